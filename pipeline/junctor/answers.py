@@ -1,0 +1,31 @@
+"""The answers of one batch as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+OK, IMPOSSIBLE, INVALID = 0, 1, 2
+STATUS_NAMES = ("ok", "impossible", "invalid")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Answers:
+    """Answers to `rows` cases in the order of the evidence; rows whose status is not OK hold no numbers to be read.
+
+    targets: variable indices, in the order asked.
+    status: int8 [rows], OK, IMPOSSIBLE (P(e) = 0) or INVALID.
+    log_value: float64 [rows], natural log of P(e) for posteriors, of P(assignment, e) for explanations.
+    posteriors: variable index -> float [rows, cardinality] (float32 in single precision); empty for explanations.
+    states: variable index -> int32 [rows], the most probable states; empty for posteriors.
+    reasons: row -> why it is not OK.
+    """
+
+    targets: tuple[int, ...]
+    status: npt.NDArray[np.int8]
+    log_value: npt.NDArray[np.float64]
+    posteriors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)

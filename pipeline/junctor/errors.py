@@ -1,0 +1,76 @@
+"""Everything that Junctor raises on purpose, and where in the input it happened."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands in the input: a file, and as much more as is known (lines and columns from 1)."""
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.file or "<input>"]
+        if self.line is not None:
+            parts.append(str(self.line))
+            if self.column is not None:
+                parts.append(str(self.column))
+        return ":".join(parts)
+
+
+class JunctorError(Exception):
+    """Base of all errors that a user can mend; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(JunctorError):
+    """Input that cannot be used. The message says what was found, what was expected and where."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, place: Place | None = None) -> None:
+        self.place = place
+        self.message = message
+        super().__init__(f"{place}: {message}" if place is not None else message)
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, Place | None]]:
+        # Rebuilt from its parts, so that it crosses process borders whole.
+        return type(self), (self.message, self.place)
+
+
+class ModelError(InputError):
+    """A network file that cannot be read, or a network that is not one."""
+
+
+class EvidenceError(InputError):
+    """An evidence table or query that does not fit the network."""
+
+
+class BudgetError(JunctorError):
+    """The work does not fit the memory that is allowed; says needed, allowed, where, and the next move."""
+
+    exit_code = 5
+
+
+class RunError(JunctorError):
+    """A run directory that cannot be used or continued."""
+
+    exit_code = 6
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not close:
+        lowered = {candidate.lower(): candidate for candidate in known}
+        close = [
+            lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)
+        ]
+    return f", did you mean {' or '.join(repr(match) for match in close)}?" if close else ""

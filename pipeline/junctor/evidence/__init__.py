@@ -1,0 +1,1 @@
+"""Evidence tables: reading them, and their encoded form."""
