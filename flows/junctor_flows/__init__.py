@@ -1,0 +1,1 @@
+"""Prefect flows over the plain functions of junctor."""

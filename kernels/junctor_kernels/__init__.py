@@ -1,0 +1,1 @@
+"""NumPy and device kernels on tables and axes; they know no networks."""

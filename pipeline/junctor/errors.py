@@ -70,7 +70,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if not close:
         lowered = {candidate.lower(): candidate for candidate in known}
-        close = [
-            lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)
-        ]
+        close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
     return f", did you mean {' or '.join(repr(match) for match in close)}?" if close else ""

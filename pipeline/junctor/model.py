@@ -164,14 +164,8 @@ def _checked_variable(draft: DraftVariable) -> Variable:
     return Variable(draft.name, tuple(draft.states))
 
 
-def _checked_factor(
-    draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind
-) -> Factor:
-    what = (
-        f"table of {draft.scope[-1]!r}"
-        if kind == "bayes" and draft.scope
-        else f"table over {list(draft.scope)}"
-    )
+def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind) -> Factor:
+    what = f"table of {draft.scope[-1]!r}" if kind == "bayes" and draft.scope else f"table over {list(draft.scope)}"
     for name in draft.scope:
         if name not in index:
             raise ModelError(f"{what}: unknown variable {name!r}{nearest(name, index)}", draft.place)
