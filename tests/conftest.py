@@ -1,0 +1,38 @@
+"""Shared fixtures, options and Hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("JUNCTOR_HYPOTHESIS_PROFILE", "default"))
+
+SHARED = Path(os.environ.get("JUNCTOR_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--gpu", action="store_true", help="also run the tests that need a GPU")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for name in ("slow", "gpu"):
+        if not config.getoption(f"--{name}"):
+            for item in items:
+                if name in item.keywords:
+                    item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of benchmark networks and reference answers, which is not part of the project."""
+    if not (SHARED / "networks").is_dir():
+        pytest.skip(f"benchmark networks not found at {SHARED} (set JUNCTOR_SHARED)")
+    return SHARED
