@@ -29,3 +29,9 @@ class Answers:
     posteriors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [self.status, self.log_value, *self.posteriors.values(), *self.states.values()]
+        return sum(array.nbytes for array in arrays)

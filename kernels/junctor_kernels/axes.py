@@ -1,0 +1,104 @@
+"""Index arithmetic of one contraction: which axes stay, which are eliminated, and each operand's strides along both.
+
+    out[s, b] = sum over r of  prod over k of  table_k[A_k[s] + R_k[r]  (, b)]
+
+Offsets are separable (A_k depends on s alone, R_k on r alone), so nothing of the size of the clique is ever tabulated.
+Everything here is plain integers; the array backends turn it into views, loops or launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """One operand's strides, in entries, along the kept and the eliminated axes; 0 along axes that it does not have."""
+
+    kept: tuple[int, ...]
+    eliminated: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """Sizes of the kept and eliminated axes, slowest first, and the strides of every operand along them."""
+
+    kept: tuple[int, ...]
+    eliminated: tuple[int, ...]
+    operands: tuple[Strides, ...]
+
+    @property
+    def kept_entries(self) -> int:
+        """Entries of the result, a case."""
+        return math.prod(self.kept)
+
+    @property
+    def eliminated_entries(self) -> int:
+        """Terms that are summed (or maximised) over for each entry of the result."""
+        return math.prod(self.eliminated)
+
+
+def contraction(
+    kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
+) -> Contraction:
+    """Lower axis labels to strides.
+
+    kept, eliminated: axis labels, slowest first. scopes: the axis labels of each operand, in its C order.
+    sizes: the length of each axis. Axes of length 1 vanish; neighbouring axes that every operand walks through as
+    one are merged.
+    """
+    operands = [_strides(scope, sizes) for scope in scopes]
+    kept_sizes, kept_strides = _merged(kept, operands, sizes)
+    eliminated_sizes, eliminated_strides = _merged(eliminated, operands, sizes)
+    return Contraction(
+        kept_sizes,
+        eliminated_sizes,
+        tuple(Strides(k, e) for k, e in zip(kept_strides, eliminated_strides, strict=True)),
+    )
+
+
+def unmerged(
+    kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
+) -> Contraction:
+    """Lower axis labels to strides, one axis a label: for callers that need to address single variables."""
+    operands = [_strides(scope, sizes) for scope in scopes]
+    return Contraction(
+        tuple(sizes[label] for label in kept),
+        tuple(sizes[label] for label in eliminated),
+        tuple(
+            Strides(tuple(at.get(label, 0) for label in kept), tuple(at.get(label, 0) for label in eliminated))
+            for at in operands
+        ),
+    )
+
+
+def _strides(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+    at: dict[int, int] = {}
+    stride = 1
+    for label in reversed(scope):
+        at[label] = stride
+        stride *= sizes[label]
+    return at
+
+
+def _merged(
+    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    merged_sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in operands]
+    for label in labels:
+        size = sizes[label]
+        if size == 1:
+            continue
+        here = [at.get(label, 0) for at in operands]
+        if merged_sizes and all(run[-1] == stride * size for run, stride in zip(merged, here, strict=True)):
+            merged_sizes[-1] *= size
+            for run, stride in zip(merged, here, strict=True):
+                run[-1] = stride
+        else:
+            merged_sizes.append(size)
+            for run, stride in zip(merged, here, strict=True):
+                run.append(stride)
+    return tuple(merged_sizes), [tuple(run) for run in merged]

@@ -1,0 +1,223 @@
+"""The batch engine: rows are grouped by evidence pattern, each group gets a plan, and blocks of cases run through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import reference
+from junctor_kernels.reference import Algebra
+
+from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
+from junctor.errors import EvidenceError, nearest
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.machine import DEFAULT_SHARE, available_memory
+from junctor.memory import Memory, Prepared
+from junctor.model import Network
+from junctor.planning.budget import Budget
+from junctor.planning.compile import DEFAULT_EFFORT, compile_plan
+from junctor.planning.patterns import Cost, Found, share_patterns
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern, Shape
+from junctor.propagation import Block, Outcome
+from junctor.query import Query
+
+Rows = npt.NDArray[np.int64]
+
+# Rows whose numbers leave the range of a format are computed again in the next one.
+LADDERS: dict[str, tuple[Algebra, ...]] = {
+    "double": (reference.DOUBLE, reference.LOG),
+    "single": (reference.SINGLE, reference.DOUBLE, reference.LOG),
+    "log": (reference.LOG,),
+}
+# Plans, and programs (plans with their numbers), that an engine keeps for the next batch.
+KEPT_PLANS = 1024
+KEPT_PROGRAMS = 256
+# Seconds that planning and preparing take for each variable, and an entry operation of the NumPy kernels; coarse, and
+# only used to decide which patterns share a plan.
+PLANNING_SECONDS = 4e-4
+OPERATION_SECONDS = 1.5e-9
+# Scores of the search for an order that are worth computing for each row that will use it.
+EFFORT_PER_ROW = 20
+
+
+class Engine:
+    """Answers batches of evidence on one network with one query; keeps its programs from batch to batch.
+
+    memory: bytes that propagation may use (None: a share of what is free now). Raises EvidenceError for unknown
+    targets, and BudgetError when a plan does not fit.
+    """
+
+    def __init__(self, network: Network, query: Query, memory: int | None = None) -> None:
+        self.network = network
+        self.query = query
+        self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self.targets = target_indices(network, query.targets)
+        self.shape = shape_of(network)
+        self._ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
+        self._plans: dict[Pattern, Plan] = {}
+        self._prepared: dict[Pattern, Prepared] = {}
+
+    def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
+        """Return the plan for `pattern`; the search for its order is longer the more rows will use it."""
+        if pattern not in self._plans:
+            targets = None if self.query.targets is None else self.targets
+            effort = min(DEFAULT_EFFORT, EFFORT_PER_ROW * rows)
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[pattern] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", effort)
+        return self._plans[pattern]
+
+    def groups(self, batch: EvidenceBatch) -> list[tuple[Pattern, Rows]]:
+        """Return the patterns that get a plan, each with its rows (ascending; invalid rows are in none)."""
+        found, numbers, rows = patterns_of(batch)
+        if not found:
+            return []
+        shared = share_patterns(found, self._cost)
+        group_of = np.empty(len(found), dtype=np.int64)
+        for g, group in enumerate(shared):
+            group_of[list(group.members)] = g
+        of_row = group_of[numbers]
+        return [(group.pattern, rows[of_row == g]) for g, group in enumerate(shared)]
+
+    def answer(self, batch: EvidenceBatch) -> Answers:
+        """Return the answers to all rows of `batch`, in its order."""
+        answers = self._blank(batch)
+        budget = Budget(self.allowed, answers.nbytes)
+        for pattern, rows in self.groups(batch):
+            prepared = self._prepare(pattern, len(rows), budget)
+            self._climb(prepared, batch, rows, answers, self._ladder)
+        return answers
+
+    def _climb(
+        self, prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: Answers, ladder: Sequence[Algebra]
+    ) -> None:
+        """Answer `rows` in the first format of the ladder, and the doubtful ones among them in the next."""
+        program = prepared.program(ladder[0])
+        doubtful: list[Rows] = []
+        cases = prepared.memory.cases(ladder[0].dtype.itemsize)
+        for start in range(0, len(rows), cases):
+            part = rows[start : start + cases]
+            block = block_of(batch, part, prepared.plan.pattern, self.network.cardinalities)
+            outcome = program.explain(block) if self.query.kind == "mpe" else program.run(block)
+            self._write(outcome, block, part, answers)
+            if outcome.doubtful.any():
+                doubtful.append(part[outcome.doubtful])
+        if doubtful:
+            self._climb(prepared, batch, np.concatenate(doubtful), answers, ladder[1:])
+
+    def _write(self, outcome: Outcome, block: Block, rows: Rows, answers: Answers) -> None:
+        impossible = np.isneginf(outcome.log_value)
+        answers.log_value[rows] = outcome.log_value
+        answers.status[rows] = np.where(impossible, IMPOSSIBLE, OK)
+        for variable in self.targets:
+            if self.query.kind == "mpe":
+                answers.states[variable][rows] = outcome.states[variable]
+            elif variable in outcome.posteriors:
+                answers.posteriors[variable][rows] = outcome.posteriors[variable].T
+            else:
+                answers.posteriors[variable][rows] = 0
+                answers.posteriors[variable][rows, block.states[variable]] = 1
+        for row in rows[impossible]:
+            answers.reasons[int(row)] = "the evidence has probability 0"
+
+    def _blank(self, batch: EvidenceBatch) -> Answers:
+        status = np.full(batch.rows, OK, dtype=np.int8)
+        status[list(batch.invalid)] = INVALID
+        dtype = np.float32 if self.query.precision == "single" else np.float64
+        explain = self.query.kind == "mpe"
+        sizes = self.network.cardinalities
+        return Answers(
+            self.targets,
+            status,
+            np.full(batch.rows, np.nan),
+            {} if explain else {v: np.full((batch.rows, sizes[v]), np.nan, dtype) for v in self.targets},
+            {v: np.full(batch.rows, -1, dtype=np.int32) for v in self.targets} if explain else {},
+            dict(batch.invalid),
+        )
+
+    def _prepare(self, pattern: Pattern, rows: int, budget: Budget) -> Prepared:
+        """Return the plan ready to run; older programs give way until it fits."""
+        prepared = self._prepared.pop(pattern, None) or Prepared(self.network, self.plan(pattern, rows), len(self._ladder))
+        held = sum(other.memory.fixed for other in self._prepared.values())
+        while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
+            held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed
+        prepared.memory.fit(budget, budget.free - held, rows)
+        self._prepared[pattern] = prepared
+        return prepared
+
+    def _cost(self, pattern: Pattern) -> Cost:
+        plan = self.plan(pattern)
+        free = len(self.network.variables) - len(pattern.sliced)
+        memory = Memory(plan, len(self._ladder))
+        return Cost(free * PLANNING_SECONDS, plan.case_operations * OPERATION_SECONDS, memory.least <= self.allowed)
+
+
+def shape_of(network: Network) -> Shape:
+    """Return what planning needs to know of a network."""
+    return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
+
+
+def target_indices(network: Network, names: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the variables of `names` (None: all); raises EvidenceError for unknown names and for duplicates."""
+    if names is None:
+        return tuple(range(len(network.variables)))
+    for name in names:
+        if name not in network.index:
+            raise EvidenceError(f"unknown target {name!r}{nearest(name, network.index)}")
+    if len(set(names)) != len(names):
+        raise EvidenceError(f"a target stands twice in {list(names)}")
+    return tuple(network.index[name] for name in names)
+
+
+def patterns_of(batch: EvidenceBatch) -> tuple[list[Found], Rows, Rows]:
+    """Return the patterns of the valid rows, the number of each valid row's pattern, and the valid rows themselves."""
+    valid = np.ones(batch.rows, dtype=np.bool_)
+    valid[list(batch.invalid)] = False
+    rows = np.flatnonzero(valid)
+    if not rows.size:
+        return [], rows, rows
+    hard, soft = sorted(batch.states), sorted(batch.likelihoods)
+    seen = np.zeros((batch.rows, len(hard) + len(soft)), dtype=np.bool_)
+    for column, variable in enumerate(hard):
+        seen[:, column] = batch.states[variable] != UNOBSERVED
+    for column, variable in enumerate(soft, start=len(hard)):
+        seen[batch.likelihoods[variable].rows, column] = True
+    # A leading bit keeps the key from being empty where the table has no evidence columns at all.
+    packed = np.packbits(np.pad(seen[rows], ((0, 0), (1, 0))), axis=1)
+    keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
+    _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    found = []
+    for row, count in zip(rows[first], counts, strict=True):
+        marks = seen[row]
+        found.append(
+            Found(
+                frozenset(v for v, mark in zip(hard, marks, strict=False) if mark),
+                frozenset(v for v, mark in zip(soft, marks[len(hard) :], strict=True) if mark),
+                int(count),
+            )
+        )
+    return found, numbers.ravel(), rows
+
+
+def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Block:
+    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
+    states = {v: batch.states[v][rows].astype(np.int64) for v in sorted(pattern.sliced)}
+    likelihoods = {v: _likelihood(batch, rows, v, cardinalities[v]) for v in sorted(pattern.weighted)}
+    return Block(len(rows), states, likelihoods)
+
+
+def _likelihood(batch: EvidenceBatch, rows: Rows, variable: int, cardinality: int) -> npt.NDArray[np.float64]:
+    """Return [cardinality, rows]: ones, one-hot where the variable is observed, as given where the evidence is soft."""
+    result = np.ones((cardinality, len(rows)))
+    if variable in batch.states:
+        states = batch.states[variable][rows]
+        observed = np.flatnonzero(states != UNOBSERVED)
+        result[:, observed] = 0
+        result[states[observed], observed] = 1
+    if variable in batch.likelihoods:
+        soft = batch.likelihoods[variable]
+        _, here, there = np.intersect1d(rows, soft.rows, assume_unique=True, return_indices=True)
+        result[:, here] = soft.values[there].T
+    return result

@@ -1,0 +1,54 @@
+"""Memory in three words, all in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from junctor.errors import BudgetError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What propagation may use at once; `reserved` is what evidence and answers of the batch already take of it."""
+
+    allowed: int
+    reserved: int = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes left for a plan."""
+        return self.allowed - self.reserved
+
+    def refuse(self, needed: int, where: str, advice: str) -> BudgetError:
+        """Return the error for work that needs `needed` bytes beside what is reserved."""
+        return BudgetError(
+            f"{where} needs {format_bytes(needed + self.reserved)} ({needed + self.reserved:,} bytes), allowed are "
+            f"{format_bytes(self.allowed)} ({self.allowed:,} bytes); {advice}"
+        )
+
+
+def format_bytes(count: int) -> str:
+    """Return `count` in the largest binary unit that keeps at least one digit before the point."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.3g} EiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that "4GiB", "500 MB" or "1e9" mean; raises BudgetError for anything else."""
+    stripped = text.strip()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = stripped[len(number) :].upper()
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise BudgetError(f"found the size {text!r}, expected a number and a unit such as 500MB or 4GiB") from None
+    if size <= 0:
+        raise BudgetError(f"found the size {text!r}, expected more than nothing")
+    return size

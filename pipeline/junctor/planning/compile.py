@@ -1,0 +1,275 @@
+"""From the shape of a network, an evidence pattern and a query to a plan (Shafer-Shenoy propagation).
+
+1. Observed and barren variables go; 2. the rest is triangulated; 3. a junction tree is built; 4. messages are laid out
+towards the roots and back; 5. marginals are read off the cheapest place; 6. every table is freed after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from junctor.planning.elimination import best_order, moral_graph
+from junctor.planning.junction_tree import JunctionTree, junction_tree
+from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
+from junctor.planning.shape import Pattern, Shape, mask_of
+
+# Scores that the search for an elimination order may compute when nothing better is known; about a second.
+DEFAULT_EFFORT = 20_000
+# Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
+SMALL_POTENTIAL = 4096
+
+
+def compile_plan(
+    shape: Shape,
+    pattern: Pattern,
+    targets: Iterable[int] | None = None,
+    explain: bool = False,
+    effort: int = DEFAULT_EFFORT,
+) -> Plan:
+    """Return the plan for `pattern`: posteriors of `targets` (None: of every variable), or the explanation of all.
+
+    Deterministic: the same arguments give the same plan.
+    """
+    relevant = _relevant(shape, pattern, targets) if not explain else frozenset(range(len(shape.cardinalities)))
+    factors = [i for i, scope in enumerate(shape.scopes) if relevant.issuperset(scope)]
+    remaining = {i: tuple(v for v in shape.scopes[i] if v not in pattern.sliced) for i in factors}
+    free = relevant - pattern.sliced
+    order = best_order(
+        moral_graph(len(shape.cardinalities), list(remaining.values())), mask_of(free), shape.cardinalities, effort
+    )
+    tree = junction_tree(order, shape)
+    wanted = free if targets is None else free.intersection(targets)
+    layout = _Layout(shape, pattern, tree, remaining)
+    layout.load()
+    layout.collect()
+    totals = layout.total_tables()
+    marginals: dict[int, int] = {}
+    if not explain:
+        marginals, totals = layout.distribute_and_read(wanted)
+    return Plan(
+        shape=shape,
+        pattern=pattern,
+        tables=tuple(layout.tables),
+        # An explanation is traced back through the messages, so they all stay.
+        steps=tuple(layout.steps if explain else _with_frees(layout.steps, layout.tables)),
+        marginals=tuple(sorted(marginals.items())),
+        totals=tuple(totals),
+        constants=tuple(i for i in factors if not remaining[i]),
+        traceback=tuple(reversed(layout.collected)) if explain else (),
+        clique_entries=tuple(shape.entries(clique.scope) for clique in tree.cliques),
+        criterion=order.criterion,
+    )
+
+
+def _relevant(shape: Shape, pattern: Pattern, targets: Iterable[int] | None) -> frozenset[int]:
+    """Return the variables that matter: in a Bayesian network the ancestors of targets and evidence (Shachter 1986)."""
+    if targets is None or not shape.directed:
+        return frozenset(range(len(shape.cardinalities)))
+    found: set[int] = set()
+    waiting = [*targets, *pattern.sliced, *pattern.weighted]
+    while waiting:
+        v = waiting.pop()
+        if v not in found:
+            found.add(v)
+            waiting.extend(shape.scopes[v])
+    return frozenset(found)
+
+
+@dataclass
+class _Layout:
+    """Tables and steps while a plan is being laid out."""
+
+    shape: Shape
+    pattern: Pattern
+    tree: JunctionTree
+    remaining: dict[int, tuple[int, ...]]
+    tables: list[Table] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    levels: dict[int, int] = field(default_factory=dict)
+    inputs: list[list[int]] = field(default_factory=list)
+    up: dict[int, int] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)
+    collected: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inputs = [[] for _ in self.tree.cliques]
+        self.children = self.tree.children()
+        self.rank = _ranks(self.tree)
+        self.home = _Homes(self.tree, self.shape)
+
+    def load(self) -> None:
+        """Assign every factor and likelihood to a clique and lay out the steps that load them."""
+        shared: list[list[int]] = [[] for _ in self.tree.cliques]
+        for factor, scope in self.remaining.items():
+            if not scope:
+                continue
+            clique = self.home.of(scope)
+            if len(scope) == len(self.shape.scopes[factor]):
+                shared[clique].append(factor)
+            else:
+                out = self._table(scope, per_case=True)
+                self.steps.append(Slice(out, factor))
+                self.inputs[clique].append(out)
+        for clique, factors in enumerate(shared):
+            for group, members in _grouped(factors, self.remaining, self.shape):
+                out = self._table(self._sorted(members), per_case=False)
+                self.steps.append(Potential(out, group))
+                self.inputs[clique].append(out)
+        for variable in sorted(self.pattern.weighted - self.pattern.sliced):
+            if self.home.has(variable):
+                out = self._table((variable,), per_case=True)
+                self.steps.append(Likelihood(out, variable))
+                self.inputs[self.home.of((variable,))].append(out)
+
+    def collect(self) -> None:
+        """Lay out the messages to the roots, children first; a root ends in a table without axes."""
+        for i, clique in enumerate(self.tree.cliques):
+            operands = [*self.inputs[i], *(self.up[child] for child in self.children[i])]
+            phase: Phase = "total" if clique.parent is None else "collect"
+            self.up[i] = self._reduce(operands, clique.scope, clique.separator, phase)
+            self.collected.append(len(self.steps) - 1)
+
+    def total_tables(self) -> list[int]:
+        """Return the tables that the roots end in."""
+        return [self.up[root] for root in self.tree.roots()]
+
+    def distribute_and_read(self, wanted: Iterable[int]) -> tuple[dict[int, int], list[int]]:
+        """Lay out the messages back to the cliques that are asked for, and the marginals, as early as possible."""
+        hosts = self._hosts(wanted)
+        needed = self._needed(hosts)
+        marginals: dict[int, int] = {}
+        for i in range(len(self.tree.cliques) - 1, -1, -1):
+            clique = self.tree.cliques[i]
+            if clique.parent is not None and i in needed:
+                self._send_down(i, clique.parent)
+            for on_separator, variables in hosts.get(i, {}).items():
+                self._read(i, on_separator, variables, marginals)
+        return marginals, self.total_tables()
+
+    def _hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
+        """Choose for each variable the cheapest place to read it: a separator (both messages) or a clique."""
+        places: dict[int, tuple[int, int, bool]] = {}
+        for i, clique in enumerate(self.tree.cliques):
+            size = self.shape.entries(clique.scope)
+            for v in clique.scope:
+                places[v] = min(places.get(v, (size, i, False)), (size, i, False))
+            if clique.parent is not None:
+                size = self.shape.entries(clique.separator)
+                for v in clique.separator:
+                    places[v] = min(places.get(v, (size, i, True)), (size, i, True))
+        hosts: dict[int, dict[bool, list[int]]] = {}
+        for v in sorted(wanted):
+            _, i, on_separator = places[v]
+            hosts.setdefault(i, {}).setdefault(on_separator, []).append(v)
+        return hosts
+
+    def _needed(self, hosts: Iterable[int]) -> set[int]:
+        needed: set[int] = set()
+        for host in hosts:
+            node: int | None = host
+            while node is not None and node not in needed:
+                needed.add(node)
+                node = self.tree.cliques[node].parent
+        return needed
+
+    def _send_down(self, child: int, parent: int) -> None:
+        siblings = [self.up[other] for other in self.children[parent] if other != child]
+        above = [self.down[parent]] if parent in self.down else []
+        operands = [*self.inputs[parent], *above, *siblings]
+        separator = self.tree.cliques[child].separator
+        self.down[child] = self._reduce(operands, self.tree.cliques[parent].scope, separator, "distribute")
+
+    def _read(self, clique: int, on_separator: bool, variables: Sequence[int], marginals: dict[int, int]) -> None:
+        """Read several variables of one place: where it pays, their joint first and single variables from that."""
+        if on_separator:
+            operands = [self.up[clique], self.down[clique]]
+            scope = self.tree.cliques[clique].separator
+        else:
+            above = [self.down[clique]] if clique in self.down else []
+            operands = [*self.inputs[clique], *above, *(self.up[child] for child in self.children[clique])]
+            scope = self.tree.cliques[clique].scope
+        if len(variables) > 1 and len(operands) > 1:
+            operands = [self._reduce(operands, scope, variables, "marginal")]
+            scope = tuple(variables)
+        for v in variables:
+            marginals[v] = self._reduce(operands, scope, (v,), "marginal")
+
+    def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
+        out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))
+        eliminated = tuple(v for v in self._sorted(scope) if v not in set(kept))
+        level = 1 + max((self.levels.get(t, -1) for t in operands), default=-1)
+        self.levels[out] = level
+        self.steps.append(Reduce(out, tuple(operands), eliminated, phase, level))
+        return out
+
+    def _table(self, scope: tuple[int, ...], per_case: bool) -> int:
+        self.tables.append(Table(scope, self.shape.entries(scope), per_case))
+        return len(self.tables) - 1
+
+    def _sorted(self, scope: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(scope, key=self.rank.__getitem__))
+
+
+class _Homes:
+    """Finds the smallest clique that contains a scope."""
+
+    def __init__(self, tree: JunctionTree, shape: Shape) -> None:
+        self._members = [frozenset(clique.scope) for clique in tree.cliques]
+        self._sizes = [shape.entries(clique.scope) for clique in tree.cliques]
+        self._with: dict[int, list[int]] = {}
+        for i, members in enumerate(self._members):
+            for v in members:
+                self._with.setdefault(v, []).append(i)
+
+    def has(self, variable: int) -> bool:
+        return variable in self._with
+
+    def of(self, scope: Sequence[int]) -> int:
+        rarest = min((self._with[v] for v in scope), key=len)
+        return min((i for i in rarest if self._members[i].issuperset(scope)), key=lambda i: (self._sizes[i], i))
+
+
+def _ranks(tree: JunctionTree) -> dict[int, int]:
+    """Number the variables so that every clique lists its separator to the parent first, in one common order."""
+    rank: dict[int, int] = {}
+    for clique in reversed(tree.cliques):
+        for v in clique.scope:
+            rank.setdefault(v, len(rank))
+    return rank
+
+
+def _grouped(
+    factors: Iterable[int], scopes: dict[int, tuple[int, ...]], shape: Shape
+) -> list[tuple[tuple[int, ...], frozenset[int]]]:
+    """Group the shared factors of a clique into potentials that are small, or no larger than their largest factor."""
+    groups: list[tuple[list[int], frozenset[int]]] = []
+    for factor in sorted(factors, key=lambda f: -shape.entries(scopes[f])):
+        scope = frozenset(scopes[factor])
+        for g, (members, union) in enumerate(groups):
+            joined = union | scope
+            if shape.entries(joined) <= max(SMALL_POTENTIAL, shape.entries(union)):
+                groups[g] = ([*members, factor], joined)
+                break
+        else:
+            groups.append(([factor], scope))
+    return [(tuple(members), union) for members, union in groups]
+
+
+def _with_frees(steps: Sequence[Step], tables: Sequence[Table]) -> list[Step]:
+    """Insert a Free after the last use of every per-case table (results are used by being made); shared ones stay."""
+    last: dict[int, int] = {}
+    for i, step in enumerate(steps):
+        if not isinstance(step, Free):
+            last[step.out] = i
+        if isinstance(step, Reduce):
+            last.update((table, i) for table in step.operands)
+    freed: dict[int, list[int]] = {}
+    for table, i in last.items():
+        if tables[table].per_case:
+            freed.setdefault(i, []).append(table)
+    result: list[Step] = []
+    for i, step in enumerate(steps):
+        result.append(step)
+        result.extend(Free(table) for table in freed.get(i, ()))
+    return result

@@ -1,0 +1,139 @@
+"""Junction trees: maximal cliques of an elimination order, joined so that every variable lives on a connected part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from junctor.planning.elimination import Order
+from junctor.planning.shape import Shape, bits
+
+
+@dataclass(frozen=True, slots=True)
+class Clique:
+    """A node of the tree. `scope` and `separator` (to the parent) list variables, last eliminated first."""
+
+    scope: tuple[int, ...]
+    parent: int | None
+    separator: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JunctionTree:
+    """A forest of cliques, one root a component; every clique stands after its children (postorder)."""
+
+    cliques: tuple[Clique, ...]
+
+    def children(self) -> list[list[int]]:
+        """Return the children of every clique."""
+        below: list[list[int]] = [[] for _ in self.cliques]
+        for i, clique in enumerate(self.cliques):
+            if clique.parent is not None:
+                below[clique.parent].append(i)
+        return below
+
+    def roots(self) -> list[int]:
+        """Return the cliques without a parent."""
+        return [i for i, clique in enumerate(self.cliques) if clique.parent is None]
+
+    def total_entries(self, shape: Shape) -> int:
+        """Return the sum over cliques of their table entries (none of which need ever be stored)."""
+        return sum(shape.entries(clique.scope) for clique in self.cliques)
+
+
+def junction_tree(order: Order, shape: Shape) -> JunctionTree:
+    """Build the tree of an elimination order, absorb cliques inside their neighbours, and root each part at its centre.
+
+    The centre keeps the longest path of messages short (Satish and Sundaram root there too).
+    """
+    position = {v: i for i, v in enumerate(order.variables)}
+    members, links = _absorbed(order, position)
+    neighbours: dict[int, set[int]] = {node: set() for node in members}
+    for child, parent in links.items():
+        neighbours[child].add(parent)
+        neighbours[parent].add(child)
+    weights = {node: float(shape.entries(bits(mask))) for node, mask in members.items()}
+    rooted: list[tuple[int, int | None]] = []
+    seen: set[int] = set()
+    for node in members:
+        if node not in seen:
+            part = _rooted_at(_centre(node, neighbours, weights), neighbours)
+            seen.update(each for each, _ in part)
+            rooted.extend(reversed(part))
+    number = {node: i for i, (node, _) in enumerate(rooted)}
+
+    def listed(mask: int) -> tuple[int, ...]:
+        return tuple(sorted(bits(mask), key=lambda v: -position[v]))
+
+    return JunctionTree(
+        tuple(
+            Clique(
+                listed(members[node]),
+                None if parent is None else number[parent],
+                () if parent is None else listed(members[node] & members[parent]),
+            )
+            for node, parent in rooted
+        )
+    )
+
+
+def _absorbed(order: Order, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the maximal cliques (by number) and the parent of each, from the cliques of all eliminations."""
+    members = dict(enumerate(order.cliques))
+    into: dict[int, int] = {}
+    links: dict[int, int] = {}
+    for i, clique in enumerate(order.cliques):
+        rest = clique & ~(1 << order.variables[i])
+        if not rest:
+            continue
+        parent = min(position[v] for v in bits(rest))
+        if order.cliques[parent] == rest and parent not in into:
+            # The parent lies inside this clique: this one takes its place.
+            into[parent] = i
+        links[i] = parent
+
+    def final(node: int) -> int:
+        while node in into:
+            node = into[node]
+        return node
+
+    for gone in into:
+        del members[gone]
+    merged: dict[int, int] = {}
+    for child, parent in links.items():
+        a, b = final(child), final(parent)
+        if a != b:
+            merged[a] = b
+    return members, merged
+
+
+def _centre(start: int, neighbours: dict[int, set[int]], weights: dict[int, float]) -> int:
+    """Return the node in the middle of the longest path (in nodes), the lighter of two middles."""
+    end = _longest_path(start, neighbours)[0]
+    path = _longest_path(end, neighbours)
+    middles = {path[(len(path) - 1) // 2], path[len(path) // 2]}
+    return min(middles, key=lambda node: (weights[node], node))
+
+
+def _longest_path(start: int, neighbours: dict[int, set[int]]) -> list[int]:
+    """Return a longest path that ends in `start`, its far end first."""
+    came_from: dict[int, int | None] = {start: None}
+    queue = [start]
+    for node in queue:
+        for other in sorted(neighbours[node] - came_from.keys()):
+            came_from[other] = node
+            queue.append(other)
+    path = [queue[-1]]
+    while (before := came_from[path[-1]]) is not None:
+        path.append(before)
+    return path
+
+
+def _rooted_at(root: int, neighbours: dict[int, set[int]]) -> list[tuple[int, int | None]]:
+    """Return (node, parent) in preorder."""
+    found: list[tuple[int, int | None]] = []
+    stack: list[tuple[int, int | None]] = [(root, None)]
+    while stack:
+        node, parent = stack.pop()
+        found.append((node, parent))
+        stack.extend((other, node) for other in sorted(neighbours[node]) if other != parent)
+    return found

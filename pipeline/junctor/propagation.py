@@ -1,0 +1,272 @@
+"""The interpreter: a plan and a network's numbers become a program, and the program runs on blocks of cases.
+
+Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and a bound on what was
+lost to underflow. With messages and factors scaled to a largest entry of 1, one contraction of K operands over R terms
+loses at most R K tiny in each entry (tiny: the smallest normal number), and passes a loss on multiplied by at most
+the largest sum over r of its other operands; dividing by the largest entry M of the result divides M into both. A case
+whose bound exceeds the tolerance is *doubtful*: its answer must come from a wider number format, in the end log space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import reference
+from junctor_kernels.axes import Contraction, contraction, unmerged
+from junctor_kernels.reference import Algebra
+
+from junctor.model import Factor, Network
+from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
+
+Floats = npt.NDArray[np.float64]
+Table = npt.NDArray[np.floating[Any]]
+Lowering = Callable[..., Contraction]
+
+# Share of the probability that a row of an answer may have lost to underflow before it is computed in a wider format.
+LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """Evidence of some cases in the form a plan takes it.
+
+    states: sliced variable -> int64 [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
+    """
+
+    cases: int
+    states: Mapping[int, npt.NDArray[np.int64]]
+    likelihoods: Mapping[int, Floats]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outcome:
+    """What a program found for a block.
+
+    log_value: float64 [cases]; -inf where impossible. posteriors: variable -> [cardinality, cases]. states: variable ->
+    int64 [cases]. doubtful: bool [cases], rows whose numbers must not be used.
+    """
+
+    log_value: Floats
+    posteriors: dict[int, Table]
+    states: dict[int, npt.NDArray[np.int64]]
+    doubtful: npt.NDArray[np.bool_]
+
+
+@dataclass(eq=False, slots=True)
+class _Value:
+    """A table [entries, cases or 1], the logarithm of its scale and the bound on its lost entries, both [cases or 1]."""
+
+    table: Table
+    log_scale: Floats
+    lost: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Columns:
+    """A factor as columns: [entries over free variables, configurations of observed ones], scaled column by column."""
+
+    table: Table
+    log_scale: Floats
+    observed: tuple[int, ...]
+    radices: tuple[int, ...]
+
+    def at(self, block: Block) -> npt.NDArray[np.int64]:
+        """Return the column of every case."""
+        column = np.zeros(block.cases, dtype=np.int64)
+        for variable, radix in zip(self.observed, self.radices, strict=True):
+            column += block.states[variable] * radix
+        return column
+
+
+class Program:
+    """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done."""
+
+    def __init__(
+        self, plan: Plan, network: Network, algebra: Algebra, scratch_entries: int = reference.SCRATCH_ENTRIES
+    ) -> None:
+        self._plan = plan
+        self._algebra = algebra
+        self._scratch = scratch_entries
+        self._tiny = float(np.finfo(algebra.dtype).tiny) if algebra.combine is np.multiply else 0.0
+        self._sizes = dict(enumerate(plan.shape.cardinalities))
+        self._marginal_of = {table: variable for variable, table in plan.marginals}
+        self._totals = frozenset(plan.totals)
+        self._columns: dict[int, _Columns] = {}
+        self._shared: dict[int, _Value] = {}
+        self._lowered: dict[int, tuple[Contraction, float]] = {}
+        self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
+        for step in plan.steps:
+            self._bind(step, network)
+
+    def run(self, block: Block) -> Outcome:
+        """Propagate a block of cases and return its posteriors and log P(e)."""
+        values = dict(self._shared)
+        log_value, doubtful = self._start(block)
+        posteriors: dict[int, Table] = {}
+        for step in self._plan.steps:
+            if isinstance(step, Free):
+                del values[step.table]
+                continue
+            if step.out not in values:
+                values[step.out] = self._make(step, values, block)
+            if step.out in self._totals:
+                log_value = log_value + values[step.out].log_scale
+                doubtful |= self._is_doubtful(values[step.out])
+            if step.out in self._marginal_of:
+                value = values[step.out]
+                doubtful |= self._is_doubtful(value)
+                posteriors[self._marginal_of[step.out]] = self._normalised(value.table)
+        if self._algebra.combine is np.multiply:
+            doubtful |= ~np.isfinite(log_value)
+        return Outcome(log_value, posteriors, {}, doubtful)
+
+    def explain(self, block: Block) -> Outcome:
+        """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
+        values = dict(self._shared)
+        log_value, doubtful = self._start(block)
+        for step in self._plan.steps:
+            if not isinstance(step, Free) and step.out not in values:
+                values[step.out] = self._make(step, values, block)
+        for table in self._plan.totals:
+            log_value = log_value + values[table].log_scale
+        states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
+        for at in self._plan.traceback:
+            step = self._plan.steps[at]
+            assert isinstance(step, Reduce)
+            self._trace(step, values, states, block.cases)
+        return Outcome(log_value, {}, states, doubtful)
+
+    def _start(self, block: Block) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        log_value = np.zeros(block.cases)
+        for constant in self._constants:
+            log_value += constant.log_scale[constant.at(block)]
+        return log_value, np.zeros(block.cases, dtype=np.bool_)
+
+    def _bind(self, step: object, network: Network) -> None:
+        """Prepare what does not depend on the cases; a step whose operands are all shared is performed here."""
+        if isinstance(step, Potential):
+            self._shared[step.out] = self._potential(step, network)
+        elif isinstance(step, Slice):
+            self._columns[step.out] = self._as_columns(network.factors[step.factor])
+        elif isinstance(step, Reduce):
+            self._lowered[step.out] = (self._lower(step, contraction), self._growth(step))
+            if not self._plan.tables[step.out].per_case:
+                self._shared[step.out] = self._reduce(step, self._shared)
+
+    def _make(
+        self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, _Value], block: Block
+    ) -> _Value:
+        if isinstance(step, Slice):
+            columns = self._columns[step.out]
+            at = columns.at(block)
+            return _Value(reference.take_cases(columns.table, at), columns.log_scale[at], np.full(1, self._tiny))
+        if isinstance(step, Likelihood):
+            return _scaled(block.likelihoods[step.variable], self._algebra)
+        assert isinstance(step, Reduce)
+        return self._reduce(step, values)
+
+    def _reduce(self, step: Reduce, values: Mapping[int, _Value]) -> _Value:
+        lowered, growth = self._lowered[step.out]
+        operands = [values[table] for table in step.operands]
+        table = reference.reduce(lowered, [value.table for value in operands], self._algebra, self._scratch)
+        table, largest = reference.rescale(table, self._algebra)
+        scale = sum((value.log_scale for value in operands), np.zeros(1))
+        if self._algebra.combine is np.add:
+            return _Value(table, scale + largest, np.zeros(1))
+        lost = np.full(1, len(operands) * self._tiny * lowered.eliminated_entries)
+        for number, value in zip(step.operands, operands, strict=True):
+            fixed = number in self._shared or number in self._columns
+            lost = lost + value.lost * (lowered.eliminated_entries if fixed else growth)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return _Value(table, scale + np.log(largest), lost / largest)
+
+    def _is_doubtful(self, value: _Value) -> npt.NDArray[np.bool_]:
+        if self._algebra.combine is np.add:
+            return np.zeros(1, dtype=np.bool_)
+        # Not (a <= b), so that a bound of 0/0 is doubtful too.
+        return ~(value.lost * value.table.shape[0] <= LOSS_TOLERANCE[self._algebra.name])
+
+    def _normalised(self, table: Table) -> Table:
+        if self._algebra.combine is np.add:
+            with np.errstate(invalid="ignore"):
+                table = np.exp(table)
+        with np.errstate(invalid="ignore"):
+            return table / table.sum(axis=0)
+
+    def _potential(self, step: Potential, network: Network) -> _Value:
+        """Multiply factors in double precision, each scaled first, and bring the product into the algebra."""
+        wide = reference.DOUBLE if self._algebra.combine is np.multiply else reference.LOG
+        factors = [_scaled(network.factors[i].table.reshape(-1, 1), wide) for i in step.factors]
+        lowered = contraction(
+            self._plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
+        )
+        table, largest = reference.rescale(reference.reduce(lowered, [f.table for f in factors], wide, self._scratch), wide)
+        log_scale = sum((factor.log_scale for factor in factors), np.zeros(1))
+        if wide is reference.LOG:
+            return _Value(table, log_scale + largest, np.zeros(1))
+        with np.errstate(divide="ignore"):
+            lost = len(factors) * np.finfo(np.float64).tiny / largest + self._tiny
+            return _Value(table.astype(self._algebra.dtype), log_scale + np.log(largest), lost)
+
+    def _as_columns(self, factor: Factor) -> _Columns:
+        """Arrange a factor as [free configurations, observed configurations] and scale each column."""
+        observed = tuple(v for v in factor.scope if v in self._plan.pattern.sliced)
+        free = tuple(v for v in factor.scope if v not in self._plan.pattern.sliced)
+        axes = [factor.scope.index(v) for v in (*free, *observed)]
+        shape = (math.prod(self._sizes[v] for v in free), math.prod(self._sizes[v] for v in observed))
+        value = _scaled(factor.table.transpose(axes).reshape(shape), self._algebra)
+        radices = [math.prod(self._sizes[v] for v in observed[i + 1 :]) for i in range(len(observed))]
+        return _Columns(value.table, value.log_scale, observed, tuple(radices))
+
+    def _lower(self, step: Reduce, how: Lowering) -> Contraction:
+        tables = self._plan.tables
+        scopes = [tables[operand].scope for operand in step.operands]
+        return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
+
+    def _growth(self, step: Reduce) -> float:
+        """Return the most that a loss in a message can grow by in this contraction, before rescaling.
+
+        It is at most the largest sum over the eliminated axes of any one other operand, times the terms that this
+        operand does not tell apart; fixed operands are looked at, messages are taken as ones.
+        """
+        terms = math.prod(self._sizes[v] for v in step.eliminated)
+        best = 1.0
+        for operand in step.operands:
+            fixed = self._columns[operand].table if operand in self._columns else None
+            if operand in self._shared:
+                fixed = self._shared[operand].table
+            if fixed is None or self._algebra.combine is np.add:
+                continue
+            scope = self._plan.tables[operand].scope
+            summed = tuple(axis for axis, v in enumerate(scope) if v in step.eliminated)
+            grid = fixed.reshape(*(self._sizes[v] for v in scope), fixed.shape[1])
+            best = min(best, float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed))
+        return terms * best
+
+    def _trace(
+        self, step: Reduce, values: Mapping[int, _Value], states: dict[int, npt.NDArray[np.int64]], cases: int
+    ) -> None:
+        """Fix the variables that `step` maximised over, given those that it kept."""
+        kept = [states[v] for v in self._plan.tables[step.out].scope]
+        tables = [values[operand].table for operand in step.operands]
+        found = reference.argmax(self._lower(step, unmerged), tables, kept, cases, self._scratch)
+        shape = tuple(self._sizes[v] for v in step.eliminated)
+        states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
+
+
+def _scaled(numbers: Floats, algebra: Algebra) -> _Value:
+    """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to its neutral element."""
+    largest = numbers.max(axis=0)
+    tiny = float(np.finfo(algebra.dtype).tiny)
+    with np.errstate(divide="ignore", under="ignore"):
+        log_scale = np.log(largest)
+        if algebra.combine is np.add:
+            table = np.log(numbers) - np.where(np.isneginf(log_scale), 0.0, log_scale)
+            return _Value(table, log_scale, np.zeros(1))
+        table = (numbers / np.where(largest > 0, largest, 1.0)).astype(algebra.dtype)
+    return _Value(table, log_scale, np.full(1, tiny))
