@@ -18,12 +18,14 @@ Kind = Literal["bayes", "markov"]
 
 # A table that a file asks for may not have more entries than this (1 GiB of doubles): a short file can name a huge one.
 MAX_TABLE_ENTRIES = 2**27
+# And not more variables: NumPy's limit, which only tables over one-state variables reach.
+MAX_TABLE_VARIABLES = 64
 
 # Rows of a conditional table may miss 1 by this much: files with three printed digits do. Such rows are divided
 # by their sum; anything further off is refused.
 ROW_SUM_TOLERANCE = 1e-2
 # Rows this close to 1 are taken as written: dividing would only move the last digits.
-ROW_SUM_EXACT = 1e-6
+ROW_SUM_EXACT = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ def build_network(
 
 def table_size(shape: Sequence[int], what: str, place: Place | None = None) -> int:
     """Return the number of entries of a table; raises ModelError above MAX_TABLE_ENTRIES. Ask before allocating."""
+    if len(shape) > MAX_TABLE_VARIABLES:
+        raise ModelError(f"{what} has {len(shape):,} variables, allowed are {MAX_TABLE_VARIABLES}", place)
     entries = math.prod(shape)
     if entries > MAX_TABLE_ENTRIES:
         raise ModelError(f"{what} would have {entries:,} entries, allowed are {MAX_TABLE_ENTRIES:,}", place)
@@ -198,7 +202,7 @@ def _refuse_bad_numbers(
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         where = _configuration(variables, scope, at)
         raise ModelError(
-            f"{what}: found {table[at]!r}{where}, expected a finite number that is not negative", draft.place
+            f"{what}: found {float(table[at])!r}{where}, expected a finite number that is not negative", draft.place
         )
     if not table.any():
         raise ModelError(f"{what}: all its entries are 0, so nothing is possible", draft.place)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from junctor.planning.elimination import best_order, moral_graph
-from junctor.planning.junction_tree import JunctionTree, junction_tree
+from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, mask_of
 
@@ -40,7 +40,7 @@ def compile_plan(
     )
     tree = junction_tree(order, shape)
     wanted = free if targets is None else free.intersection(targets)
-    layout = _Layout(shape, pattern, tree, remaining)
+    layout = _Layout(shape, pattern, binary_joins(tree, shape), remaining)
     layout.load()
     layout.collect()
     totals = layout.total_tables()

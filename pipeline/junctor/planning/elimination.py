@@ -64,6 +64,10 @@ CRITERIA: dict[str, Score] = {
 }
 
 
+# Restarts of a greedy criterion that a small graph gets at most.
+MOST_RESTARTS = 200
+
+
 def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
     """Return the neighbour sets of the graph in which the variables of each scope are all connected."""
     graph = [0] * variables
@@ -86,6 +90,8 @@ def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int],
     best = found[0]
     rng = random.Random(seed)
     favourites = [order.criterion for order in found[:2]]
+    # No graph is worth more than so many restarts; an empty one is worth none.
+    effort = min(effort, MOST_RESTARTS * members.bit_count())
     attempt = 0
     while spent[0] < effort:
         order = eliminate(graph, members, log_sizes, favourites[attempt % 2], rng, spent, best.entries)

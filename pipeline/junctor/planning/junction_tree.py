@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from junctor.planning.elimination import Order
-from junctor.planning.shape import Shape, bits
+from junctor.planning.shape import Shape, bits, mask_of
+
+
+# Cliques up to this size may be stored as the message of a join.
+LARGE_CLIQUE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +142,70 @@ def _rooted_at(root: int, neighbours: dict[int, set[int]]) -> list[tuple[int, in
         found.append((node, parent))
         stack.extend((other, node) for other in sorted(neighbours[node]) if other != parent)
     return found
+
+
+def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
+    """Return the tree with every clique of more than two children split into binary joins (Shenoy 1997).
+
+    A clique with d neighbours sends d messages of d - 1 factors each over all its entries. Here the two children whose
+    separators have the smallest union are joined first, in a new node over that union alone, until two are left: the
+    work no longer grows with neighbours times entries, and most new nodes are far smaller than the clique. The message
+    of a join is stored, so in large cliques only joins of at most half their entries are made.
+    """
+    nodes: list[tuple[int, int | None]] = []
+    renamed: dict[int, int] = {}
+    waiting = tree.children()
+    masks = [mask_of(clique.scope) for clique in tree.cliques]
+    separators = [mask_of(clique.separator) for clique in tree.cliques]
+    for i in range(len(tree.cliques)):
+        tops = {renamed[child]: separators[child] for child in waiting[i]}
+        entries = shape.entries(tree.cliques[i].scope)
+        _join(nodes, tops, shape, entries if entries <= LARGE_CLIQUE else entries // 2)
+        renamed[i] = len(nodes)
+        nodes.append((masks[i], None))
+        for top in tops:
+            nodes[top] = (nodes[top][0], renamed[i])
+    return _as_tree(nodes, tree)
+
+
+def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, most_entries: int) -> None:
+    """Join the nodes of `tops` (node -> separator) pair by pair until two are left; appends the new nodes."""
+    if len(tops) <= 2:
+        return
+    pairs: list[tuple[int, int, int]] = []
+
+    def offer(new: int) -> None:
+        for other, separator in tops.items():
+            if other != new:
+                heapq.heappush(pairs, (shape.entries(bits(tops[new] | separator)), min(new, other), max(new, other)))
+
+    for top in list(tops)[1:]:
+        offer(top)
+    while len(tops) > 2:
+        entries, a, b = heapq.heappop(pairs)
+        if entries > most_entries:
+            return
+        if a in tops and b in tops:
+            union = tops.pop(a) | tops.pop(b)
+            joined = len(nodes)
+            nodes.append((union, None))
+            nodes[a], nodes[b] = (nodes[a][0], joined), (nodes[b][0], joined)
+            tops[joined] = union
+            offer(joined)
+
+
+def _as_tree(nodes: list[tuple[int, int | None]], tree: JunctionTree) -> JunctionTree:
+    rank: dict[int, int] = {}
+    for clique in reversed(tree.cliques):
+        for v in clique.scope:
+            rank.setdefault(v, len(rank))
+
+    def listed(mask: int) -> tuple[int, ...]:
+        return tuple(sorted(bits(mask), key=rank.__getitem__))
+
+    return JunctionTree(
+        tuple(
+            Clique(listed(mask), parent, () if parent is None else listed(mask & nodes[parent][0]))
+            for mask, parent in nodes
+        )
+    )
