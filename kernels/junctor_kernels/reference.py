@@ -144,18 +144,23 @@ def _dot(indices: Sequence[npt.NDArray[np.int64]], strides: Sequence[int], lengt
     return offset
 
 
-def rescale(table: Array, algebra: Algebra) -> tuple[Array, npt.NDArray[np.float64]]:
-    """Bring the largest entry of every case to the neutral element, in place; return the table and the old largest.
+def rescale(table: Array, algebra: Algebra) -> tuple[Array, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Scale every case so that its largest entry is near the neutral element, in place.
 
-    The largest is float64 [cases]: plain for linear algebras, a logarithm for logarithmic ones. A case that is all zero
-    is left as it is.
+    Returns the table, the logarithm of what each case was divided by, and the largest entry before (in linear numbers;
+    1 in logarithmic algebras, where nothing can be lost), both float64 [cases]. Linear tables are divided by a power of
+    two, which rounds nothing, so their largest entry ends in [0.5, 1). A case that is all zero is left as it is.
     """
     largest = table.max(axis=0)
     if algebra.combine is np.add:
-        table -= np.where(np.isneginf(largest), 0, largest)
-    else:
-        table /= np.where(largest > 0, largest, 1)
-    return table, largest.astype(np.float64)
+        shift = np.where(np.isneginf(largest), 0, largest)
+        table -= shift
+        return table, shift.astype(np.float64), np.ones(1)
+    _, exponent = np.frexp(largest)
+    # 2 ** -exponent has to stay finite; whatever is smaller than that is beyond the format anyway.
+    exponent = np.maximum(exponent, np.finfo(algebra.dtype).minexp)
+    table *= np.ldexp(algebra.dtype.type(1), -exponent)
+    return table, exponent * math.log(2), largest.astype(np.float64)
 
 
 def take_cases(columns: Array, at: npt.NDArray[np.integer[Any]]) -> Array:

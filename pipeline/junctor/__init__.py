@@ -1,1 +1,55 @@
-"""Junctor: exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once."""
+"""Junctor: exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.
+
+import junctor
+
+network = junctor.read_network("alarm.bif")
+table = junctor.posteriors(network, evidence)  # a pandas or Arrow table in, an Arrow table out
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from junctor.api import most_probable, posteriors
+    from junctor.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
+    from junctor.formats import read_network, write_network
+    from junctor.model import Network
+
+__all__ = [
+    "BudgetError",
+    "EvidenceError",
+    "InputError",
+    "JunctorError",
+    "ModelError",
+    "Network",
+    "RunError",
+    "most_probable",
+    "posteriors",
+    "read_network",
+    "write_network",
+]
+
+# Imported at first use: the command line answers `--help` without NumPy and Arrow.
+_HOME = {
+    "Network": "junctor.model",
+    "most_probable": "junctor.api",
+    "posteriors": "junctor.api",
+    "read_network": "junctor.formats",
+    "write_network": "junctor.formats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("junctor")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME.get(name, "junctor.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

@@ -115,7 +115,7 @@ class Program:
             if step.out not in values:
                 values[step.out] = self._make(step, values, block)
             if step.out in self._totals:
-                log_value = log_value + values[step.out].log_scale
+                log_value = log_value + self._log_of(values[step.out])
                 doubtful |= self._is_doubtful(values[step.out])
             if step.out in self._marginal_of:
                 value = values[step.out]
@@ -133,7 +133,7 @@ class Program:
             if not isinstance(step, Free) and step.out not in values:
                 values[step.out] = self._make(step, values, block)
         for table in self._plan.totals:
-            log_value = log_value + values[table].log_scale
+            log_value = log_value + self._log_of(values[table])
         states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
         for at in self._plan.traceback:
             step = self._plan.steps[at]
@@ -174,16 +174,24 @@ class Program:
         lowered, growth = self._lowered[step.out]
         operands = [values[table] for table in step.operands]
         table = reference.reduce(lowered, [value.table for value in operands], self._algebra, self._scratch)
-        table, largest = reference.rescale(table, self._algebra)
-        scale = sum((value.log_scale for value in operands), np.zeros(1))
+        table, shift, largest = reference.rescale(table, self._algebra)
+        scale = sum((value.log_scale for value in operands), shift)
         if self._algebra.combine is np.add:
-            return _Value(table, scale + largest, np.zeros(1))
+            return _Value(table, scale, np.zeros(1))
         lost = np.full(1, len(operands) * self._tiny * lowered.eliminated_entries)
         for number, value in zip(step.operands, operands, strict=True):
             fixed = number in self._shared or number in self._columns
             lost = lost + value.lost * (lowered.eliminated_entries if fixed else growth)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return _Value(table, scale + np.log(largest), lost / largest)
+            return _Value(table, scale, lost / largest)
+
+    def _log_of(self, total: _Value) -> Floats:
+        """Return the logarithm of a table of one entry."""
+        number = total.table[0].astype(np.float64)
+        if self._algebra.combine is np.add:
+            return total.log_scale + number
+        with np.errstate(divide="ignore"):
+            return total.log_scale + np.log(number)
 
     def _is_doubtful(self, value: _Value) -> npt.NDArray[np.bool_]:
         if self._algebra.combine is np.add:
@@ -205,13 +213,12 @@ class Program:
         lowered = contraction(
             self._plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
-        table, largest = reference.rescale(reference.reduce(lowered, [f.table for f in factors], wide, self._scratch), wide)
-        log_scale = sum((factor.log_scale for factor in factors), np.zeros(1))
-        if wide is reference.LOG:
-            return _Value(table, log_scale + largest, np.zeros(1))
-        with np.errstate(divide="ignore"):
-            lost = len(factors) * np.finfo(np.float64).tiny / largest + self._tiny
-            return _Value(table.astype(self._algebra.dtype), log_scale + np.log(largest), lost)
+        product = reference.reduce(lowered, [factor.table for factor in factors], wide, self._scratch)
+        table, shift, largest = reference.rescale(product, wide)
+        log_scale = sum((factor.log_scale for factor in factors), shift)
+        with np.errstate(divide="ignore", under="ignore"):
+            lost = len(factors) * np.finfo(np.float64).tiny / largest + self._tiny if self._tiny else np.zeros(1)
+            return _Value(table.astype(self._algebra.dtype), log_scale, lost)
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""

@@ -1,1 +1,43 @@
-"""Command line."""
+"""The command line, `junctor`: one file a command, and nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from junctor.cli.convert import convert
+from junctor.cli.demo import demo
+from junctor.cli.failures import Commands
+from junctor.cli.inspect import inspect
+from junctor.cli.run import run
+from junctor.cli.validate import validate
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, inspect, convert, validate, demo):
+    app.command()(command)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once."""
+    if version:
+        import junctor
+
+        typer.echo(f"junctor {junctor.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,26 @@
+"""`junctor convert`: a network file in another format."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Network file to read.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Network file to write: .bif, .uai or .parquet.")],
+    source_format: Annotated[
+        str | None, typer.Option("--from", help="Format of SOURCE, if its name does not say.")
+    ] = None,
+    target_format: Annotated[
+        str | None, typer.Option("--to", help="Format of TARGET, if its name does not say.")
+    ] = None,
+) -> None:
+    """Write a network file in another format."""
+    from junctor.formats import read_network, write_network
+
+    network = read_network(source, source_format)
+    for warning in write_network(network, target, target_format):
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"{target}: {len(network.variables):,} variables, {len(network.factors):,} tables")

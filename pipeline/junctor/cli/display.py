@@ -1,0 +1,132 @@
+"""What the user sees of a run: its progress on stderr, its summary on stdout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from junctor.planning.budget import format_bytes
+from junctor.progress import Progress, Silence
+from junctor.storage import FORMAT_VERSION, RunDirectory
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from junctor.run import Manifest
+
+# Seconds between two lines of progress where there is no terminal.
+LINE_SECONDS = 5.0
+
+
+@contextmanager
+def progress_display(quiet: bool = False) -> Iterator[Progress]:
+    """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
+    _log_to_stderr()
+    if quiet:
+        yield Silence()
+    elif sys.stderr.isatty():
+        with _bars() as bars:
+            yield _BarProgress(bars)
+    else:
+        yield LineProgress()
+
+
+def _log_to_stderr() -> None:
+    # Ours alone: a handler of the root logger would bring out everything that Dask says.
+    logger = logging.getLogger("junctor")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def show_manifest(directory: RunDirectory, manifest: Manifest, as_json: bool) -> None:
+    """Print what a finished run did: for programs, or for people."""
+    if as_json:
+        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}
+        typer.echo(json.dumps(record, indent=2))
+        return
+    statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
+    size = format_bytes(sum(part.bytes for part in manifest.parts))
+    typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
+    there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
+    typer.echo(f"{directory.path / manifest.spec.query}: {_count(len(manifest.parts), 'part')}{there}, {size}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+class _BarProgress:
+    """A bar for each stage."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+        self.current: TaskID | None = None
+
+    def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
+        """Finish the last bar and begin one."""
+        if self.current is not None:
+            finished = self.bars.tasks[self.current].completed
+            self.bars.update(self.current, total=finished or 1, completed=finished or 1)
+        self.current = self.bars.add_task(name, total=rows, completed=done)
+
+    def advance(self, rows: int) -> None:
+        """Move the bar."""
+        if self.current is not None:
+            self.bars.advance(self.current, rows)
+
+
+class LineProgress:
+    """A line for each stage, and one every few seconds within it."""
+
+    def __init__(self) -> None:
+        self.name, self.done, self.at_start = "", 0, 0
+        self.rows: int | None = None
+        self.started = self.shown = time.monotonic()
+
+    def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
+        """Say what begins."""
+        self.name, self.rows, self.done, self.at_start = name, rows, done, done
+        self.started = self.shown = time.monotonic()
+        of = f" {rows:,} rows" if rows is not None else ""
+        there = f", {done:,} done already" if done else ""
+        typer.echo(f"{name}{of}{there}", err=True)
+
+    def advance(self, rows: int) -> None:
+        """Say how far it is, if it is time."""
+        self.done += rows
+        now = time.monotonic()
+        if now - self.shown < LINE_SECONDS:
+            return
+        self.shown = now
+        rate = (self.done - self.at_start) / (now - self.started)
+        far = f"{self.done:,} rows"
+        if self.rows:
+            left = (self.rows - self.done) / rate
+            far = f"{self.done:,} of {self.rows:,} rows ({self.done / self.rows:.0%}), {left:,.0f} s left"
+        typer.echo(f"{self.name}: {far}, {rate:,.0f} rows/s", err=True)
+
+
+def _bars() -> Bars:
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    return Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

@@ -1,0 +1,53 @@
+"""How the command line fails: one line on stderr and an exit code that means something.
+
+| code | meaning                                                  |
+|------|----------------------------------------------------------|
+| 0    | done; single rows may still be `impossible` or `invalid` |
+| 1    | unexpected: a fault of junctor                           |
+| 2    | the command line was not understood                      |
+| 3    | network, evidence or settings cannot be used             |
+| 5    | the work does not fit the memory that is allowed         |
+| 6    | the run directory cannot be used                         |
+| 130  | interrupted                                              |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from junctor.errors import InputError, JunctorError, RunError
+
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """Commands whose expected errors are told in one line, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except JunctorError as error:
+            raise _exit(str(error), error.exit_code) from error
+        except BrokenPipeError:
+            raise  # whoever read our output has seen enough; Typer ends quietly
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            code = RunError.exit_code if error.filename is None else InputError.exit_code
+            raise _exit(f"{where}{error.strerror or error}", code) from error
+        except KeyboardInterrupt:
+            raise interrupted() from None
+
+
+def interrupted(advice: str | None = None) -> typer.Exit:
+    """Say that the user stopped it, and return the exit to raise."""
+    return _exit(f"interrupted: {advice}" if advice else "interrupted", INTERRUPTED)
+
+
+def _exit(message: str, code: int) -> typer.Exit:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+    return typer.Exit(code)

@@ -1,0 +1,189 @@
+"""`junctor inspect`: what a network is, and what it will take to answer evidence on it."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from junctor.cli.options import AsJson, CaseId, IgnoreExtra, NetworkFile
+from junctor.query import Precision, QueryKind
+
+if TYPE_CHECKING:
+    from junctor.engine import Engine
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.forecast import Forecast
+    from junctor.model import Network
+    from junctor.planning.junction_tree import JunctionTree
+
+# Largest tables and most expensive evidence patterns that are shown.
+SHOWN = 5
+# Rows of evidence that are looked at.
+SAMPLE_ROWS = 65_536
+# Plans are made without a limit, to show what a network would need, and then compared with what is allowed.
+UNLIMITED = 1 << 62
+
+
+def inspect(
+    network: NetworkFile,
+    evidence: Annotated[
+        str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence, whose patterns are planned too.")
+    ] = None,
+    targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
+    query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
+    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
+    case_id: CaseId = None,
+    ignore_extra: IgnoreExtra = False,
+    json: AsJson = False,
+    plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
+    from junctor.cli.run import memory_size, split_names
+    from junctor.engine import Engine
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.evidence.read import open_evidence
+    from junctor.forecast import tree_of
+    from junctor.formats import read_network
+    from junctor.machine import DEFAULT_SHARE, available_memory
+    from junctor.query import Query
+
+    model = read_network(network)
+    engine = Engine(model, Query(query, split_names(targets), precision), UNLIMITED)
+    allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
+    tree = tree_of(engine.shape)
+    record: dict[str, Any] = {
+        "network": _network_facts(model),
+        "variables": _variables(model),
+        "tree": _tree_facts(tree, model),
+        "allowed_bytes": allowed,
+        "no_evidence": _work(engine, EvidenceBatch(1), allowed),
+    }
+    if evidence is not None:
+        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra)
+        first = next(iter(source.partitions(SAMPLE_ROWS)), None)
+        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), allowed)
+    if plot is not None:
+        from junctor.cli.picture import draw_tree
+
+        draw_tree(tree, model, plot)
+    if json:
+        typer.echo(json_module.dumps(record, indent=2))
+    else:
+        _print(network, evidence, record)
+
+
+def _network_facts(network: Network) -> dict[str, Any]:
+    sizes = [factor.table.size for factor in network.factors]
+    return {
+        "name": network.name,
+        "kind": network.kind,
+        "variables": len(network.variables),
+        "states": sum(network.cardinalities),
+        "tables": len(sizes),
+        "table_entries": sum(sizes),
+        "zero_entries": sum(int((factor.table == 0).sum()) for factor in network.factors),
+        "digest": network.digest,
+    }
+
+
+def _variables(network: Network) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": variable.name, "states": list(variable.states)} for variable in network.variables
+    ]
+    if network.kind == "bayes":
+        for record, factor in zip(found, network.factors, strict=True):
+            record["parents"] = [network.variables[i].name for i in factor.scope[:-1]]
+            record["table_entries"] = factor.table.size
+    return found
+
+
+def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
+    from junctor.engine import shape_of
+
+    shape = shape_of(network)
+    largest = max(tree.cliques, key=lambda clique: shape.entries(clique.scope))
+    return {
+        "cliques": len(tree.cliques),
+        "components": len(tree.roots()),
+        "treewidth": max(len(clique.scope) for clique in tree.cliques) - 1,
+        "total_entries": tree.total_entries(shape),
+        "largest_clique": [network.variables[i].name for i in largest.scope],
+        "largest_clique_entries": shape.entries(largest.scope),
+        "largest_separator_entries": max(shape.entries(clique.separator) for clique in tree.cliques),
+    }
+
+
+def _work(engine: Engine, batch: EvidenceBatch, allowed: int) -> dict[str, Any]:
+    from junctor.forecast import forecast
+
+    found = forecast(engine, batch)
+    return {
+        "rows": batch.rows,
+        "invalid_rows": len(batch.invalid),
+        "patterns": len(found),
+        "operations": sum(each.operations for each in found),
+        "seconds": sum(each.seconds for each in found),
+        "needed_bytes": max((each.least for each in found), default=0),
+        "planned_bytes": max((each.projected for each in found), default=0),
+        "fits": all(each.least <= allowed for each in found),
+        "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
+    }
+
+
+def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
+    plan = each.plan
+    return {
+        "rows": each.rows,
+        "observed": [network.variables[i].name for i in sorted(plan.pattern.sliced)],
+        "likelihoods": [network.variables[i].name for i in sorted(plan.pattern.weighted)],
+        "operations_per_row": plan.case_operations,
+        "operations_once": plan.shared_operations,
+        "clique_entries": plan.total_clique_entries,
+        "largest_clique_entries": max(plan.clique_entries, default=0),
+        "steps": len(plan.steps),
+        "levels": plan.levels,
+        "criterion": plan.criterion,
+        "needed_bytes": each.least,
+        "planned_bytes": each.projected,
+    }
+
+
+def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
+    facts, tree = record["network"], record["tree"]
+    typer.echo(f"{network}: {facts['kind']} network {facts['name']!r}")
+    typer.echo(f"  variables   {facts['variables']:,}, {facts['states']:,} states")
+    typer.echo(f"  tables      {facts['tables']:,}, {facts['table_entries']:,} entries, {facts['zero_entries']:,} zero")
+    largest = sorted(record["variables"], key=lambda each: -each.get("table_entries", 0))[:SHOWN]
+    if facts["kind"] == "bayes":
+        typer.echo("  largest     " + ", ".join(f"{each['name']} {each['table_entries']:,}" for each in largest))
+    typer.echo("junction tree of all variables")
+    typer.echo(f"  cliques     {tree['cliques']:,} in {tree['components']:,} trees, {tree['total_entries']:,} entries")
+    typer.echo(f"  largest     {tree['largest_clique_entries']:,} entries, {tree['treewidth'] + 1} variables")
+    typer.echo(f"  separator   {tree['largest_separator_entries']:,} entries at most")
+    _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])
+    if evidence is not None:
+        work = record["evidence"]
+        title = f"{evidence}: the first {work['rows']:,} rows, {work['invalid_rows']:,} of them invalid"
+        _print_work(title, work, record["allowed_bytes"])
+
+
+def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
+    from junctor.planning.budget import format_bytes
+
+    typer.echo(title)
+    for plan in work["plans"]:
+        typer.echo(
+            f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "
+            f"likelihoods: {plan['operations_per_row']:,} operations each and {plan['operations_once']:,} once, in "
+            f"{plan['levels']} levels"
+        )
+    if work["patterns"] > len(work["plans"]):
+        typer.echo(f"  and {work['patterns'] - len(work['plans']):,} patterns with less work")
+    typer.echo(f"  work        {work['operations']:,} operations, about {work['seconds']:.2g} s on one core")
+    fits = "" if work["fits"] else ": too much, it will be refused"
+    typer.echo(
+        f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
+        f"{format_bytes(allowed)} allowed{fits}"
+    )

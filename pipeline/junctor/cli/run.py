@@ -1,0 +1,116 @@
+"""`junctor run`: a table of evidence in, a table of answers out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from junctor.cli.options import AsJson, CaseId, EvidenceFile, IgnoreExtra, NetworkFile, Strict
+from junctor.query import Precision, QueryKind
+
+if TYPE_CHECKING:
+    from junctor.distribution import Resources
+    from junctor.progress import Progress
+    from junctor.run import Job, Manifest
+
+
+def run(
+    network: NetworkFile,
+    evidence: EvidenceFile,
+    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
+    query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
+    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    case_id: CaseId = None,
+    ignore_extra: IgnoreExtra = False,
+    strict: Strict = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes, one a core if not given; 0: this process itself.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
+    ] = None,
+    partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")] = None,
+    insecure_scheduler: Annotated[
+        bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
+    ] = False,
+    prefect: Annotated[
+        bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+    ] = None,
+    json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Answer every row of EVIDENCE from NETWORK, into Parquet files.
+
+    An interrupted run goes on where it stopped when the same command is given again.
+    """
+    from junctor.cli.display import progress_display, show_manifest
+    from junctor.distribution import Resources
+    from junctor.query import Query
+    from junctor.run import Job
+    from junctor.settings import load_settings
+
+    settings = load_settings()
+    job = Job(
+        network=network,
+        evidence=evidence,
+        output=output,
+        query=Query(query, split_names(targets), precision),
+        partition_rows=partition_rows,
+        case_id=case_id,
+        ignore_extra=ignore_extra,
+        strict=strict,
+        overwrite=overwrite,
+        csv=csv,
+    )
+    resources = Resources(
+        workers=settings.workers if workers is None else workers,
+        memory=settings.memory if memory is None else memory_size(memory),
+        scheduler=settings.scheduler if scheduler is None else scheduler,
+        insecure_scheduler=settings.insecure_scheduler or insecure_scheduler,
+    )
+    with progress_display(quiet) as progress:
+        manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
+    show_manifest(job.directory, manifest, json)
+
+
+def score(job: Job, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
+    """Do `job`, as a Prefect flow or plainly; None for a flow where a Prefect server is configured."""
+    from junctor.cli.failures import interrupted
+    from junctor.cli.prefect_server import embed, is_configured
+
+    configured = is_configured()
+    try:
+        if not (configured if prefect is None else prefect):
+            from junctor.run import run as run_plainly
+
+            return run_plainly(job, resources, progress)
+        if not configured:
+            embed(job.directory.path)
+        from junctor_flows.batch import score_as_flow
+
+        return score_as_flow(job, resources, progress)
+    except KeyboardInterrupt:
+        raise interrupted("run the same command again to go on") from None
+
+
+def memory_size(text: str) -> int:
+    """Return the bytes that an option asks for; raises BadParameter where it is not a size."""
+    from junctor.errors import JunctorError
+    from junctor.planning.budget import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except JunctorError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from None
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """Return the names in `A,B,C`, None for None."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))

@@ -1,0 +1,254 @@
+"""Tasks over processes and clusters, by Dask: a bounded number under way, and none lost when a worker dies."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import queue
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from junctor.errors import JunctorError, RunError
+from junctor.machine import DEFAULT_SHARE, available_memory, usable_cores
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+# Tasks under way for each worker: enough that none waits for its next one, few enough that a scheduler with ten
+# thousand partitions to go stays small.
+WINDOW = 4
+# Times that a task is tried again after an unexpected exception (a network drive that stumbled).
+RETRIES = 2
+# Times that a local cluster is built again after its workers died.
+REBUILDS = 2
+# Seconds without a single worker before the cluster counts as lost; a worker takes some seconds to come back.
+PATIENCE = 60.0
+# Seconds for a scheduler to answer.
+CONNECT_SECONDS = 30
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Where the partitions are worked on.
+
+    workers: processes on this machine; None for one a core, 0 or 1 for this process itself, without Dask.
+    memory: bytes that propagation may take in all workers together; None for a share of what is free.
+    scheduler: address of a Dask scheduler whose workers are used instead.
+    """
+
+    workers: int | None = None
+    memory: int | None = None
+    scheduler: str | None = None
+    insecure_scheduler: bool = False
+
+
+class WorkersLostError(Exception):
+    """The workers of a cluster died; `task` is the one that they died of, where that is known."""
+
+    def __init__(self, task: object = None) -> None:
+        self.task = task
+        super().__init__(f"workers lost at {task}")
+
+
+def distribute(
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources
+) -> Iterator[Result]:
+    """Yield `function(task, memory)` for every task, in the order in which they finish.
+
+    memory: the bytes that one call may take. Functions, tasks and results have to be small and picklable. A
+    JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
+    worker that dies goes to another one. Raises RunError where no worker survives.
+    """
+    if resources.scheduler is not None:
+        yield from _on_scheduler(function, tasks, resources, resources.scheduler)
+        return
+    allowed = allowed_memory(resources)
+    workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
+    if workers > 1:
+        yield from _on_this_machine(function, tasks, workers, allowed // workers)
+    else:
+        yield from (function(task, allowed) for task in tasks)
+
+
+def allowed_memory(resources: Resources) -> int:
+    """Return the bytes that propagation may take in all workers together."""
+    return resources.memory if resources.memory is not None else int(DEFAULT_SHARE * available_memory())
+
+
+def check_scheduler(address: str, insecure: bool = False) -> None:
+    """Raise RunError for an address whose traffic others could read or forge: whoever speaks Dask runs code."""
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    if not parts.hostname:
+        raise RunError(f"found the scheduler address {address!r}, expected something like tls://host:8786")
+    if parts.scheme in ("tls", "wss") or _is_loopback(parts.hostname) or insecure:
+        return
+    raise RunError(
+        f"refused to use the scheduler {address}: its connection is not encrypted, and whoever can reach it can run "
+        "code here and there; use tls:// (certificates come from Dask's configuration), or --insecure-scheduler on "
+        "a network that you trust"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _on_this_machine(
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], workers: int, memory: int
+) -> Iterator[Result]:
+    remaining = dict(enumerate(tasks))
+    lost_at: object = None
+    for attempt in range(1 + REBUILDS):
+        if attempt:
+            logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
+        try:
+            with _local_client(workers) as client:
+                for i, result in _windowed(client, function, dict(remaining), memory, workers):
+                    del remaining[i]
+                    yield result
+                return
+        except WorkersLostError as lost:
+            lost_at = lost.task
+    raise RunError(_lost(lost_at, "every worker process"))
+
+
+def _on_scheduler(
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources, address: str
+) -> Iterator[Result]:
+    from distributed import Client
+
+    check_scheduler(address, resources.insecure_scheduler)
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise RunError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            raise RunError(f"the scheduler {address} has no workers: start some with `dask worker {address}`") from None
+        workers = _workers(client)
+        memory = _memory_of(workers.values(), resources)
+        try:
+            for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
+                yield result
+        except WorkersLostError as lost:
+            raise RunError(_lost(lost.task, f"every worker of {address}")) from lost
+
+
+def _lost(suspect: object, who: str) -> str:
+    at = f" at {suspect}" if suspect is not None else ""
+    return (
+        f"{who} died{at}, more than once: it may need more memory than there is; try a lower --memory, fewer "
+        "--workers or fewer --partition-rows, or --workers 0 to see what happens. Finished parts are kept"
+    )
+
+
+@contextmanager
+def _local_client(workers: int) -> Iterator[Client]:
+    import dask
+    from distributed import Client, LocalCluster
+
+    # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
+    quiet = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.gil.enabled": False}
+    with (
+        dask.config.set(quiet),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            memory_limit=0,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def _windowed(
+    client: Client, function: Callable[[Task, int], Result], tasks: Mapping[int, Task], memory: int, workers: int
+) -> Iterator[tuple[int, Result]]:
+    waiting = iter(tasks)
+    finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    under_way: dict[str, int] = {}
+
+    def submit(count: int) -> None:
+        for i in islice(waiting, count):
+            future = client.submit(_guarded, function, tasks[i], memory, pure=False, retries=RETRIES)
+            under_way[future.key] = i
+            future.add_done_callback(finished.put)
+
+    submit(WINDOW * workers)
+    while under_way:
+        future = _next(client, finished)
+        i = under_way.pop(future.key)
+        result = _result_of(future, tasks[i])
+        future.release()
+        submit(1)
+        yield i, result
+
+
+def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -> Result | JunctorError:
+    # As a value, because an exception would be tried again, and a user's error stays one.
+    try:
+        return function(task, memory)
+    except JunctorError as error:
+        return error
+
+
+def _result_of(future: Future, task: object) -> Any:
+    from distributed import CancelledError
+    from distributed.scheduler import KilledWorker, NoValidWorkerError
+
+    try:
+        result = future.result()
+    except (KilledWorker, NoValidWorkerError) as error:
+        raise WorkersLostError(task) from error
+    except CancelledError as error:
+        raise RunError("the Dask scheduler went away; run the same command again to go on") from error
+    if isinstance(result, JunctorError):
+        raise result
+    return result
+
+
+def _next(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
+    """Wait for a future to finish; raises WorkersLostError where there is no worker for `PATIENCE` seconds."""
+    seen = time.monotonic()
+    while True:
+        try:
+            return finished.get(timeout=min(5.0, PATIENCE))
+        except queue.Empty:
+            if client.status != "running":
+                raise RunError("the Dask scheduler went away; run the same command again to go on") from None
+            if _workers(client):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > PATIENCE:
+                raise WorkersLostError from None
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
+
+
+def _memory_of(workers: Collection[dict[str, Any]], resources: Resources) -> int:
+    # The same number for all workers, so that all make the same plan.
+    limits = [worker["memory_limit"] for worker in workers if worker.get("memory_limit")]
+    if resources.memory is None and limits:
+        return int(DEFAULT_SHARE * min(limits))
+    return allowed_memory(resources) // len(workers)

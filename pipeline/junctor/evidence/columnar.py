@@ -1,0 +1,76 @@
+"""Evidence tables in Parquet and Arrow IPC files (file and stream), read batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from junctor.evidence.columns import is_text
+
+_BATCH_ROWS = 2**16
+_BUFFER_BYTES = 2**20
+
+
+class ParquetTable:
+    """A Parquet file. Text columns come as dictionaries, which is how they lie in the file and what we want."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._open([]) as file:
+            self.schema: pa.Schema = file.schema_arrow
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, never more than 65,536 rows at once."""
+        names = [self.schema.names[position] for position in positions]
+        with self._open([name for name in names if is_text(self.schema.field(name).type)]) as file:
+            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+                # Asked for by name, since a name with a dot can bring others along.
+                picked = batch.select(names)
+                picked.validate(full=True)
+                yield picked
+
+    def line_of(self, row: int) -> int | None:
+        """Rows of a Parquet file have no line."""
+        return None
+
+    def _open(self, dictionaries: list[str]) -> pa.parquet.ParquetFile:
+        import pyarrow.parquet as pq
+
+        # Buffered reads: a row group of gigabytes is not loaded whole.
+        return pq.ParquetFile(
+            self.path, read_dictionary=dictionaries or None, buffer_size=_BUFFER_BYTES, pre_buffer=False
+        )
+
+
+class ArrowTable:
+    """An Arrow IPC file or stream, told apart by the file's first bytes; Feather (version 2) is the former."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with pa.OSFile(str(path)) as file, self._open(file) as reader:
+            self.schema: pa.Schema = reader.schema
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, in the batches of the file."""
+        with pa.OSFile(str(self.path)) as file, self._open(file) as reader:
+            if isinstance(reader, pa.ipc.RecordBatchFileReader):
+                found = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                found = iter(reader)
+            for batch in found:
+                picked = batch.select(list(positions))
+                picked.validate(full=True)
+                yield picked
+
+    def line_of(self, row: int) -> int | None:
+        """Rows of an Arrow file have no line."""
+        return None
+
+    def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
+        import pyarrow.ipc
+
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        return pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)

@@ -1,0 +1,211 @@
+"""Columns of an Arrow table as arrays: state numbers, likelihoods, plain numbers.
+
+Every distinct cell is looked at once, in Python, and the rest is NumPy: a column of a million cells has a handful of
+distinct ones. What is wrong comes back as pairs of row and reason, in no particular order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from junctor.evidence.batch import UNOBSERVED, Likelihood
+from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
+
+Bad = list[tuple[int, str]]
+Doubles = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells of this type are text; bytes are, as UTF-8: old tools write Parquet without saying so."""
+    kind = _cell_type(kind)
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+    )
+    return any(test(kind) for test in tests)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether cells of this type are numbers or booleans, or all null."""
+    kind = _cell_type(kind)
+    tests = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_boolean,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether cells of this type are lists."""
+    tests = (
+        pa.types.is_list,
+        pa.types.is_large_list,
+        pa.types.is_fixed_size_list,
+        pa.types.is_list_view,
+        pa.types.is_large_list_view,
+    )
+    return any(test(kind) for test in tests)
+
+
+def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.int32], Bad]:
+    """Return the state of each row, int32 [rows], UNOBSERVED where there is none or the cell is bad, and the bad."""
+    distinct, indices = _factorised(column)
+    lookup = np.array([*map(cells.code, distinct), UNOBSERVED], dtype=np.int32)
+    codes = lookup[indices]  # a null has index -1, the last entry
+    bad: Bad = []
+    if UNKNOWN in lookup:
+        rows = np.flatnonzero(codes == UNKNOWN)
+        codes[rows] = UNOBSERVED
+        bad = _named(rows, indices[rows], lambda at: cells.reason(distinct[at]))
+    return codes, bad
+
+
+def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
+    """Return the number of each row, float64 [rows], NaN where there is none or the cell is bad, and the bad."""
+    if not is_text(column.type):
+        return _doubles(_decoded(column)), []
+    distinct, indices = _factorised(column)
+    texts = pc.utf8_trim_whitespace(pa.array(distinct, pa.large_string()))
+    numeric = pc.match_substring_regex(texts, _NUMBER)
+    missing = pc.is_in(texts, pa.array([*MISSING_TEXTS, None], pa.large_string()))
+    lookup = np.append(_doubles(pc.if_else(numeric, texts, None)), np.nan)
+    wrong = np.append(~_booleans(pc.or_(numeric, missing)), False)
+    rows = np.flatnonzero(wrong[indices])
+    bad = _named(rows, indices[rows], lambda at: f"found {_short(distinct[at])}, expected a number")
+    return lookup[indices], bad
+
+
+def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[Likelihood, Bad]:
+    """Return the likelihoods of a list column and the bad rows; null rows have none."""
+    lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
+    fits = lengths == len(states)
+    wrong = np.flatnonzero(~fits & (lengths >= 0))
+    expected = f"expected {len(states)}, one for each state"
+    bad: Bad = [(row, f"found {lengths[row]} likelihoods, {expected}") for row in wrong.tolist()]
+    values = _doubles(_plain(column.filter(pa.array(fits)).flatten())).reshape(-1, len(states))
+    likelihood, more = checked_likelihood(np.flatnonzero(fits), values)
+    return likelihood, bad + more
+
+
+def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[Likelihood, Bad]:
+    """Put columns with one entry of a likelihood each together, one for each state, and return the bad rows.
+
+    A row without any entry has no likelihood; one with some but not all is bad, since 0 and 1 are both plausible.
+    """
+    values = np.empty((len(columns[0]), len(states)))
+    unreadable = np.zeros(len(values), dtype=np.bool_)
+    bad: Bad = []
+    for state, column in enumerate(columns):
+        values[:, state], wrong = encode_numbers(column)
+        unreadable[[row for row, _ in wrong]] = True
+        bad += [(row, f"likelihood of {states[state]!r}: {reason}") for row, reason in wrong]
+    missing = np.isnan(values)
+    partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1) & ~unreadable)
+    lacking = missing[partial].argmax(axis=1)
+    bad += [
+        (row, f"no likelihood of {states[state]!r}, but of other states")
+        for row, state in zip(partial.tolist(), lacking.tolist(), strict=True)
+    ]
+    whole = np.flatnonzero(~missing.any(axis=1))
+    likelihood, more = checked_likelihood(whole, values[whole])
+    return likelihood, bad + more
+
+
+def checked_likelihood(rows: Integers, values: Doubles) -> tuple[Likelihood, Bad]:
+    """Keep the rows that can be a likelihood: finite, not negative, not all zero. rows: [n], values: [n, states]."""
+    finite = np.isfinite(values).all(axis=1)
+    negative = (values < 0).any(axis=1)
+    zero = ~values.any(axis=1)
+    bad: Bad = [(row, "a likelihood is missing or not finite") for row in rows[~finite].tolist()]
+    bad += [(row, "a likelihood is negative") for row in rows[finite & negative].tolist()]
+    bad += [(row, "all likelihoods are 0, so no state is possible") for row in rows[zero].tolist()]
+    good = finite & ~negative & ~zero
+    return Likelihood(rows[good], values[good]), bad
+
+
+def _factorised(column: pa.Array) -> tuple[list[Any], Integers]:
+    """Return the distinct cells of a column and the number of each row's cell among them, -1 for null."""
+    if pa.types.is_dictionary(column.type):
+        indices = _indices(column.indices)
+        if len(column.dictionary) <= len(column):
+            return _cells(column.dictionary), indices
+        # A short piece of a column with many distinct cells: leave out those that are not in it.
+        used, compact = np.unique(indices, return_inverse=True)
+        distinct = _cells(column.dictionary.take(pa.array(used[used >= 0])))
+        return distinct, compact - np.count_nonzero(used < 0)
+    encoded = _plain(column).dictionary_encode()
+    return _cells(encoded.dictionary), _indices(encoded.indices)
+
+
+def _indices(indices: pa.Array) -> Integers:
+    if not pa.types.is_signed_integer(indices.type):
+        indices = indices.cast(pa.int64())
+    found: Integers = pc.fill_null(indices, -1).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _cells(distinct: pa.Array) -> list[Cell]:
+    plain = _plain(distinct)
+    cells: list[Cell] = plain.to_pylist()
+    if pa.types.is_float32(plain.type):
+        # The shortest digits that mean this float: 0.1 is the state "0.1", not 0.10000000149011612.
+        return [None if cell is None else float(str(np.float32(cell))) for cell in cells]
+    return cells
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Cast to a type that Arrow can factorise."""
+    kind = column.type
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return column.cast(pa.decimal128(kind.precision, kind.scale))
+    return column.cast(pa.large_string()) if is_text(kind) else column
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _doubles(column: pa.Array) -> Doubles:
+    # Not a safe cast: integers above 2^53 lose digits that no likelihood needs.
+    found: Doubles = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _booleans(column: pa.Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _named(rows: Integers, which: Integers, reason: Any) -> Bad:
+    """Pair rows with the reason of their cell; asked once a distinct cell, those that come first in the table first."""
+    distinct, first, inverse = np.unique(which, return_index=True, return_inverse=True)
+    reasons = [""] * len(distinct)
+    for at in np.argsort(first).tolist():
+        reasons[at] = reason(int(distinct[at]))
+    return list(zip(rows.tolist(), map(reasons.__getitem__, inverse.tolist()), strict=True))
+
+
+def _short(cell: str) -> str:
+    return repr(cell if len(cell) <= 40 else f"{cell[:40]}...")
+
+
+def _cell_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,173 @@
+"""Evidence tables in CSV and TSV files, also gzipped: UTF-8, a header, quotes as in RFC 4180.
+
+Every cell is text: `01` is not `1`. Empty lines are skipped, except in a table of one column, where they are rows in
+which nothing is observed. Arrow parses; what it does not say (the line of an error, a quote that nobody closes) is
+found by going through the file again with Python's csv module, once there is an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from junctor.errors import EvidenceError, Place
+from junctor.evidence.files import open_bytes
+
+# Arrow reads up to 32 blocks ahead; a row may be about as long as a block.
+_BLOCK_BYTES = 2**20
+_LINE_CHARACTERS = 2**24
+_SENTINEL = "\x00end of file\x00"
+_Records = Generator[tuple[int, list[str]], None, None]
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+class DelimitedTable:
+    """A CSV (`delimiter` ",") or TSV file; opening it reads the header only."""
+
+    def __init__(self, path: Path, delimiter: str) -> None:
+        self.path = path
+        self.delimiter = delimiter
+        with closing(self._records(strict_text=True)) as records:
+            found = next(((line, names) for line, names in records if names), None)
+            if found is None:
+                raise self._error("the file is empty, expected a header with names of variables")
+            self._header_line, names = found
+            self._has_rows = _any_row(records, len(names) == 1)
+        self.schema: pa.Schema = pa.schema([(name, _TEXT) for name in names])
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, in blocks of about 1 MiB of text."""
+        if not self._has_rows:
+            return
+        names = [str(position) for position in range(len(self.schema))]
+        with self._open() as raw:
+            counted = _CountedQuotes(raw)
+            for batch in self._parsed(counted, names, [names[position] for position in positions]):
+                yield batch.select([names[position] for position in positions])
+            if counted.quotes % 2:
+                self._refuse_open_quote()
+
+    def line_of(self, row: int) -> int | None:
+        """Return the line (from 1) on which a row (from 0, the header not counted) starts, or None if it is unclear."""
+        with closing(self._rows()) as rows, suppress(EvidenceError):
+            return next((line for i, (line, _) in enumerate(rows) if i == row), None)
+        return None
+
+    def _parsed(self, source: _CountedQuotes, names: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.csv
+
+        try:
+            reader = pyarrow.csv.open_csv(
+                source,
+                # Our own names, since the file's need not be different from each other. The header is then a row.
+                pyarrow.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=max(_BLOCK_BYTES, 8 * sum(map(len, self.schema.names))),
+                    column_names=names,
+                    skip_rows=self._header_line - 1,
+                    skip_rows_after_names=1,
+                ),
+                pyarrow.csv.ParseOptions(
+                    delimiter=self.delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
+                ),
+                pyarrow.csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, _TEXT), include_columns=wanted or names[:1], null_values=[]
+                ),
+            )
+            yield from reader
+        except pa.ArrowInvalid as error:
+            self._explain(error)
+
+    def _explain(self, error: pa.ArrowInvalid) -> None:
+        """Raise what a person can use: the line, what was found there and what was expected."""
+        expected = len(self.schema)
+        for _ in self._lines(strict_text=True):
+            pass
+        for line, cells in self._rows():
+            if len(cells) != expected:
+                raise self._error(f"found {len(cells)} cells, expected {expected} as in the header", line)
+        raise self._error(f"cannot be read as CSV ({error}); a row may have up to 1 MiB, and quotes must be closed")
+
+    def _refuse_open_quote(self) -> None:
+        """Raise where a quote is never closed: it swallows a line that we put at the end."""
+        *_, (line, cells) = deque(self._records(end=[_SENTINEL]), maxlen=1)
+        if cells != [_SENTINEL]:
+            raise self._error('a cell starts with a quote (") that is not closed before the file ends', line)
+
+    def _rows(self) -> _Records:
+        """Yield line and cells of each row, without the header."""
+        for line, cells in self._records():
+            if line > self._header_line and (cells or len(self.schema) == 1):
+                yield line, cells or [""]
+
+    def _records(self, strict_text: bool = False, end: Sequence[str] = ()) -> _Records:
+        """Yield each record and the line on which it starts, empty lines too; `end` is read as if it were more lines.
+
+        Raises EvidenceError for bytes that are not UTF-8 (where `strict_text`) and for cells that are too long.
+        """
+        with closing(self._lines(strict_text)) as lines:
+            records = csv.reader(chain(lines, end), delimiter=self.delimiter)
+            start = 1
+            try:
+                for cells in records:
+                    yield start, cells
+                    start = records.line_num + 1
+            except csv.Error as error:
+                raise self._error(f"{error} in the row that starts here: is a quote not closed?", start) from error
+
+    def _lines(self, strict_text: bool) -> Generator[str, None, None]:
+        with self._open() as raw:
+            text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
+            number = 0
+            while line := text.readline(_LINE_CHARACTERS):
+                number += 1
+                if len(line) == _LINE_CHARACTERS:
+                    raise self._error(f"a line has more than {_LINE_CHARACTERS:,} characters", number)
+                if strict_text and not line.isascii():
+                    self._refuse_other_encodings(line, number)
+                yield line
+
+    def _refuse_other_encodings(self, line: str, number: int) -> None:
+        for column, character in enumerate(line, 1):
+            if "\udc80" <= character <= "\udcff":
+                byte = ord(character) - 0xDC00
+                raise EvidenceError(
+                    f"found the byte 0x{byte:02x}, which is not UTF-8 text: convert the file to UTF-8",
+                    Place(str(self.path), number, column),
+                )
+
+    def _open(self) -> IO[bytes]:
+        return open_bytes(self.path)
+
+    def _error(self, message: str, line: int | None = None) -> EvidenceError:
+        return EvidenceError(message, Place(str(self.path), line))
+
+
+def _any_row(records: _Records, empty_counts: bool) -> bool:
+    with suppress(EvidenceError):
+        return next((True for _, cells in records if cells or empty_counts), False)
+    return True  # there is something, and whoever reads it will say what is wrong
+
+
+class _CountedQuotes(io.RawIOBase):
+    """Passes a file on and counts its quotes: an odd number is the mark of one that is not closed."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self.quotes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> Any:
+        data = self._raw.read(size)
+        self.quotes += data.count(b'"')
+        return data

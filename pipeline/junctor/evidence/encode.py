@@ -1,0 +1,176 @@
+"""Encode tables of evidence: names become numbers, bad cells become reasons.
+
+A row is *invalid*, with the reason, where a cell names no state of its variable; where a likelihood has the wrong
+length, is missing in part, negative, not finite or all zeros; or where a variable has both a state and a likelihood.
+All reasons of a row are joined. With `strict` the first such row is refused instead. `layout` says what columns there
+are, `states` what their cells mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from junctor.errors import EvidenceError, Place
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
+from junctor.evidence.layout import Layout, Role, read_layout
+from junctor.evidence.states import StateCells
+from junctor.evidence.tables import as_arrow
+from junctor.model import Network
+
+__all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_table"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EncodedPartition:
+    """Consecutive rows of an evidence table: the evidence, the case ids [rows], and the number of the first row."""
+
+    batch: EvidenceBatch
+    case_ids: pa.Array
+    first_row: int
+
+
+def encode_table(
+    table: pa.Table | pa.RecordBatch,
+    network: Network,
+    *,
+    case_id: str | None = None,
+    ignore_extra: bool = False,
+    strict: bool = False,
+    file: str | None = None,
+    first_row: int = 0,
+) -> EncodedPartition:
+    """Encode a table in memory, whose first row has the number `first_row` (from 0).
+
+    Raises EvidenceError for columns that cannot be evidence, and with `strict` for the first bad row.
+    """
+    layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=file)
+    encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None)
+    parts, row = [], first_row
+    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    for batch in batches:
+        parts.append(encoder.encode(batch.select([column.position for column in layout.columns]), row, row))
+        row += batch.num_rows
+    return concatenate(parts, layout.case_id_type, first_row)
+
+
+class Encoder:
+    """Encodes the batches of one table, whose columns are those of `layout`.
+
+    place: says where a row of the file (from 0) stands, for errors.
+    """
+
+    def __init__(self, network: Network, layout: Layout, strict: bool, place: Callable[[int], Place | None]) -> None:
+        self._network = network
+        self._case_id_type = layout.case_id_type
+        self._strict = strict
+        self._place = place
+        self._case_id: int | None = None
+        # (role, variable) -> where its columns are in a batch; the entries of a likelihood in the order of the states.
+        self._sources: dict[tuple[Role, int], list[int]] = {}
+        for at, column in sorted(enumerate(layout.columns), key=lambda item: item[1].state):
+            if column.role == "case_id":
+                self._case_id = at
+            else:
+                self._sources.setdefault((column.role, column.variable), []).append(at)
+        self._cells = {
+            variable: StateCells(network.variables[variable]) for role, variable in self._sources if role == "states"
+        }
+
+    def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
+        """Encode a batch with exactly the columns of the layout, its first row `row_in_file` of its file (from 0)."""
+        states: dict[int, npt.NDArray[np.int32]] = {}
+        likelihoods: dict[int, Likelihood] = {}
+        bad: dict[int, Bad] = {}
+        for (role, variable), at in self._sources.items():
+            columns, names = [batch.column(i) for i in at], self._network.variables[variable].states
+            if role == "states":
+                states[variable], found = encode_states(columns[0], self._cells[variable])
+            elif role == "likelihood":
+                likelihoods[variable], found = encode_lists(columns[0], names)
+            else:
+                likelihoods[variable], found = encode_entries(columns, names)
+            bad.setdefault(variable, []).extend(found)
+        for variable in states.keys() & likelihoods.keys():
+            likelihoods[variable], found = _without_states(likelihoods[variable], states[variable])
+            bad[variable] += found
+        invalid = self._joined(bad)
+        if self._strict and invalid:
+            row = min(invalid)
+            raise EvidenceError(f"row {row_in_file + row + 1}: {invalid[row]}", self._place(row_in_file + row))
+        soft = {variable: likelihood for variable, likelihood in likelihoods.items() if likelihood.rows.size}
+        encoded = EvidenceBatch(batch.num_rows, states, soft, invalid)
+        return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row)
+
+    def _joined(self, bad: Mapping[int, Bad]) -> dict[int, str]:
+        """Join the reasons of each row, in the order of the network's variables."""
+        reasons: dict[int, str] = {}
+        for variable in sorted(bad):
+            prefix = f"column {self._network.variables[variable].name!r}: "
+            for row, reason in bad[variable]:
+                reasons[row] = f"{reasons[row]}; {prefix}{reason}" if row in reasons else prefix + reason
+        return dict(sorted(reasons.items()))
+
+    def _case_ids(self, batch: pa.RecordBatch, first_row: int) -> pa.Array:
+        if self._case_id is None:
+            return row_numbers(first_row, batch.num_rows)
+        return batch.column(self._case_id).cast(self._case_id_type)
+
+
+def row_numbers(first_row: int, rows: int) -> pa.Array:
+    """Return the case ids of a table that has none: int64, from 0."""
+    return pa.array(np.arange(first_row, first_row + rows, dtype=np.int64))
+
+
+def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, first_row: int) -> EncodedPartition:
+    """Put consecutive encoded pieces together; no pieces at all are a partition without rows."""
+    starts = np.cumsum([0, *(part.batch.rows for part in parts)]).tolist()
+    batches = [part.batch for part in parts]
+    states = {
+        variable: np.concatenate([_states(batch, variable) for batch in batches])
+        for variable in _keys(batch.states for batch in batches)
+    }
+    likelihoods = {
+        variable: _concatenated(
+            [
+                (start, batch.likelihoods[variable])
+                for start, batch in zip(starts, batches, strict=False)
+                if variable in batch.likelihoods
+            ]
+        )
+        for variable in _keys(batch.likelihoods for batch in batches)
+    }
+    invalid = {
+        start + row: reason
+        for start, batch in zip(starts, batches, strict=False)
+        for row, reason in batch.invalid.items()
+    }
+    ids = [part.case_ids for part in parts]
+    case_ids = pa.concat_arrays(ids) if ids else pa.array([], case_id_type)
+    return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row)
+
+
+def _without_states(likelihood: Likelihood, states: npt.NDArray[np.int32]) -> tuple[Likelihood, Bad]:
+    """Drop the likelihoods of rows that observe the variable, and name these rows."""
+    observed = states[likelihood.rows] != UNOBSERVED
+    bad: Bad = [(row, "both a state and a likelihood") for row in likelihood.rows[observed].tolist()]
+    return Likelihood(likelihood.rows[~observed], likelihood.values[~observed]), bad
+
+
+def _keys(tables: Iterable[Mapping[int, object]]) -> list[int]:
+    return sorted({variable for table in tables for variable in table})
+
+
+def _states(batch: EvidenceBatch, variable: int) -> npt.NDArray[np.int32]:
+    found = batch.states.get(variable)
+    return np.full(batch.rows, UNOBSERVED, dtype=np.int32) if found is None else found
+
+
+def _concatenated(pieces: Sequence[tuple[int, Likelihood]]) -> Likelihood:
+    rows = np.concatenate([likelihood.rows + start for start, likelihood in pieces])
+    return Likelihood(rows, np.concatenate([likelihood.values for _, likelihood in pieces]))

@@ -1,0 +1,121 @@
+"""Encoded partitions on disk: Parquet with numbers instead of names.
+
+Columns: `case_id`; `s7`, the states of variable 7 (the smallest unsigned type that holds them, null where it is
+unobserved); `l7`, its likelihoods (a fixed-size list of doubles, null where there is none); `reason`, null where the
+row is valid. Metadata: `junctor`, JSON with `format_version`, `first_row` and the Arrow type of the case ids.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from junctor.errors import RunError
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.encode import EncodedPartition
+from junctor.storage import aside
+
+FORMAT_VERSION = 1
+_METADATA = b"junctor"
+_REASON = "reason"
+_CASE_ID = "case_id"
+
+
+def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
+    """Write a partition, aside first and then renamed to `path`, so that a file of that name is whole."""
+    columns = dict(_columns(partition))
+    metadata = {
+        "format_version": FORMAT_VERSION,
+        "first_row": partition.first_row,
+        # Parquet has no seconds, for one; the type itself says what to cast back to.
+        "case_id": base64.b64encode(pa.schema([(_CASE_ID, partition.case_ids.type)]).serialize()).decode(),
+    }
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata)})
+    with aside(Path(path)) as temporary:
+        pq.write_table(table, temporary, compression="zstd", write_statistics=False)
+
+
+def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
+    """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else."""
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
+            _refuse_other_versions(metadata, path)
+            table = file.read(use_threads=False)
+        kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
+        columns = {name: _whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+        batch = _batch(columns, table.num_rows)
+        return EncodedPartition(batch, columns[_CASE_ID].cast(kind), metadata["first_row"])
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
+
+
+def _refuse_other_versions(metadata: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    found = metadata.get("format_version")
+    if found != FORMAT_VERSION:
+        raise RunError(
+            f"{path}: found encoded evidence of format version {found}, expected {FORMAT_VERSION}: start the run anew"
+        )
+
+
+def _columns(partition: EncodedPartition) -> Iterator[tuple[str, pa.Array]]:
+    batch = partition.batch
+    yield _CASE_ID, partition.case_ids
+    for variable, states in batch.states.items():
+        yield f"s{variable}", _packed(states)
+    for variable, likelihood in batch.likelihoods.items():
+        yield f"l{variable}", _spread(likelihood, batch.rows)
+    reasons = np.full(batch.rows, None, dtype=object)
+    reasons[list(batch.invalid)] = list(batch.invalid.values())
+    yield _REASON, pa.array(reasons, pa.string())
+
+
+def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
+    small = np.min_scalar_type(max(0, int(states.max(initial=0))))
+    return pa.array(states.astype(small), mask=states == UNOBSERVED)
+
+
+def _spread(likelihood: Likelihood, rows: int) -> pa.Array:
+    """Put likelihoods into lists for all rows, null in rows without one."""
+    values = np.zeros((rows, likelihood.values.shape[1]))
+    values[likelihood.rows] = likelihood.values
+    missing = np.ones(rows, dtype=np.bool_)
+    missing[likelihood.rows] = False
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1], mask=pa.array(missing))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
+    states, likelihoods = {}, {}
+    for name, column in columns.items():
+        if name in (_CASE_ID, _REASON):
+            continue
+        variable = int(name[1:])
+        if name.startswith("s"):
+            states[variable] = pc.fill_null(column.cast(pa.int32()), UNOBSERVED).to_numpy(zero_copy_only=False)
+        else:
+            likelihoods[variable] = _gathered(column)
+    reasons = columns[_REASON]
+    bad = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
+    invalid = dict(zip(bad.tolist(), reasons.take(pa.array(bad)).to_pylist(), strict=True))
+    return EvidenceBatch(rows, states, likelihoods, invalid)
+
+
+def _gathered(column: pa.Array) -> Likelihood:
+    present = column.is_valid()
+    values = column.filter(present).flatten().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(present.to_numpy(zero_copy_only=False))
+    return Likelihood(rows, values.reshape(-1, column.type.list_size))

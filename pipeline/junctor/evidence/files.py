@@ -1,0 +1,100 @@
+"""Evidence files on disk: which files a path means, what format they have, and how their bytes are opened."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+import pyarrow as pa
+
+from junctor.errors import EvidenceError, Place, nearest
+
+FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
+
+_ENDINGS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".parq": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".evid": "evid",
+}
+_FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+_GZIPPED = {"csv", "tsv", "evid"}
+
+
+def checked_format(format: str | None) -> str | None:
+    """Return a format that the user asked for, or None; raises EvidenceError for one that there is not."""
+    if format is not None and format not in FORMATS:
+        raise EvidenceError(
+            f"unknown evidence format {format!r}{nearest(format, FORMATS)}: one of {', '.join(FORMATS)}"
+        )
+    return format
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    gzipped = suffixes[-1:] == [".gz"]
+    ending = "".join(suffixes[-2:-1] if gzipped else suffixes[-1:])
+    found = _ENDINGS.get(ending)
+    if found is None and not gzipped:
+        with path.open("rb") as file:
+            start = file.read(8)
+        found = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
+    if found is None or (gzipped and found not in _GZIPPED):
+        raise EvidenceError(
+            f"cannot tell the format from the ending {''.join(path.suffixes[-2:])!r}: expected one of "
+            f"{' '.join(_ENDINGS)} (.csv, .tsv and .evid also with .gz), or say which format it is",
+            Place(str(path)),
+        )
+    return found
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files of a folder, by path; those that start with "_" or "." are marks and leftovers of other tools."""
+    found = []
+    for directory, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        found += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file for reading, gzipped if its name says so."""
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what readers of a file raise into an EvidenceError that names the file."""
+    place = Place(str(path))
+    try:
+        yield
+    except EvidenceError:
+        raise
+    except FileNotFoundError as error:
+        raise EvidenceError("no such file or folder", place) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise EvidenceError(f"cannot be read: {_first_line(error)}", place) from error
+    except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise EvidenceError(f"damaged, or not of its format: {_first_line(error)}", place) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _raise(error: OSError) -> None:
+    raise error

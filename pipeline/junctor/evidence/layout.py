@@ -1,0 +1,199 @@
+"""What the columns of an evidence table are: case id, states of a variable, its likelihood, or a part of one.
+
+- The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
+  network has a variable of that name.
+- A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
+- A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
+  column must have one for each of its states.
+- Anything else is refused, or left out with `ignore_extra`.
+
+White space around a name is dropped unless the name with it is a variable's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+import pyarrow as pa
+
+from junctor.errors import EvidenceError, Place, nearest
+from junctor.evidence.columns import is_list, is_number, is_text
+from junctor.evidence.states import StateCells
+from junctor.model import Network
+
+CASE_ID = "case_id"
+
+Role = Literal["case_id", "states", "likelihood", "entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that is read: its position in the table, its name there, and what it says of which variable.
+
+    `state` is meant for the role `entry` alone, `variable` for all roles but `case_id`.
+    """
+
+    position: int
+    name: str
+    role: Role
+    variable: int = -1
+    state: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a table that are read, in the order of the table, and the type of its case ids."""
+
+    columns: tuple[Column, ...]
+    case_id_type: pa.DataType
+
+    @property
+    def variables(self) -> list[int]:
+        """The variables that the table has evidence on, ascending."""
+        return sorted({column.variable for column in self.columns if column.role != "case_id"})
+
+
+def read_layout(
+    schema: pa.Schema, network: Network, *, case_id: str | None = None, ignore_extra: bool = False, file: str | None
+) -> Layout:
+    """Find out what each column is; raises EvidenceError, naming file and column, for what cannot be evidence.
+
+    That is: unknown columns unless `ignore_extra`, a thing that two columns say, cells of a type that cannot be
+    states or likelihoods, a likelihood without columns for all states, and a case-id column that is not there.
+    """
+    reader = _LayoutReader(network, case_id, ignore_extra, Place(file) if file else None, schema.names)
+    columns = tuple(reader.columns(schema.types))
+    reader.refuse_doubles(columns)
+    reader.refuse_partial_likelihoods(columns)
+    ids = [schema.types[column.position] for column in columns if column.role == "case_id"]
+    if case_id is not None and not ids:
+        reader.fail(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}")
+    return Layout(columns, _case_id_type(ids[0], reader) if ids else pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class _LayoutReader:
+    network: Network
+    case_id: str | None
+    ignore_extra: bool
+    place: Place | None
+    names: Sequence[str]
+    cells: dict[int, StateCells] = field(default_factory=dict)
+
+    def fail(self, message: str) -> NoReturn:
+        raise EvidenceError(message, self.place)
+
+    def columns(self, types: Sequence[pa.DataType]) -> Iterator[Column]:
+        for position, (raw, kind) in enumerate(zip(self.names, types, strict=True)):
+            name = raw if raw in self.network.index else raw.strip()
+            column = self._column(position, name, kind) or self._entry(position, raw, kind)
+            if column is not None:
+                yield column
+            elif not self.ignore_extra:
+                self._refuse_unknown(position, name)
+
+    def _column(self, position: int, name: str, kind: pa.DataType) -> Column | None:
+        if name == self.case_id or (self.case_id is None and name == CASE_ID and name not in self.network.index):
+            return Column(position, name, "case_id")
+        if name in self.network.index:
+            variable = self.network.index[name]
+            return Column(position, name, self._role(variable, name, kind), variable)
+        return None
+
+    def _role(self, variable: int, name: str, kind: pa.DataType) -> Role:
+        if not is_list(kind):
+            if not (is_text(kind) or is_number(kind)):
+                self.fail(f"column {name!r}: found cells of type {kind}, expected text or numbers for states")
+            return "states"
+        if not is_number(kind.value_type):
+            self.fail(f"column {name!r}: found lists of {kind.value_type}, expected lists of numbers for likelihoods")
+        cardinality = self.network.cardinalities[variable]
+        if pa.types.is_fixed_size_list(kind) and kind.list_size != cardinality:
+            self.fail(
+                f"column {name!r}: found lists of {kind.list_size} numbers, expected {cardinality}, one for each state"
+            )
+        return "likelihood"
+
+    def _entry(self, position: int, name: str, kind: pa.DataType) -> Column | None:
+        # Variables and states may hold "=" themselves, so every "=" is tried.
+        splits = [(name[:i], name[i + 1 :]) for i, sign in enumerate(name) if sign == "="]
+        found, unknown = [], []
+        for owner, state in splits:
+            variable = self.network.index.get(owner, self.network.index.get(owner.strip()))
+            if variable is not None:
+                cells = self._cells_of(variable)
+                code = cells.code(state)
+                found += [(variable, code)] if code >= 0 else []
+                unknown += [cells.reason(state)] if code < 0 else []
+        if len(found) > 1:
+            self.fail(f"column {name!r} can be read in {len(found)} ways: use a list column of likelihoods")
+        if found:
+            if not (is_text(kind) or is_number(kind)):
+                self.fail(f"column {name!r}: found cells of type {kind}, expected numbers for likelihoods")
+            return Column(position, name, "entry", *found[0])
+        if unknown:
+            self.fail(f"column {name!r}: {unknown[0]}")
+        return None
+
+    def _cells_of(self, variable: int) -> StateCells:
+        if variable not in self.cells:
+            self.cells[variable] = StateCells(self.network.variables[variable])
+        return self.cells[variable]
+
+    def _refuse_unknown(self, position: int, name: str) -> NoReturn:
+        if not name:
+            self.fail(
+                f"column {position + 1} has no name, expected a variable of the network (pandas writes its index so: "
+                "write the table with index=False, or ignore extra columns)"
+            )
+        if len(self.names) == 1 and any(sign in name for sign in ",;\t|"):
+            self.fail(f"found one column, {name!r}: is another separator meant? (.csv has commas, .tsv tabs)")
+        hint = nearest(name, self.network.index)
+        self.fail(
+            f"unknown column {name!r}{hint or ': no variable of the network has such a name'} "
+            "(columns that are no evidence can be ignored)"
+        )
+
+    def refuse_doubles(self, columns: Sequence[Column]) -> None:
+        """Refuse two columns that say the same thing; a hard and a soft column of a variable may stand together."""
+        seen: dict[tuple[str, int, int], Column] = {}
+        lists = {column.variable: column for column in columns if column.role == "likelihood"}
+        for column in columns:
+            role = "states" if column.role == "likelihood" else column.role
+            first = seen.setdefault((role, column.variable, column.state), column)
+            if column.role == "entry":
+                first = lists.get(column.variable, first)
+            if first is not column:
+                self.fail(
+                    f"column {column.name!r} (number {column.position + 1}) says again what column {first.name!r} "
+                    f"(number {first.position + 1}) says"
+                )
+
+    def refuse_partial_likelihoods(self, columns: Sequence[Column]) -> None:
+        """Refuse `variable=state` columns that leave out a state: 0 and 1 are both plausible guesses."""
+        entries: dict[int, set[int]] = {}
+        for column in columns:
+            if column.role == "entry":
+                entries.setdefault(column.variable, set()).add(column.state)
+        for variable, states in entries.items():
+            known = self.network.variables[variable]
+            missing = [name for state, name in enumerate(known.states) if state not in states]
+            if missing:
+                wanted = ", ".join(repr(f"{known.name}={name}") for name in missing[:5])
+                self.fail(
+                    f"the likelihood of {known.name!r} needs a column for each of its {known.cardinality} states, "
+                    f"missing: {wanted}{', ...' if len(missing) > 5 else ''}"
+                )
+
+
+def _case_id_type(kind: pa.DataType, reader: _LayoutReader) -> pa.DataType:
+    """The type in which case ids are carried: the column's own, without a dictionary."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    carried = is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_fixed_size_binary(kind)
+    # Parquet has no calendar intervals.
+    if not carried or pa.types.is_interval(kind):
+        reader.fail(f"case ids of type {kind} cannot be carried through, expected text, numbers or times")
+    return kind

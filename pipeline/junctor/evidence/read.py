@@ -1,0 +1,244 @@
+"""Evidence files as streams of encoded partitions.
+
+| format   | endings                              | what it is |
+|----------|--------------------------------------|------------|
+| csv, tsv | .csv .tsv, also with .gz             | text, UTF-8, header; see `delimited` |
+| parquet  | .parquet .pq .parq                   | Parquet    |
+| arrow    | .arrow .arrows .feather .ipc         | Arrow IPC, file or stream |
+| evid     | .evid, also with .gz                 | UAI evidence; see `uai_evid` |
+
+A file with another ending is known by its first bytes. A folder is one table, whose files (but for UAI evidence) are
+read in the order of their paths; names that start with `_` or `.` are skipped, and folders called `column=value` are
+columns of their own. `layout` says what the columns mean, `states` what cells mean, `encode` which rows are invalid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from junctor.errors import EvidenceError, Place
+from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
+from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.layout import Layout, read_layout
+from junctor.model import Network
+
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+
+class EvidenceSource(Protocol):
+    """An evidence file that was opened: what it has, and its partitions."""
+
+    @property
+    def columns(self) -> list[int]:
+        """Indices of the variables that the file has evidence on, ascending."""
+        ...
+
+    @property
+    def case_id_type(self) -> pa.DataType:
+        """The Arrow type of the case ids; int64 where they are row numbers."""
+        ...
+
+    def partitions(self, rows: int) -> Iterator[EncodedPartition]:
+        """Yield partitions of `rows` rows, the last one shorter, in the order of the input; none if it has no rows.
+
+        Holds one partition and one block of the file at a time. Raises EvidenceError for what cannot be read and,
+        if the source is strict, for the first invalid row.
+        """
+        ...
+
+
+def open_evidence(
+    path: str | os.PathLike[str],
+    network: Network,
+    *,
+    case_id: str | None = None,
+    ignore_extra: bool = False,
+    strict: bool = False,
+    format: str | None = None,
+) -> EvidenceSource:
+    """Open an evidence file or folder; its columns are checked, its rows not read yet.
+
+    case_id: the column that is carried through; by default `case_id`, and row numbers where there is none.
+    ignore_extra: leave out columns that are not of the network. strict: refuse invalid rows instead of marking them.
+    format: csv, tsv, parquet, arrow or evid; by default what the name or the first bytes say.
+    Raises EvidenceError.
+    """
+    source, format = Path(path), checked_format(format)
+    with explained(source):
+        if not source.is_dir():
+            format = format or format_of(source)
+        if format == "evid":
+            return _open_evid(source, network, case_id, strict)
+        tables = list(_open_tables(source, format))
+        layouts = [
+            read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=str(table.path))
+            for table in tables
+        ]
+    for table, layout in zip(tables[1:], layouts[1:], strict=True):
+        _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
+    encoders = [_encoder(network, layout, strict, table) for table, layout in zip(tables, layouts, strict=True)]
+    files = tuple(zip(tables, layouts, encoders, strict=True))
+    return TableSource(layouts[0].variables, layouts[0].case_id_type, files)
+
+
+def digest_of(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes; of a folder, of the names and contents of the files that are read."""
+    source = Path(path)
+    with explained(source):
+        if not source.is_dir():
+            with source.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        sha = hashlib.sha256()
+        for file_path in files_of(source):
+            sha.update(file_path.relative_to(source).as_posix().encode(errors="surrogateescape") + b"\0")
+            with file_path.open("rb") as file:
+                sha.update(hashlib.file_digest(file, "sha256").digest())
+        return sha.hexdigest()
+
+
+class _Table(Protocol):
+    path: Path
+    schema: pa.Schema
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]: ...
+
+    def line_of(self, row: int) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """Evidence in one or several files of columns."""
+
+    columns: list[int]
+    case_id_type: pa.DataType
+    _files: tuple[tuple[_Table, Layout, Encoder], ...] = field(repr=False)
+
+    def partitions(self, rows: int) -> Iterator[EncodedPartition]:
+        """Yield partitions of `rows` rows; see `EvidenceSource`."""
+        if rows < 1:
+            raise ValueError(f"partitions need at least one row, not {rows}")
+        first_row = held_rows = 0
+        held: list[EncodedPartition] = []
+        for encode, batch_rows in self._batches():
+            start = 0
+            while start < batch_rows:
+                take = min(rows - held_rows, batch_rows - start)
+                held.append(encode(start, take, first_row + held_rows))
+                held_rows, start = held_rows + take, start + take
+                if held_rows == rows:
+                    yield concatenate(held, self.case_id_type, first_row)
+                    first_row, held_rows, held = first_row + rows, 0, []
+        if held:
+            yield concatenate(held, self.case_id_type, first_row)
+
+    def _batches(self) -> Iterator[tuple[Callable[[int, int, int], EncodedPartition], int]]:
+        """Yield, for each batch of the files, how to encode a slice of it, and its rows."""
+        for table, layout, encoder in self._files:
+            row_in_file = 0
+            batches = table.batches([column.position for column in layout.columns])
+            while True:
+                with explained(table.path):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                yield _slice_encoder(table.path, encoder, batch, row_in_file), batch.num_rows
+                row_in_file += batch.num_rows
+
+
+def _slice_encoder(
+    path: Path, encoder: Encoder, batch: pa.RecordBatch, row_in_file: int
+) -> Callable[[int, int, int], EncodedPartition]:
+    def encode(start: int, rows: int, first_row: int) -> EncodedPartition:
+        with explained(path):
+            return encoder.encode(batch.slice(start, rows), first_row, row_in_file + start)
+
+    return encode
+
+
+def _encoder(network: Network, layout: Layout, strict: bool, table: _Table) -> Encoder:
+    return Encoder(network, layout, strict, lambda row: Place(str(table.path), table.line_of(row)))
+
+
+def _refuse_other_columns(first: Layout, other: Layout, first_file: str, file: str) -> None:
+    names, others = ({column.name for column in layout.columns} for layout in (first, other))
+    for name in sorted(names ^ others):
+        has, lacks = (first_file, file) if name in names else (file, first_file)
+        raise EvidenceError(f"no column {name!r}, but {has} has one: the files of a folder are one table", Place(lacks))
+    if first.case_id_type != other.case_id_type:
+        raise EvidenceError(
+            f"case ids of type {other.case_id_type}, but {first_file} has {first.case_id_type}", Place(file)
+        )
+
+
+def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool) -> EvidenceSource:
+    from junctor.evidence.uai_evid import EvidSource
+
+    if path.is_dir() or case_id is not None:
+        missing = "columns, so none for the case ids" if case_id is not None else "folders, only files"
+        raise EvidenceError(f"UAI evidence has no {missing}", Place(str(path)))
+    return EvidSource.read(path, network, strict)
+
+
+def _open_tables(source: Path, format: str | None) -> Iterator[_Table]:
+    if not source.is_dir():
+        yield _open_table(source, format or format_of(source), None)
+        return
+    files = files_of(source)
+    if not files:
+        raise EvidenceError("the folder has no evidence files", Place(str(source)))
+    for path in files:
+        yield _open_table(path, format or format_of(path), source)
+
+
+def _open_table(path: Path, format: str, folder: Path | None) -> _Table:
+    with explained(path):
+        if format in ("csv", "tsv"):
+            from junctor.evidence.delimited import DelimitedTable
+
+            table: _Table = DelimitedTable(path, "," if format == "csv" else "\t")
+        elif format == "parquet":
+            from junctor.evidence.columnar import ParquetTable
+
+            table = ParquetTable(path)
+        elif format == "arrow":
+            from junctor.evidence.columnar import ArrowTable
+
+            table = ArrowTable(path)
+        else:
+            raise EvidenceError("UAI evidence cannot be one of several files of a folder", Place(str(path)))
+        parents = path.relative_to(folder).parts[:-1] if folder else ()
+        constants = dict(part.split("=", 1) for part in parents if "=" in part)
+        return _WithFolderColumns(table, constants) if constants else table
+
+
+class _WithFolderColumns:
+    """A file in folders called `column=value`, as Hive and Spark write them: they are columns, last in the table."""
+
+    def __init__(self, table: _Table, constants: dict[str, str]) -> None:
+        self.path = table.path
+        self._table = table
+        self._values = [None if text == _NULL_FOLDER else unquote(text) for text in constants.values()]
+        self._width = len(table.schema)
+        self.schema: pa.Schema = table.schema
+        for name in constants:
+            self.schema = self.schema.append(pa.field(unquote(name), pa.string()))
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        inner = [position for position in positions if position < self._width]
+        for batch in self._table.batches(inner):
+            columns = dict(zip(inner, batch.columns, strict=True))
+            for i, value in enumerate(self._values, self._width):
+                columns[i] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+            picked = pa.RecordBatch.from_arrays([columns[i] for i in positions], [str(i) for i in positions])
+            yield picked if positions else batch
+
+    def line_of(self, row: int) -> int | None:
+        return self._table.line_of(row)

@@ -1,0 +1,123 @@
+"""What one cell says of a variable: a state by name or by index, nothing, or something unknown.
+
+In this order:
+
+1. A cell that is the name of a state is that state, even if the name is `NA` or `?`. Text is compared as it stands,
+   then without the white space around it; a number by its digits, an integral one (3.0) also as an integer.
+2. Null, NaN and the texts empty, `NA`, `?`, `null`, `NaN` and `nan` say nothing: the variable is unobserved.
+3. True and false, as booleans or as text in any case, are the state of that name in any case (`TRUE`, `True`).
+4. A whole number (3, 3.0, `3`, `3.0`, but not `03`) is the index of a state, from 0; only where no state of the
+   variable has a name that looks like a number. Where one has, numbers are names and nothing else.
+5. Anything else is unknown, and its row invalid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+from junctor.errors import nearest
+from junctor.evidence.batch import UNOBSERVED
+from junctor.model import Variable
+
+MISSING_TEXTS = ("", "NA", "?", "null", "NaN", "nan")
+UNKNOWN = -2
+
+Cell = str | bool | int | float | Decimal | None
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# At most 18 digits: any text of 4,300 and more makes int() raise.
+_INTEGER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
+
+# Suggestions compare a cell with every state, which is slow. A table of garbage shall not make the reader crawl.
+_HINTS = 1000
+_HINT_COMPARISONS = 20_000
+_HINT_LENGTH = 64
+_STATES_SHOWN = 8
+_SHOWN_LENGTH = 40
+
+
+class StateCells:
+    """Reads the cells of one variable. `code` is cheap; `reason` is for what `code` does not know."""
+
+    def __init__(self, variable: Variable) -> None:
+        self._states = variable.states
+        self._codes = {name: code for code, name in enumerate(variable.states)}
+        self._by_index = not any(_NUMBER.fullmatch(name.strip()) for name in variable.states)
+        self._truths = {truth: _only(variable.states, truth) for truth in ("true", "false")}
+        self._hints: dict[str, str] = {}
+        self._most_hints = min(_HINTS, 1 + _HINT_COMPARISONS // variable.cardinality)
+
+    def code(self, cell: Cell) -> int:
+        """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
+        if cell is None or cell != cell:
+            return UNOBSERVED
+        for text in _spellings(cell):
+            if text in self._codes:
+                return self._codes[text]
+        return self._code_of_other(cell)
+
+    def _code_of_other(self, cell: Cell) -> int:
+        text = str(cell).strip()
+        if isinstance(cell, str) and text in MISSING_TEXTS:
+            return UNOBSERVED
+        # Long cells are not folded: no word of five letters is in them.
+        truth = self._truths.get(text.casefold()) if len(text) <= 5 else None
+        if truth is not None:
+            return truth
+        index = _integer(cell)
+        if index is not None and self._by_index and 0 <= index < len(self._states):
+            return index
+        return UNKNOWN
+
+    def reason(self, cell: Cell) -> str:
+        """Say what is wrong with a cell that is UNKNOWN, and what was expected."""
+        shown = _short(repr(cell) if isinstance(cell, str) else str(cell))
+        names = ", ".join(_short(name) for name in self._states[:_STATES_SHOWN])
+        if len(self._states) > _STATES_SHOWN:
+            names += f", ... ({len(self._states)} in all)"
+        return f"unknown state {shown}{self._hint(cell)}; states are {names}"
+
+    def _hint(self, cell: Cell) -> str:
+        if not isinstance(cell, str) or len(cell) > _HINT_LENGTH:
+            return ""
+        if cell not in self._hints and len(self._hints) < self._most_hints:
+            self._hints[cell] = nearest(cell.strip(), self._states)
+        return self._hints.get(cell, "")
+
+
+def _only(states: tuple[str, ...], truth: str) -> int | None:
+    found = [code for code, name in enumerate(states) if name.casefold() == truth]
+    return found[0] if len(found) == 1 else None
+
+
+def _spellings(cell: Cell) -> Iterator[str]:
+    """The names that a cell may stand for; a boolean is no number, and its names are looked up in any case."""
+    if isinstance(cell, bool):
+        return
+    yield str(cell)
+    if isinstance(cell, str):
+        yield cell.strip()
+    integer = _integer(cell)
+    if integer is not None:
+        yield str(integer)
+
+
+def _integer(cell: Cell) -> int | None:
+    if isinstance(cell, bool):
+        return None
+    if isinstance(cell, str):
+        match = _INTEGER.fullmatch(cell.strip())
+        return int(match[1]) if match else None
+    if isinstance(cell, int):
+        return cell
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() else None
+    if isinstance(cell, Decimal):
+        return int(cell) if cell == cell.to_integral_value() else None
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."

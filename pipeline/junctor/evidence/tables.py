@@ -1,0 +1,90 @@
+"""Tables in memory, whatever library they come from, as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from junctor.errors import EvidenceError
+
+_EXPECTED = (
+    "expected an Arrow table or record batch, a pandas or polars data frame, a mapping of columns "
+    "({'smoke': ['yes', None]}), or a list of rows ([{'smoke': 'yes'}, {}])"
+)
+
+
+def as_arrow(evidence: Any) -> pa.Table:
+    """Return a table of evidence as Arrow, its columns as they are; raises EvidenceError for what is no table.
+
+    evidence: an Arrow table, record batch or reader; a pandas data frame (its index is dropped); anything that offers
+    Arrow's C stream, such as a polars data frame; a mapping of columns; a list of rows, in which a missing key is an
+    unobserved variable. NaN in pandas is null. A column of mixed plain values is read as text.
+    """
+    if isinstance(evidence, pa.Table):
+        return evidence
+    if isinstance(evidence, pa.RecordBatch):
+        return pa.Table.from_batches([evidence])
+    if isinstance(evidence, pa.RecordBatchReader):
+        return evidence.read_all()
+    if isinstance(evidence, Mapping):
+        return _from_columns([(name, _checked_cells(name, cells)) for name, cells in evidence.items()])
+    if type(evidence).__module__.partition(".")[0] == "pandas" and hasattr(evidence, "items") and evidence.ndim == 2:
+        # Through its columns: pandas' own way to Arrow keeps the index and stops at mixed columns.
+        return _from_columns(list(evidence.items()), rows=len(evidence))
+    if hasattr(evidence, "__arrow_c_stream__"):
+        return pa.table(evidence)
+    if isinstance(evidence, Sequence) and all(isinstance(row, Mapping) for row in evidence):
+        return _from_rows(evidence)
+    raise EvidenceError(f"evidence: found {type(evidence).__name__}, {_EXPECTED}")
+
+
+def _checked_cells(name: Any, cells: Any) -> Any:
+    if isinstance(cells, str | bytes | Mapping) or not hasattr(cells, "__len__"):
+        raise EvidenceError(
+            f"evidence: column {str(name)!r} is {cells!r}, expected a list of cells (one case is a list of one row: "
+            "[{'smoke': 'yes'}])"
+        )
+    return cells
+
+
+def _from_rows(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _from_columns([(name, [row.get(name) for row in rows]) for name in names], rows=len(rows))
+
+
+def _from_columns(columns: Sequence[tuple[Any, Any]], rows: int = 0) -> pa.Table:
+    lengths = {str(name): len(cells) for name, cells in columns}
+    if len(set(lengths.values())) > 1:
+        raise EvidenceError(f"evidence: columns of different lengths: {lengths}")
+    if not columns:
+        return pa.table({"": pa.nulls(rows)}).select([])
+    return pa.Table.from_arrays([_column(name, cells) for name, cells in columns], [str(name) for name, _ in columns])
+
+
+def _column(name: Any, cells: Any) -> pa.Array | pa.ChunkedArray:
+    if isinstance(cells, pa.Array | pa.ChunkedArray):
+        return cells
+    if getattr(cells, "ndim", 1) == 2:
+        cells = list(cells)  # a matrix of likelihoods, one row a case
+    try:
+        return pa.array(cells, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.array([_as_text(name, cell) for cell in cells], pa.large_string())
+
+
+def _as_text(name: Any, cell: Any) -> str | None:
+    if isinstance(cell, Mapping | set) or (isinstance(cell, Iterable) and not isinstance(cell, str)):
+        raise EvidenceError(
+            f"evidence: column {str(name)!r} mixes {type(cell).__name__} with other cells: put likelihoods into a "
+            "column of lists or into columns 'variable=state', and states into another"
+        )
+    return None if _is_null(cell) else str(cell)
+
+
+def _is_null(cell: Any) -> bool:
+    # pandas' own nulls are named, since pandas need not be there to be imported.
+    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(cell, float) and cell != cell

@@ -1,0 +1,172 @@
+"""Network files: which format a file has, and the readers and writers of all formats.
+
+| format   | extensions                          | read | write |
+|----------|-------------------------------------|------|-------|
+| `bif`    | .bif                                | yes  | yes   |
+| `xmlbif` | .xml .bifxml .xmlbif .xbif          | yes  |       |
+| `hugin`  | .net .hugin                         | yes  |       |
+| `xdsl`   | .xdsl                               | yes  |       |
+| `uai`    | .uai                                | yes  | yes   |
+| `parquet`| .parquet (`junctor.formats.store`)  | yes  | yes   |
+
+Each may be compressed by gzip (`.gz` after the extension). To convert a file is to read it and to write it. UAI files
+have no names: variables and states become numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from junctor.errors import ModelError, Place, nearest
+from junctor.formats._bytes import decode, publish, read_bytes
+from junctor.model import Network
+
+EXTENSIONS = {
+    "bif": (".bif",),
+    "xmlbif": (".xml", ".bifxml", ".xmlbif", ".xbif"),
+    "hugin": (".net", ".hugin"),
+    "xdsl": (".xdsl",),
+    "uai": (".uai",),
+    "parquet": (".parquet",),
+}
+WRITABLE = ("bif", "uai", "parquet")
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+def read_network(path: str | os.PathLike[str], format: str | None = None) -> Network:
+    """Read a network file; the format follows from the extension, or else from the content, unless `format` names it.
+
+    Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
+    holds no valid network.
+    """
+    path = Path(path)
+    chosen = _named_format(format) or _format_of_extension(path)
+    if chosen == "parquet":
+        from junctor.formats import store
+
+        return store.read(path)
+    data = read_bytes(path)
+    return _read(chosen or _format_of_content(data, path), data, path)
+
+
+def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
+    """Write a network file, whole or not at all, and return warnings about what the format could not keep.
+
+    Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
+    """
+    path = Path(path)
+    chosen = _named_format(format) or _format_of_extension(path)
+    if chosen not in WRITABLE:
+        what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
+        known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
+        raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
+    publish(path, _written(network, chosen))
+    return _losses(network, chosen)
+
+
+def _read(format: str, data: bytes, path: Path) -> Network:
+    # Each reader is imported when it is needed: XML and Arrow take their time.
+    file = str(path)
+    if format == "bif":
+        from junctor.formats import bif
+
+        return bif.read(decode(data, file), file)
+    if format == "hugin":
+        from junctor.formats import hugin
+
+        return hugin.read(decode(data, file), file)
+    if format == "uai":
+        from junctor.formats import uai
+
+        return uai.read(decode(data, file), file)
+    if format == "xmlbif":
+        from junctor.formats import xmlbif
+
+        return xmlbif.read(data, file)
+    if format == "xdsl":
+        from junctor.formats import xdsl
+
+        return xdsl.read(data, file)
+    from junctor.formats import store
+
+    return store.read(data, file)
+
+
+def _written(network: Network, format: str) -> bytes:
+    if format == "bif":
+        from junctor.formats import bif
+
+        return _encoded(bif.write(network))
+    if format == "uai":
+        from junctor.formats import uai
+
+        return _encoded(uai.write(network))
+    from junctor.formats import store
+
+    return store.to_bytes(network)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ModelError("a name has characters that no file can hold (half of a surrogate pair)") from None
+
+
+def _losses(network: Network, format: str) -> tuple[str, ...]:
+    if format != "uai":
+        return ()
+    numbered = all(
+        variable.name == str(i) and variable.states == tuple(map(str, range(variable.cardinality)))
+        for i, variable in enumerate(network.variables)
+    )
+    if numbered:
+        return ()
+    return ("UAI files have no names: variables and states are numbered from 0, in the order of the network",)
+
+
+def _named_format(format: str | None) -> str | None:
+    if format is None:
+        return None
+    name = format.lower().removeprefix(".")
+    for known, extensions in EXTENSIONS.items():
+        if name == known or f".{name}" in extensions:
+            return known
+    raise ModelError(f"unknown format {format!r}{nearest(name, EXTENSIONS)}, expected one of {', '.join(EXTENSIONS)}")
+
+
+def _format_of_extension(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    return next((name for name, known in EXTENSIONS.items() if suffixes[-1:] and suffixes[-1] in known), None)
+
+
+_SIGNS = {
+    "xdsl": re.compile(r"<smile[\s>]"),
+    "xmlbif": re.compile(r"<(\w+:)?(xml)?bif[\s>]", re.I),
+    "uai": re.compile(r"\s*(bayes|markov)\s+\d+\s", re.I),
+    "hugin": re.compile(r"\s*(net|class\s+\w+|((discrete|continuous)\s+)?node\s+\w+)\s*\{"),
+    "bif": re.compile(r"\s*(network\s+[^{]*|variable\s+[^{]+)\{"),
+}
+# Comments of BIF, Hugin and UAI at the head of a file.
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
+
+
+def _format_of_content(data: bytes, path: Path) -> str:
+    if data.startswith(_PARQUET_MAGIC):
+        return "parquet"
+    head = data[:65536].decode("latin-1").removeprefix("\xef\xbb\xbf")
+    is_xml = head.lstrip().startswith("<")
+    plain = head if is_xml else _COMMENT.sub(" ", head)
+    for name, sign in _SIGNS.items():
+        if (sign.search if is_xml else sign.match)(plain):
+            return name
+    known = ", ".join(f"{name} ({' '.join(extensions)})" for name, extensions in EXTENSIONS.items())
+    raise ModelError(
+        f"neither the extension nor the content tells the format; name it, or rename the file. Known: {known}",
+        Place(str(path)),
+    )

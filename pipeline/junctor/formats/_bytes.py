@@ -1,0 +1,141 @@
+"""The bytes of a network file: gzip, size limits and character encodings on the way in, renaming on the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import BinaryIO, cast
+
+from junctor.errors import ModelError, Place
+
+# No network file may be larger than this, counted after decompression: a gzip file of 1 MB can hold 1 GB of zeros.
+MAX_BYTES = 2**30
+
+GZIP_MAGIC = b"\x1f\x8b"
+_BLOCK = 2**20
+
+# Encodings that an XML declaration may name. Python knows more, but some of those take quadratic time or are no
+# encodings of text at all.
+_DECLARED = re.compile(
+    rb"""\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']((?:iso-?8859-|windows-125|cp125)\d{1,2})["']""", re.I
+)
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of `path`, decompressed if it is gzip (known by its first bytes, not by its name).
+
+    Raises ModelError if there is no such file, it cannot be read, is empty, is larger than `limit` (`MAX_BYTES` if it
+    was compressed), or is gzip that is cut short or damaged.
+    """
+    place = Place(str(path))
+    try:
+        with open(path, "rb") as file:
+            # Looked at without seeking: the file may be a pipe.
+            compressed = file.peek(2)[:2] == GZIP_MAGIC
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
+            data = b"".join(_bounded(_chunks(stream), min(limit, MAX_BYTES) if compressed else limit, place))
+    except FileNotFoundError:
+        raise ModelError("there is no such file", place) from None
+    except IsADirectoryError:
+        raise ModelError("found a directory, expected a network file", place) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ModelError(f"the gzip data is cut short or damaged ({error}); copy the file again", place) from None
+    except (OSError, ValueError) as error:
+        # ValueError: the path has a NUL character.
+        raise ModelError(f"cannot be read: {getattr(error, 'strerror', None) or error}", place) from None
+    if not data:
+        raise ModelError("the file is empty, expected a network", place)
+    return data
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_BLOCK):
+        yield chunk
+
+
+def _bounded(chunks: Iterator[bytes], limit: int, place: Place) -> Iterator[bytes]:
+    total = 0
+    for chunk in chunks:
+        total += len(chunk)
+        if total > limit:
+            raise ModelError(f"the file holds more than the {limit:,} bytes that are allowed", place)
+        yield chunk
+
+
+def decode(data: bytes, file: str | None = None) -> str:
+    r"""Return `data` as text with `\n` line ends: UTF-8 or UTF-16 by its mark, else UTF-8, else Latin-1.
+
+    Raises ModelError, with the place, where there is a NUL character: that is no text.
+    """
+    text = _decoded(data).replace("\r\n", "\n").replace("\r", "\n")
+    at = text.find("\0")
+    if at >= 0:
+        raise ModelError("found a NUL byte, expected text; is this a binary file?", place_at(text, at, file))
+    return text
+
+
+def decode_xml(data: bytes) -> str:
+    """Return XML as text; an encoding that the XML declaration names comes before UTF-8 and Latin-1."""
+    declared = _DECLARED.match(data[:1000])
+    if declared:
+        with contextlib.suppress(UnicodeDecodeError, LookupError):
+            return data.decode(declared[1].decode())
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode("utf-16")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def place_at(text: str, offset: int, file: str | None) -> Place:
+    """Return the place of `text[offset]`."""
+    start_of_line = text.rfind("\n", 0, offset) + 1
+    return Place(file, text.count("\n", 0, offset) + 1, offset - start_of_line + 1)
+
+
+def title_of(file: str | None) -> str:
+    """Return the name of a network whose file gives none: the file's name without its extensions."""
+    name = PurePath(file or "network").name
+    return PurePath(name[:-3] if name.lower().endswith(".gz") else name).stem
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write `data` to `path` whole or not at all: aside first, then renamed. A `.gz` in the name compresses it.
+
+    Raises ModelError if it cannot be written.
+    """
+    # The time stamp is left out so that the same network gives the same bytes.
+    data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(None, "found a directory, expected the name of a file")
+        _replace(target, data)
+    except (OSError, ValueError) as error:
+        # ValueError: the path has a NUL character.
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"cannot be written: {reason}", Place(str(path))) from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    aside = target.with_name(f".{os.urandom(8).hex()}.part")
+    try:
+        with open(aside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    finally:
+        # Nothing is left of it where all went well.
+        aside.unlink(missing_ok=True)

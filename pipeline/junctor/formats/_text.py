@@ -1,0 +1,260 @@
+"""What the readers of text formats share: comments, parsing by a lark grammar, names, scopes and numbers.
+
+Grammars here have few and coarse terminals: a whole list of names or numbers is one token, taken apart by `str.split`
+and converted at once. lark then sees three tokens for each row of a table instead of one for each number.
+
+Patterns repeat possessively (`*+`, `++`) wherever what follows could take something back: no input is slow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place, nearest
+from junctor.formats._bytes import place_at
+from junctor.formats._numbers import BadNumber, parse_numbers, shown
+from junctor.model import DraftVariable, table_size
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+
+# Entries (128 MiB of them) that a file may have filled in without writing them out: a short file can name huge tables.
+MAX_FILLED = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text with its comments blanked out (offsets are those of the file) and the name of its file."""
+
+    text: str
+    file: str
+
+    def place(self, offset: int) -> Place:
+        """Line and column, from 1, of a character."""
+        return place_at(self.text, offset, self.file)
+
+    def place_in(self, token: Token, offset: int) -> Place:
+        """Place of the character `offset` of a token."""
+        return self.place((token.start_pos or 0) + offset)
+
+    def place_of(self, token: Token) -> Place:
+        """Place of a token's first character."""
+        return Place(self.file, token.line, token.column)
+
+
+def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> Source:
+    """Return the text with every match of the pattern `comment` outside of strings turned into spaces.
+
+    `unclosed` says what each mark opens that must not be left over, such as a quote. Raises ModelError for those.
+    """
+    marks = "|".join(map(re.escape, unclosed))
+    pattern = re.compile(f"(?P<string>{string})|(?P<comment>{comment})|(?P<open>{marks})", re.DOTALL)
+    over_lines: list[int] = []
+
+    def blank(match: re.Match[str]) -> str:
+        if match["comment"] is not None:
+            return re.sub(r"[^\n]", " ", match[0])
+        if match["open"] is not None:
+            # A stray quote is paired with the next one, so the first string that runs over a line's end is the
+            # likely culprit.
+            at = over_lines[0] if match[0] == '"' and over_lines else match.start()
+            raise ModelError(f"the {unclosed[match[0]]} that opens here is never closed", Source(text, file).place(at))
+        if "\n" in match[0]:
+            over_lines.append(match.start())
+        return match[0]
+
+    return Source(pattern.sub(blank, text), file)
+
+
+class Block:
+    """A rule of a grammar as found in a text: its tokens and the rules inside of it. Takes the place of lark's Tree."""
+
+    __slots__ = ("children", "kind")
+
+    def __init__(self, kind: str, children: list[Token | Block]) -> None:
+        self.kind = kind
+        self.children = children
+
+    @property
+    def tokens(self) -> list[Token]:
+        """The tokens of this rule, those of inner rules not among them."""
+        return [child for child in self.children if not isinstance(child, Block)]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The rules inside of this one."""
+        return [child for child in self.children if isinstance(child, Block)]
+
+    def all(self, kind: str) -> list[Block]:
+        """The rules of one kind inside of this one."""
+        return [block for block in self.blocks if block.kind == kind]
+
+
+@cache
+def _parser(grammar: str) -> Lark:
+    # Imported here: it takes 0.1 s, and most formats need no grammar.
+    from lark import Lark
+
+    return Lark(grammar, parser="lalr", maybe_placeholders=False, tree_class=Block)
+
+
+def parse(grammar: str, source: Source, words: Mapping[str, str]) -> Block:
+    """Parse by a grammar; raises ModelError saying what was found and, by `words` for each terminal, expected."""
+    from lark import UnexpectedCharacters, UnexpectedToken
+
+    parser = _parser(grammar)
+    try:
+        return cast(Block, parser.parse(source.text))
+    except UnexpectedCharacters as error:
+        at = error.pos_in_stream or 0
+    except UnexpectedToken as error:
+        at = len(source.text.rstrip()) if error.token.type == "$END" else error.pos_in_stream or 0
+    expected = _acceptable(parser, source.text)
+    wanted = " or ".join(word for terminal, word in words.items() if terminal in expected)
+    raise ModelError(f"found {_found(source.text, at)}, expected {wanted}", source.place(at))
+
+
+def _acceptable(parser: Lark, text: str) -> set[str]:
+    """The terminals that could go on where a text does not parse."""
+    from lark import UnexpectedInput
+
+    # Parsed once more, since an error names all that its LALR state knows, which is more than the place allows.
+    interactive = parser.parse_interactive(text)
+    with suppress(UnexpectedInput):
+        for _ in interactive.iter_parse():
+            pass
+    return cast(set[str], interactive.accepts())  # type: ignore[no-untyped-call]
+
+
+def _found(text: str, at: int) -> str:
+    match = re.compile(r"[\w.+-]{1,40}|[({\[][^\n]{0,30}|\S").match(text, at)
+    return repr(match[0].rstrip()) if match else "the end of the file"
+
+
+def shortened(text: str) -> str:
+    """Return the text on one line and not too long for a message."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 60 else flat[:57] + "..."
+
+
+def hinted(name: str, known: Iterable[str]) -> str:
+    """Return `nearest(name, known)`, but in no time for long names: the search is quadratic."""
+    return nearest(name[:100], known)
+
+
+# A quoted name, or a run without spaces and commas in which brackets hang together.
+_WORD = re.compile(r'"[^"]*+"|(?:[^\s,|()"]++|\([^()]*+\)|[()])++')
+_PART = re.compile(r'(?:"[^"]*+"|\([^()]*+\)|[^,"(]++|\()++')
+
+
+def unquoted(name: str) -> str:
+    """Return a name as it is meant: quotes taken off, or else runs of spaces made one."""
+    name = name.strip()
+    return name[1:-1] if name[:1] == '"' else " ".join(name.split())
+
+
+def names_in_list(text: str, number: int) -> list[str]:
+    """Return the names in a list that ought to have `number` of them.
+
+    Tools separate names by commas, by spaces or by both, and some write names with spaces in them without quotes:
+    commas separate where there are any, unless only spaces give the right number.
+    """
+    parts = [part.strip() for part in _PART.findall(text) if part.strip()]
+    words = _WORD.findall(text)
+    by_commas = all('"' not in part or _WORD.fullmatch(part) for part in parts)
+    if by_commas and (len(parts) == number or (len(words) != number and len(parts) > 1)):
+        return [unquoted(part) for part in parts]
+    return [unquoted(word) for word in words]
+
+
+def scope_of(source: Source, token: Token, known: Container[str]) -> tuple[str, list[str]]:
+    """Return child and parents of `(child | parents)`; without a bar the first name is the child.
+
+    A name with spaces and no quotes is taken as one where the network knows it so. Raises ModelError for no child,
+    more than one, or a second bar.
+    """
+    bars = [match.start() for match in re.finditer(r'"[^"]*+"|\|', token) if match[0] == "|"]
+    if bars:
+        children = _names_in_scope(token[1 : bars[0]], known)
+        parents = _names_in_scope(token[bars[0] + 1 : -1], known)
+    else:
+        names = _names_in_scope(token[1:-1], known)
+        children, parents = names[:1], names[1:]
+    if len(bars) > 1 or len(children) != 1:
+        count = f"{len(bars)} '|'" if len(bars) > 1 else f"{len(children)} variables before the '|'"
+        raise ModelError(
+            f"found {count} in {shortened(token)}, expected (child | parents) with one child", source.place_of(token)
+        )
+    return children[0], parents
+
+
+def _names_in_scope(text: str, known: Container[str]) -> list[str]:
+    names: list[str] = []
+    for part in _PART.findall(text):
+        whole = unquoted(part)
+        names += [whole] if '"' not in part and whole in known else map(unquoted, _WORD.findall(part))
+    return names
+
+
+def sound(variables: Sequence[DraftVariable]) -> bool:
+    """Whether all variables have states and no name stands twice; where it does, build_network says so."""
+    names = [variable.name for variable in variables]
+    lists = [names, *(variable.states for variable in variables)]
+    return all(listed and len(set(listed)) == len(listed) for listed in lists)
+
+
+class Shapes:
+    """Numbers of states, and a watch over the tables that a file asks for without writing them out."""
+
+    def __init__(self, states: Mapping[str, Sequence[str]]) -> None:
+        self.states = states
+        self._filled = 0
+
+    def of(self, scope: Sequence[str], what: str, place: Place) -> tuple[int, ...]:
+        """Shape of a table; raises ModelError for an unknown variable or a table that is too large."""
+        for name in scope:
+            if name not in self.states:
+                hint = hinted(name, self.states)
+                raise ModelError(f"{what}: unknown variable {shortened(name)!r}{hint}", place)
+        shape = tuple(len(self.states[name]) for name in scope)
+        table_size(shape, what, place)
+        return shape
+
+    def fill(self, shape: Sequence[int], what: str, place: Place) -> npt.NDArray[np.float64]:
+        """A table of ones, flat; raises ModelError if it, or all that were filled so far, would be too large."""
+        self._filled += math.prod(shape)
+        if self._filled > MAX_FILLED:
+            raise ModelError(
+                f"{what} is not written out and would have {math.prod(shape):,} entries; allowed are {MAX_FILLED:,} "
+                "for all such tables of a file together",
+                place,
+            )
+        return np.ones(math.prod(shape))
+
+
+def numbers_in(source: Source, *tokens: Token) -> npt.NDArray[np.float64]:
+    """Return the numbers in tokens, between spaces, commas and brackets; raises ModelError for what is no number."""
+    try:
+        return parse_numbers(_spaced(" ".join(tokens)))
+    except BadNumber:
+        for token in tokens:
+            try:
+                parse_numbers(_spaced(token))
+            except BadNumber as bad:
+                raise ModelError(
+                    f"found {shown(bad.word)}, expected a number", source.place_in(token, bad.offset)
+                ) from None
+        raise  # pragma: no cover - one of them is the bad one
+
+
+def _spaced(text: str) -> str:
+    return text.replace(",", " ").replace("(", " ").replace(")", " ")

@@ -1,0 +1,180 @@
+"""XML as a plain tree in which every element and every number knows its line and column."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import ParseError
+
+import numpy as np
+import numpy.typing as npt
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import DefusedXMLParser
+
+from junctor.errors import ModelError, Place
+from junctor.formats._bytes import decode_xml
+from junctor.formats._numbers import BadNumber, parse_numbers, shown
+
+# Network files nest four or five elements deep.
+MAX_DEPTH = 100
+
+_DECLARATION = re.compile(r"(\s*)<\?(xml)\s[^>]*\?>", re.I)
+# aGrUM wrote comments like this for a while.
+_HALF_COMMENT = re.compile(r"<!-(?!-)[^<>]*(?<!-)->")
+
+
+@dataclass(slots=True)
+class Element:
+    """An XML element. Names of tags and attributes are in lower case and without their namespace prefix."""
+
+    tag: str
+    attributes: dict[str, str]
+    place: Place
+    children: list[Element] = field(default_factory=list)
+    # Text as it came, with line and column of each piece; the text of children is theirs.
+    pieces: list[tuple[str, int, int]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All text of the element itself, without the space around it."""
+        return "".join(piece for piece, _, _ in self.pieces).strip()
+
+    def all(self, *tags: str) -> Iterator[Element]:
+        """Yield the children with one of these tags."""
+        return (child for child in self.children if child.tag in tags)
+
+    def only(self, tag: str) -> Element:
+        """Return the one child with this tag; raises ModelError if there is none or a second one."""
+        found = self.optional(tag)
+        if found is None:
+            raise ModelError(f"<{self.tag}> has no <{tag}>, expected one", self.place)
+        return found
+
+    def optional(self, tag: str) -> Element | None:
+        """Return the child with this tag or None; raises ModelError if there is a second one."""
+        found = list(self.all(tag))
+        if len(found) > 1:
+            raise ModelError(f"<{self.tag}> has a second <{tag}>, expected one", found[1].place)
+        return found[0] if found else None
+
+    def attribute(self, name: str) -> str:
+        """Return an attribute's value; raises ModelError if it is missing or empty."""
+        value = self.attributes.get(name, "").strip()
+        if not value:
+            raise ModelError(f'<{self.tag}> has no {name}, expected {name}="..."', self.place)
+        return value
+
+    def numbers(self) -> npt.NDArray[np.float64]:
+        """Return the numbers in the text; raises ModelError at the first word that is not one."""
+        text = "".join(piece for piece, _, _ in self.pieces)
+        try:
+            return parse_numbers(text)
+        except BadNumber as bad:
+            hint = ", with a decimal point and spaces between numbers" if "," in bad.word else ""
+            raise ModelError(
+                f"found {shown(bad.word)} in <{self.tag}>, expected a number{hint}", self._place_of(bad.offset)
+            ) from None
+
+    def _place_of(self, offset: int) -> Place:
+        starts = [0]
+        for piece, _, _ in self.pieces:
+            starts.append(starts[-1] + len(piece))
+        i = bisect.bisect_right(starts, offset) - 1
+        _, line, column = self.pieces[i]
+        return Place(self.place.file, line, column + offset - starts[i])
+
+
+def parse_xml(data: bytes, file: str | None) -> Element:
+    """Return the root element; raises ModelError, with the place, for anything that is not plain, well-formed XML.
+
+    An inline DTD is read over; entity definitions and external references are refused.
+    """
+    text = _mended(decode_xml(data))
+    builder = _Builder(file)
+    parser = DefusedXMLParser(target=builder, forbid_dtd=False, forbid_entities=True, forbid_external=True)
+    builder.expat = parser.parser
+    # Buffered text comes with the place of its end.
+    parser.parser.buffer_text = False
+    try:
+        parser.feed(text)
+        parser.close()
+    except ParseError as error:
+        raise _not_well_formed(text, error, file) from None
+    except DefusedXmlException:
+        raise ModelError(
+            "the file defines XML entities or refers to other files, which is not accepted; expected plain XML",
+            builder.here(),
+        ) from None
+    except UnicodeEncodeError:
+        raise ModelError("the file has characters that no XML can hold", Place(file)) from None
+    assert builder.root is not None
+    return builder.root
+
+
+def _mended(text: str) -> str:
+    """Blank out what tools write and expat refuses: `<?XML ...?>` (JavaBayes), a late `<?xml ...?>`, `<!- ... ->`."""
+    declaration = _DECLARATION.match(text)
+    if declaration and (declaration[1] or declaration[2] != "xml"):
+        text = _blanked(declaration) + text[declaration.end() :]
+    return _HALF_COMMENT.sub(_blanked, text) if "<!-" in text else text
+
+
+def _blanked(found: re.Match[str]) -> str:
+    # Lines and columns of all the rest stay as they are.
+    return re.sub(r"[^\n]", " ", found[0])
+
+
+def _not_well_formed(text: str, error: ParseError, file: str | None) -> ModelError:
+    line, column = error.position
+    lines = text.split("\n")
+    rest = lines[line - 1][column:].strip() if line <= len(lines) else ""
+    found = f"found {shown(rest)}" if rest else "found the end of the line or file"
+    reason = str(error).rpartition(":")[0]
+    return ModelError(f"{found}, expected well-formed XML ({reason})", Place(file, line, column + 1))
+
+
+class _Builder:
+    """What the XML parser calls; builds the tree of elements."""
+
+    def __init__(self, file: str | None) -> None:
+        self.file = file
+        self.expat: object = None
+        self.root: Element | None = None
+        self._open: list[Element] = []
+
+    def here(self) -> Place:
+        return Place(self.file, *self._position())
+
+    def _position(self) -> tuple[int, int]:
+        return self.expat.CurrentLineNumber, self.expat.CurrentColumnNumber + 1  # type: ignore[attr-defined]
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        plain = {_plain(name): value for name, value in attributes.items()}
+        element = Element(_plain(tag), plain, self.here())
+        if len(self._open) >= MAX_DEPTH:
+            raise ModelError(f"elements are nested deeper than {MAX_DEPTH}, expected a network", element.place)
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def end(self, tag: str) -> None:
+        self._open.pop()
+
+    def data(self, text: str) -> None:
+        if self._open:
+            self._open[-1].pieces.append((text, *self._position()))
+
+    def comment(self, text: str) -> None:
+        # Between two numbers a comment separates like a space.
+        self.data(" ")
+
+    def close(self) -> None:
+        pass
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("}")[2].lower()

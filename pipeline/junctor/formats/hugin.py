@@ -1,0 +1,202 @@
+"""Hugin's NET language, as Hugin, GeNIe, SamIam, UnBBayes and others write it.
+
+    net { }
+    node smoke { states = ("yes" "no"); }
+    potential (smoke) { data = (0.5 0.5); }
+    potential (lung | smoke) { data = ((0.1 0.9) (0.01 0.99)); }
+
+Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
+attributes are ignored, `%` starts a comment. The entries of `data` go by the parents as they are listed, the child
+fastest; its brackets are checked, unless there is one pair around all entries. Without `data` a table is uniform. A
+table given only as an expression (`model_data`) is refused, as are networks with utility, decision, continuous,
+function or instance nodes.
+
+Rows are checked by `junctor.model.build_network`: they may miss 1 by 1e-2, and are then divided by their sum. Counts
+and other tables that were never normalised are refused: they cannot be told from mistakes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place
+from junctor.formats._text import (
+    Block,
+    Shapes,
+    Source,
+    numbers_in,
+    parse,
+    scope_of,
+    shortened,
+    sound,
+    unquoted,
+    without_comments,
+)
+from junctor.model import DraftTable, DraftVariable, Network, build_network
+
+if TYPE_CHECKING:
+    from lark import Token
+
+_GRAMMAR = r"""
+start: (net | class | node | potential)*
+
+net: _NET _LBRACE attribute* _RBRACE
+class: CLASS NAME? _LBRACE (attribute | node | potential)* _RBRACE
+node: KIND NAME _LBRACE attribute* _RBRACE
+potential: _POTENTIAL SCOPE _LBRACE attribute* _RBRACE
+attribute: KEY _EQUALS VALUE? _END
+
+_NET.1: /net\b(?!\s*=)/
+CLASS.1: /class\b(?!\s*=)/
+KIND.1: /(?:[A-Za-z]++\s++)?(?:node|utility|decision|function|instance)\b(?!\s*=)/
+_POTENTIAL.1: /potential\b(?!\s*=)/
+
+NAME: /"[^"]*+"|[^\s{}"][^\n{}"]*+/
+SCOPE: /\((?:[^(){}"]++|"[^"]*+"|\([^(){}"]*+\))*+\)/
+KEY: /[^\s={}();"]++/
+VALUE: /(?:[^\s;{}"]|"(?:[^"\\]++|\\.)*+")(?:[^;{}"]++|"(?:[^"\\]++|\\.)*+")*+/s
+
+_LBRACE: "{"
+_RBRACE: "}"
+_EQUALS: "="
+_END: ";"
+
+%ignore /\s+/
+"""
+
+# What each terminal is called in errors; in the order in which they are offered.
+_WORDS = {
+    "_NET": "'net'",
+    "CLASS": "'class'",
+    "KIND": "'node'",
+    "_POTENTIAL": "'potential'",
+    "$END": "the end of the file",
+    "NAME": "a name",
+    "SCOPE": "the variables: (child | parents)",
+    "KEY": "an attribute",
+    "_EQUALS": "'='",
+    "VALUE": "a value",
+    "_LBRACE": "'{'",
+    "_RBRACE": "'}'",
+    "_END": "';'",
+}
+
+_STRING = r'"(?:[^"\\]++|\\.)*+"'
+
+
+def read(text: str, file: str) -> Network:
+    """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
+    source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"})
+    blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
+    titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
+    variables = [_variable(source, block) for block in blocks if block.kind == "node"]
+    shapes = Shapes({variable.name: variable.states for variable in variables})
+    tables: list[DraftTable] = []
+    # Tables over variables that build_network is going to refuse make no sense.
+    if sound(variables):
+        tables = [_table(source, block, shapes) for block in blocks if block.kind == "potential"]
+    name = titles[0] if titles else PurePath(file).name.partition(".")[0]
+    return build_network(name, "bayes", variables, tables, Place(file))
+
+
+def _flat(source: Source, file: Block) -> Iterator[Block]:
+    """The blocks of the file and those inside of its class."""
+    classes = file.all("class")
+    if len(classes) > 1:
+        place = source.place_of(classes[1].tokens[0])
+        raise ModelError("found a second class, expected one network: flatten the classes into one first", place)
+    for block in file.blocks:
+        yield from block.blocks if block.kind == "class" else [block]
+
+
+def _attribute(source: Source, block: Block, key: str) -> Token | None:
+    """The value of an attribute, or None where it is missing; raises ModelError if it is empty or stands twice."""
+    found = [attribute.tokens for attribute in block.all("attribute") if attribute.tokens[0] == key]
+    if len(found) > 1:
+        raise ModelError(f"found a second {key!r}, expected one", source.place_of(found[1][0]))
+    if found and len(found[0]) < 2:
+        raise ModelError(f"found no value of {key!r}, expected one after '='", source.place_of(found[0][0]))
+    return found[0][1] if found else None
+
+
+def _title(source: Source, net: Block) -> str:
+    value = (_attribute(source, net, "name") or "").strip()
+    return _unescaped(value[1:-1]) if value.startswith('"') else value
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r'\\(["\\])', r"\1", text)
+
+
+def _variable(source: Source, block: Block) -> DraftVariable:
+    kind, token = block.tokens
+    name, place = unquoted(token), source.place_of(token)
+    if (found := " ".join(kind.split())) not in ("node", "discrete node"):
+        raise ModelError(
+            f"{name!r} is a {found.removesuffix(' node')} node, expected nothing but discrete chance nodes: this is no "
+            "discrete Bayesian network",
+            source.place_of(kind),
+        )
+    listed = _attribute(source, block, "states")
+    if listed is None:
+        raise ModelError(f'node {name!r} has no states, expected an attribute: states = ("no" "yes");', place)
+    return DraftVariable(name, _states(source, name, listed), place)
+
+
+def _states(source: Source, name: str, listed: Token) -> list[str]:
+    text = listed.strip()
+    words = re.findall(_STRING + r'|[^\s,"]++', text[1:-1], re.DOTALL)
+    if text[:1] != "(" or text[-1:] != ")" or any(word[0] != '"' and set(word) & set("()") for word in words):
+        raise ModelError(
+            f"the states of {name!r}: found {shortened(text)}, expected names in one pair of brackets",
+            source.place_of(listed),
+        )
+    return [_unescaped(word[1:-1]) if word[0] == '"' else word for word in words]
+
+
+def _table(source: Source, block: Block, shapes: Shapes) -> DraftTable:
+    (token,) = block.tokens
+    place = source.place_of(token)
+    child, parents = scope_of(source, token, shapes.states)
+    what = f"table of {child!r}"
+    shape = shapes.of([*parents, child], what, place)
+    data = _attribute(source, block, "data")
+    if data is not None:
+        return DraftTable([*parents, child], _data(source, data, what, shape), place)
+    if _attribute(source, block, "model_data") is not None:
+        raise ModelError(
+            f"{what} is given by an expression (model_data), expected its entries: compile the network in Hugin and "
+            "save it with its tables (data)",
+            place,
+        )
+    return DraftTable([*parents, child], shapes.fill(shape, what, place) / shape[-1], place)
+
+
+def _data(source: Source, data: Token, what: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:
+    values = numbers_in(source, data)
+    expected = math.prod(shape)
+    sizes = " x ".join(map(str, shape))
+    if values.size != expected:
+        raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", source.place_of(data))
+    if re.sub(r"[^()]++", "", data) not in (_nested(shape), "()"):
+        raise ModelError(
+            f"{what}: the brackets of its data do not nest as {sizes}: expected one pair around the entries of each "
+            "row, and one around the rows of each state of a parent",
+            source.place_of(data),
+        )
+    return values
+
+
+def _nested(shape: Sequence[int]) -> str:
+    """Brackets around the entries of a table of this shape."""
+    outline = "()"
+    for size in reversed(shape[:-1]):
+        outline = f"({outline * size})"
+    return outline

@@ -1,0 +1,282 @@
+"""Junctor's own form of a network: one Parquet file that says what it holds.
+
+One row a variable, then one row a factor (table), in the order of the network:
+
+| column   | type          | variables         | factors                                                           |
+|----------|---------------|-------------------|-------------------------------------------------------------------|
+| `record` | string        | "variable"        | "factor"                                                          |
+| `name`   | string        | its name          | null                                                              |
+| `states` | list<string>  | its states        | null                                                              |
+| `scope`  | list<string>  | null              | names of its variables; in a Bayesian network the child is last   |
+| `values` | list<double>  | null              | entries, the last variable of the scope fastest                   |
+
+So `SELECT name, states FROM 'network.parquet' WHERE record = 'variable'` lists the variables. The schema's metadata
+has `format` ("junctor-network"), `format_version` ("1"), `name`, `kind` ("bayes" or "markov") and `seal`, a checksum:
+"sha256:" and the SHA-256 of the file in which the 64 digits of the checksum itself are zeros. Numbers and names read
+back exactly, and nothing is pickled.
+
+The seal is checked before Arrow sees the file, and a file without it is refused: Arrow may abort the whole process over
+damaged metadata. Any tool can read these files; only Junctor writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from junctor.errors import ModelError, Place
+from junctor.formats._bytes import publish, read_bytes
+from junctor.model import DraftTable, DraftVariable, Factor, Kind, Network, build_network
+
+FORMAT = "junctor-network"
+FORMAT_VERSION = 1
+# Tables may be larger than any text that one would write them to.
+MAX_BYTES = 2**35
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("record", pa.string(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("states", pa.list_(pa.string())),
+        pa.field("scope", pa.list_(pa.string())),
+        pa.field("values", pa.list_(pa.float64())),
+    ]
+)
+# Entries in one row group: writing and reading hold one group at a time besides the network itself.
+_GROUP_ENTRIES = 2**22
+
+_SEAL = "sha256:"
+_MAGIC = b"PAR1"
+
+# Thrift metadata may not allocate more than this, whatever the file claims.
+_MAX_METADATA = 2**26
+# A small file may not grow without bound: decoded bytes allowed at once, and for each byte of the file.
+_SPARE_BYTES = 2**26
+_MAX_EXPANSION = 1000
+
+
+def write(network: Network, path: str | Path) -> None:
+    """Write `network` to `path`, whole or not at all; raises ModelError if it cannot be written."""
+    publish(Path(path), to_bytes(network))
+
+
+def to_bytes(network: Network) -> bytes:
+    """Return the content of the file; equal networks under one version of Arrow give equal bytes."""
+    about = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "name": network.name,
+        "kind": network.kind,
+        # Last, so that it is the last of its kind in the file, whatever the network is called.
+        "seal": _SEAL + "0" * 64,
+    }
+    sink = pa.BufferOutputStream()
+    # Values are kept as they are: their bytes are the numbers, and a file cannot grow much when it is read.
+    compression = {field.name: "none" if field.name == "values" else "zstd" for field in _SCHEMA}
+    try:
+        with pq.ParquetWriter(
+            sink,
+            _SCHEMA.with_metadata(about),
+            compression=_leaves(compression),
+            use_dictionary=False,
+            write_statistics=False,
+        ) as writer:
+            writer.write_table(_variable_rows(network))
+            for factors in _groups(network):
+                writer.write_table(_factor_rows(network, factors))
+    except UnicodeEncodeError:
+        raise ModelError("a name has characters that no file can hold (half of a surrogate pair)") from None
+    return _sealed(bytes(sink.getvalue()))
+
+
+def _sealed(data: bytes) -> bytes:
+    digits = _seal_digits(data)
+    assert digits is not None
+    start, end = digits
+    return data[:start] + _sha256(data, start, end).encode() + data[end:]
+
+
+def _seal_digits(data: bytes) -> tuple[int, int] | None:
+    """Return where the digits of the seal start and end, or None if there is no seal."""
+    start = data.rfind(_SEAL.encode()) + len(_SEAL)
+    found = re.compile(rb"[0-9a-f]{64}").match(data, start) if start >= len(_SEAL) else None
+    return found.span() if found else None
+
+
+def _sha256(data: bytes, start: int, end: int) -> str:
+    """SHA-256 of `data` with zeros for the digits from `start` to `end`."""
+    sha = hashlib.sha256()
+    view = memoryview(data)
+    for piece in (view[:start], b"0" * (end - start), view[end:]):
+        sha.update(piece)
+    return sha.hexdigest()
+
+
+def _leaves(of_column: dict[str, str]) -> dict[str, str]:
+    lists = {field.name for field in _SCHEMA if pa.types.is_list(field.type)}
+    return {f"{name}.list.element" if name in lists else name: value for name, value in of_column.items()}
+
+
+def _groups(network: Network) -> Iterator[list[Factor]]:
+    group: list[Factor] = []
+    entries = 0
+    for factor in network.factors:
+        if group and entries + factor.table.size > _GROUP_ENTRIES:
+            yield group
+            group, entries = [], 0
+        group.append(factor)
+        entries += factor.table.size
+    if group:
+        yield group
+
+
+def _variable_rows(network: Network) -> pa.Table:
+    count = len(network.variables)
+    columns = {
+        "record": ["variable"] * count,
+        "name": [variable.name for variable in network.variables],
+        "states": [list(variable.states) for variable in network.variables],
+    }
+    return _rows(count, columns)
+
+
+def _factor_rows(network: Network, factors: list[Factor]) -> pa.Table:
+    offsets = np.cumsum([0, *(factor.table.size for factor in factors)], dtype=np.int32)
+    columns = {
+        "record": ["factor"] * len(factors),
+        "scope": [[network.variables[i].name for i in factor.scope] for factor in factors],
+        "values": pa.ListArray.from_arrays(offsets, np.concatenate([factor.table.ravel() for factor in factors])),
+    }
+    return _rows(len(factors), columns)
+
+
+def _rows(count: int, columns: dict[str, Any]) -> pa.Table:
+    arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in _SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=_SCHEMA)
+
+
+def read(source: str | Path | bytes, file: str | None = None) -> Network:
+    """Read a network from a path or from the content of a file, whose name is then `file`.
+
+    Raises ModelError if it is no such file, is damaged or was rewritten by another tool, has a newer `format_version`,
+    would take far more memory than its size gives reason for, or holds no valid network.
+    """
+    data = source if isinstance(source, bytes) else read_bytes(Path(source), MAX_BYTES)
+    place = Place(file if isinstance(source, bytes) else str(source))
+    _check_seal(data, place)
+    try:
+        return _read(data, place)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Arrow has no one type for files that it cannot read: ArrowInvalid, OSError, ValueError and more come up.
+        raise ModelError(f"the file cannot be read as Parquet ({' '.join(str(error).split())[:200]})", place) from None
+
+
+def _check_seal(data: bytes, place: Place) -> None:
+    if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
+        raise ModelError("this is no Parquet file, or it is cut short", place)
+    digits = _seal_digits(data)
+    if digits is None:
+        raise ModelError("this Parquet file holds no network that Junctor wrote: it has no seal", place)
+    start, end = digits
+    if data[start:end].decode() != _sha256(data, start, end):
+        raise ModelError("the file does not fit its seal: it is damaged, or another tool has written it anew", place)
+
+
+def _read(data: bytes, place: Place) -> Network:
+    options = {"thrift_string_size_limit": _MAX_METADATA, "thrift_container_size_limit": _MAX_METADATA // 8}
+    with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, **options) as parquet:
+        about = _about(parquet, place)
+        _refuse_bomb(parquet.metadata, len(data), place)
+        variables: list[DraftVariable] = []
+        tables: list[DraftTable] = []
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group, columns=_SCHEMA.names, use_threads=False)
+            _collect(rows, variables, tables, place)
+    kind: Kind = "bayes" if about["kind"] == "bayes" else "markov"
+    return build_network(about["name"], kind, variables, tables, place)
+
+
+def _about(parquet: pq.ParquetFile, place: Place) -> dict[str, str]:
+    schema = parquet.schema_arrow
+    about = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items() if key != b"ARROW:schema"}
+    if about.get("format") != FORMAT:
+        raise ModelError(f"this Parquet file holds no network: its metadata does not say format={FORMAT!r}", place)
+    version = about.get("format_version", "")
+    if not version.isdecimal() or int(version[:9]) < 1:
+        raise ModelError(f"found format_version {version!r}, expected a whole number", place)
+    if int(version[:9]) > FORMAT_VERSION:
+        raise ModelError(
+            f"the file has format_version {version}, this Junctor reads up to {FORMAT_VERSION}; update Junctor", place
+        )
+    if about.get("kind") not in ("bayes", "markov"):
+        raise ModelError(f"found kind {about.get('kind')!r}, expected 'bayes' or 'markov'", place)
+    _expect_columns(schema, place)
+    return {"name": "", **about}
+
+
+def _expect_columns(schema: pa.Schema, place: Place) -> None:
+    for field in _SCHEMA:
+        if schema.names.count(field.name) != 1:
+            raise ModelError(f"found the columns {', '.join(schema.names)}, expected one {field.name!r}", place)
+        found = schema.field(field.name).type
+        if not _same_type(found, field.type):
+            raise ModelError(f"column {field.name!r} is of type {found}, expected {field.type}", place)
+
+
+def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
+    # Other tools write the same content with wider offsets.
+    if pa.types.is_list(expected):
+        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return is_list and _same_type(found.value_type, expected.value_type)
+    if pa.types.is_string(expected):
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+    return bool(found == expected)
+
+
+def _refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place) -> None:
+    """Refuse a small file that decodes to very much: repeated values cost next to nothing in Parquet."""
+    decoded = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for i in range(row_group.num_columns):
+            column = row_group.column(i)
+            decoded += max(column.num_values * 8, column.total_uncompressed_size)
+    allowed = _SPARE_BYTES + _MAX_EXPANSION * size
+    if decoded > allowed:
+        raise ModelError(f"the file's {size:,} bytes would become {decoded:,}, allowed are {allowed:,}", place)
+
+
+def _collect(rows: pa.Table, variables: list[DraftVariable], tables: list[DraftTable], place: Place) -> None:
+    rows = rows.combine_chunks()
+    records = rows.column("record").to_pylist()
+    names = rows.column("name").to_pylist()
+    states = rows.column("states").to_pylist()
+    scopes = rows.column("scope").to_pylist()
+    values = rows.column("values")
+    for i, record in enumerate(records):
+        if record == "variable":
+            here = Place(f"{place.file} (variable {len(variables)})")
+            variables.append(DraftVariable(_given(names[i], "name", here), _given(states[i], "states", here), here))
+        elif record == "factor":
+            here = Place(f"{place.file} (factor {len(tables)})")
+            entries = _given(values[i].values, "values", here)
+            if entries.null_count:
+                raise ModelError("found a null among the entries, expected numbers", here)
+            tables.append(DraftTable(_given(scopes[i], "scope", here), entries.to_numpy(zero_copy_only=False), here))
+        else:
+            raise ModelError(f"found the record {record!r}, expected 'variable' or 'factor'", place)
+
+
+def _given(value: Any, column: str, place: Place) -> Any:
+    if value is None or (isinstance(value, list) and None in value):
+        raise ModelError(f"found null in {column!r}, expected a value", place)
+    return value

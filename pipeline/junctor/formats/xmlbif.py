@@ -1,0 +1,79 @@
+"""XMLBIF: Bayesian networks in XML, in the dialects that tools really write.
+
+Version 0.3 (Cozman's interchange format; aGrUM, pgmpy, WEKA) has VARIABLE and DEFINITION; the child varies fastest,
+then the last parent. Files with PROBABILITY instead of DEFINITION are older, and in them the child varies slowest. In
+those of JavaBayes, which have a DTD, the last parent varies fastest, in those of Fast-PGM, which have none, the first.
+What UnBBayes calls XMLBIF has its own elements: `junctor.formats.xmlbif_unbbayes`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place
+from junctor.formats._bytes import title_of
+from junctor.formats._xml import Element, parse_xml
+from junctor.formats.xmlbif_unbbayes import read_unbbayes
+from junctor.model import DraftTable, DraftVariable, Network, build_network
+
+# How tools name a variable of the only kind that an exact discrete engine can use.
+_CHANCE = ("", "nature", "discrete", "chance", "probabilistic")
+
+
+def read(data: bytes, file: str | None = None) -> Network:
+    """Return the network of an XMLBIF file; raises ModelError, with line and column, for whatever is wrong with it."""
+    root = parse_xml(data, file)
+    if root.tag not in ("bif", "xmlbif"):
+        hint = "; this is a GeNIe file, format xdsl" if root.tag == "smile" else ""
+        raise ModelError(f"found <{root.tag}>, expected <BIF>{hint}", root.place)
+    network = root.only("network")
+    if network.optional("variables") is not None:
+        return read_unbbayes(root, network)
+    name = network.optional("name")
+    variables = [_variable(element) for element in network.all("variable")]
+    sizes = {variable.name: len(variable.states) for variable in variables}
+    has_dtd = b"<!DOCTYPE" in data
+    tables = [_table(element, sizes, has_dtd) for element in network.all("definition", "probability")]
+    title = name.text if name is not None else ""
+    return build_network(title or title_of(file), "bayes", variables, tables, Place(file))
+
+
+def _variable(element: Element) -> DraftVariable:
+    name = element.only("name").text
+    kind = element.attributes.get("type", "")
+    typed = element.optional("type")
+    if typed is not None:
+        kind = typed.text
+    if kind.lower() not in _CHANCE:
+        raise ModelError(
+            f"variable {name!r} is of type {kind!r}, expected 'nature': Junctor reads discrete chance variables, "
+            "no decisions, utilities or continuous variables",
+            element.place,
+        )
+    return DraftVariable(name, [state.text for state in element.all("outcome", "value")], element.place)
+
+
+def _table(element: Element, sizes: dict[str, int], has_dtd: bool) -> DraftTable:
+    child = element.only("for").text
+    parents = [given.text for given in element.all("given")]
+    unread = next(element.all("entry", "default"), None)
+    if unread is not None:
+        raise ModelError(
+            f"the table of {child!r} uses <{unread.tag.upper()}>, which is not read; expected one <TABLE> with all "
+            "entries",
+            unread.place,
+        )
+    table = element.only("table")
+    values = table.numbers()
+    if element.tag == "probability":
+        values = _child_last(values, sizes.get(child, 0))
+        parents = parents if has_dtd else parents[::-1]
+    return DraftTable([*parents, child], values, table.place)
+
+
+def _child_last(values: npt.NDArray[np.float64], states: int) -> npt.NDArray[np.float64]:
+    """Reorder entries whose child is the first axis; what has no whole number of rows is left for the size check."""
+    if states == 0 or values.size % states:
+        return values
+    return values.reshape(states, -1).T.ravel()

@@ -1,0 +1,83 @@
+"""The XMLBIF dialects of UnBBayes: version 0 (VAR, POT, DPI) and versions 0.5 and 0.6 (variable, CPT).
+
+Up to version 0.5 the first parent that is listed varies fastest, in version 0.6 the last; the child varies faster than
+all of them.
+"""
+
+from __future__ import annotations
+
+from junctor.errors import ModelError
+from junctor.formats._numbers import BadNumber, parse_numbers, shown
+from junctor.formats._xml import Element
+from junctor.model import DraftTable, DraftVariable, Network, build_network
+
+# Version -> whether the first parent varies fastest.
+_FIRST_PARENT_FASTEST = {"0": True, "0.5": True, "0.6": False}
+
+
+def read_unbbayes(root: Element, network: Element) -> Network:
+    """Return the network; `root` is the file's root and `network` the element with variables and tables."""
+    version = root.attributes.get("version", "").strip()
+    if version not in _FIRST_PARENT_FASTEST:
+        known = ", ".join(_FIRST_PARENT_FASTEST)
+        raise ModelError(f"found version {version!r} of UnBBayes' XMLBIF, expected one of {known}", root.place)
+    variables = [_variable(element) for element in network.only("variables").children]
+    if version == "0":
+        tables = [_pot(element) for element in network.only("potential").all("pot")]
+    else:
+        distributions = network.only("conditionaldistributionset").all("conditionaldistribution")
+        tables = [_distribution(element, _FIRST_PARENT_FASTEST[version]) for element in distributions]
+    header = root.optional("header")
+    name = header.optional("name") if header is not None else None
+    return build_network(name.text if name is not None else "", "bayes", variables, tables, root.place)
+
+
+def _variable(element: Element) -> DraftVariable:
+    name = element.attribute("name")
+    kind = element.attributes.get("type", "") if element.tag in ("var", "variable") else element.tag
+    if kind.lower() not in ("discrete", "discreteprobabilistic"):
+        raise ModelError(
+            f"variable {name!r} is of type {kind!r}, expected a discrete chance variable: Junctor reads no decisions, "
+            "utilities or continuous variables",
+            element.place,
+        )
+    states = [state.attribute("name") for state in element.all("state")]
+    states += [state.text for state in element.all("statename")]
+    return DraftVariable(name, states, element.place)
+
+
+def _pot(element: Element) -> DraftTable:
+    child = element.only("private").attribute("name")
+    parents = [parent.attribute("name") for parent in element.only("condset").all("condlem")]
+    entries = element.only("dpis")
+    return DraftTable([*reversed(parents), child], _entries(entries, "dpi"), entries.place)
+
+
+def _distribution(element: Element, first_parent_fastest: bool) -> DraftTable:
+    child = element.only("owner").attribute("name")
+    listed = element.optional("parents")
+    elements = list(listed.all("parent")) if listed is not None else []
+    _expect_in_order(elements)
+    parents = [parent.attribute("name") for parent in elements]
+    entries = element.only("cpt")
+    _expect_in_order(list(entries.all("dependentparentindex")))
+    values = _entries(entries, "dependentparentindex")
+    return DraftTable([*(reversed(parents) if first_parent_fastest else parents), child], values, entries.place)
+
+
+def _expect_in_order(elements: list[Element]) -> None:
+    for i, element in enumerate(elements):
+        index = element.attributes.get("index", str(i)).strip()
+        if index != str(i):
+            raise ModelError(f"found index {shown(index)} of <{element.tag}>, expected {i}", element.place)
+
+
+def _entries(table: Element, tag: str) -> list[float]:
+    values = []
+    for entry in table.all(tag):
+        try:
+            (value,) = parse_numbers(entry.text)
+        except (BadNumber, ValueError):
+            raise ModelError(f"found {shown(entry.text)} in <{tag}>, expected one number", entry.place) from None
+        values.append(float(value))
+    return values

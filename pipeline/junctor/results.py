@@ -1,0 +1,175 @@
+"""Answers as an Arrow table: one row a case, one column a target, and what the schema says about them.
+
+Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
+state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
+logarithm; `status`; `reason`. A row that is not `ok` has its reason and is null in its targets and its logarithm.
+A target named like one of the others keeps its name: the other one gets a trailing underscore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from junctor.answers import OK, STATUS_NAMES, Answers
+from junctor.arrays import list_array, number_array, string_array
+from junctor.errors import EvidenceError, nearest
+from junctor.model import Network
+from junctor.query import Query
+
+FORMAT_VERSION = 1
+# Schema metadata: what holds for every part of a run, and what holds for one part.
+METADATA_KEY = b"junctor"
+PART_KEY = b"junctor.part"
+
+# A partition has at most this many rows, and at most this many bytes of answers: about a second of work, and a file
+# that is worth opening.
+PARTITION_ROWS = 65_536
+PARTITION_BYTES = 64 * 2**20
+
+# Bytes of a logarithm and a status.
+_BESIDE = 9
+
+_STATUS_TYPE = pa.dictionary(pa.int8(), pa.string())
+_STATE_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of the columns that are not targets."""
+
+    case_id: str
+    log: str
+    status: str
+    reason: str
+
+
+def columns_for(query: Query, targets: Sequence[str]) -> Columns:
+    """Return the names of the bookkeeping columns beside `targets`."""
+    taken = set(targets)
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        return name
+
+    log = "log_evidence" if query.kind == "posteriors" else "log_probability"
+    return Columns(free("case_id"), free(log), free("status"), free("reason"))
+
+
+def target_names(network: Network, query: Query) -> tuple[str, ...]:
+    """Return the names of the targets in the order asked; raises EvidenceError for unknown or repeated ones."""
+    if query.targets is None:
+        return tuple(variable.name for variable in network.variables)
+    if not query.targets:
+        raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
+    seen: set[str] = set()
+    for name in query.targets:
+        if name not in network.index:
+            raise EvidenceError(f"unknown target {name!r}{nearest(name, network.index)}")
+        if name in seen:
+            raise EvidenceError(f"target {name!r} is named twice")
+        seen.add(name)
+    return query.targets
+
+
+def default_partition_rows(network: Network, query: Query) -> int:
+    """Return how many rows a partition has where nobody says: a power of two, from the width of the answers alone."""
+    fitting = max(1, min(PARTITION_ROWS, PARTITION_BYTES // answer_width(network, query)))
+    return 1 << (fitting.bit_length() - 1)
+
+
+def answer_width(network: Network, query: Query) -> int:
+    """Return the bytes that the answers to one row take in memory."""
+    cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
+    if query.kind == "mpe":
+        return 4 * len(cardinalities) + _BESIDE
+    return (4 if query.precision == "single" else 8) * sum(cardinalities) + _BESIDE
+
+
+def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of `answers_table`, with the state names of each target in its metadata."""
+    targets = target_names(network, query)
+    names = columns_for(query, targets)
+    number = pa.float32() if query.precision == "single" else pa.float64()
+    fields = [pa.field(names.case_id, case_id_type)]
+    for name in targets:
+        states = len(network.variables[network.index[name]].states)
+        fields.append(pa.field(name, pa.list_(number, states) if query.kind == "posteriors" else _STATE_TYPE))
+    fields += [
+        pa.field(names.log, pa.float64()),
+        pa.field(names.status, _STATUS_TYPE, nullable=False),
+        pa.field(names.reason, pa.string()),
+    ]
+    return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
+
+
+def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
+    """Return the answers to one batch as a table of `answers_schema`, rows in the order of the batch.
+
+    case_ids: one for each row. The number of rows of each status goes into the metadata under `junctor.part`.
+    """
+    schema = answers_schema(network, query, case_ids.type)
+    bad = answers.status != OK
+    columns = [case_ids]
+    for variable in answers.targets:
+        if query.kind == "posteriors":
+            columns.append(list_array(answers.posteriors[variable], bad))
+        else:
+            names = string_array(network.variables[variable].states)
+            columns.append(pa.DictionaryArray.from_arrays(number_array(answers.states[variable], bad), names))
+    columns += [
+        number_array(answers.log_value, bad),
+        pa.DictionaryArray.from_arrays(number_array(answers.status), string_array(STATUS_NAMES)),
+        _reasons(answers),
+    ]
+    table = pa.Table.from_arrays(columns, schema=schema)
+    counts = np.bincount(answers.status, minlength=len(STATUS_NAMES)).tolist()
+    part = {"statuses": dict(zip(STATUS_NAMES, counts, strict=True))}
+    return table.replace_schema_metadata({**(schema.metadata or {}), PART_KEY: json.dumps(part).encode()})
+
+
+def write_answers(table: pa.Table, path: Path) -> None:
+    """Write a result table as Parquet."""
+    # Dictionaries are for the few different words of a column; trying them on posteriors costs eight times as much
+    # as all the rest.
+    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
+    parquet.write_table(table, path, use_dictionary=words, compression="zstd", compression_level=1)
+
+
+def states_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return target name to state names, as the schema of a result says them."""
+    states: dict[str, list[str]] = json.loads(schema.metadata[METADATA_KEY])["states"]
+    return states
+
+
+def statuses_of(schema: pa.Schema) -> dict[str, int]:
+    """Return status name to number of rows, as the schema of one part says them."""
+    statuses: dict[str, int] = json.loads(schema.metadata[PART_KEY])["statuses"]
+    return statuses
+
+
+def _description(network: Network, query: Query, targets: Sequence[str]) -> dict[str, object]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "network": network.name,
+        "network_digest": network.digest,
+        "query": query.kind,
+        "precision": query.precision,
+        "states": {name: list(network.variables[network.index[name]].states) for name in targets},
+    }
+
+
+def _reasons(answers: Answers) -> pa.Array:
+    if not answers.reasons:
+        return pa.nulls(len(answers.status), pa.string())
+    reasons: list[str | None] = [None] * len(answers.status)
+    for row, reason in answers.reasons.items():
+        reasons[row] = reason
+    return string_array(reasons)

@@ -1,0 +1,390 @@
+"""A run from files to files as plain functions, each of which begins and ends with files in the run directory.
+
+    ingest_network -> ingest_evidence -> plan -> propagate (propagate_partition for each) -> finalise
+
+`run` calls them one after the other; the Prefect flow calls the same ones as its tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from junctor.answers import STATUS_NAMES
+from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute
+from junctor.errors import BudgetError, RunError
+from junctor.machine import usable_cores
+from junctor.planning.budget import format_bytes
+from junctor.progress import Progress, Silence
+from junctor.query import Query
+from junctor.storage import (
+    FORMAT_VERSION,
+    Ingested,
+    RunDirectory,
+    RunSpec,
+    aside,
+    explained,
+    read_json,
+    spec_of,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from junctor.engine import Engine
+    from junctor.model import Network
+
+
+# Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
+WORKER_SECONDS = 5.0
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the user asks of a run; paths as they were given.
+
+    partition_rows: cases in one part; None for a number that depends on the width of the answers.
+    case_id: evidence column that names the cases. overwrite: replace a different run that lies in `output`.
+    csv: also write the answers as one CSV file.
+    """
+
+    network: str
+    evidence: str
+    output: str
+    query: Query = field(default_factory=Query)
+    partition_rows: int | None = None
+    case_id: str | None = None
+    ignore_extra: bool = False
+    strict: bool = False
+    overwrite: bool = False
+    csv: bool = False
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run lies."""
+        return RunDirectory(Path(self.output).absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the partitions that are left will take: bytes for each worker at the least, seconds of one core."""
+
+    least: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One finished part: `file` relative to the run directory, its rows, bytes and rows of each status."""
+
+    file: str
+    rows: int
+    bytes: int
+    statuses: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A finished run. `seconds` is the time of the call that finished it, which found `reused_parts` done already."""
+
+    spec: RunSpec
+    rows: int
+    statuses: dict[str, int]
+    parts: tuple[Part, ...]
+    reused_parts: int
+    seconds: float
+    finished_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """One partition to answer: all that a worker has to be told."""
+
+    directory: str
+    part: int
+    query: Query
+    network_digest: str
+    junctor_version: str
+
+    def __str__(self) -> str:
+        return f"partition {self.part}"
+
+
+def run(job: Job, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
+    """Answer a whole evidence file; goes on where an earlier call of the same job stopped.
+
+    Raises InputError for what is wrong with network, evidence or targets, BudgetError where a plan does not fit, and
+    RunError for the directory: another run in it, no space, in use.
+    """
+    progress = progress or Silence()
+    resources = resources or Resources()
+    started = time.monotonic()
+    check_resources(resources)
+    with job.directory.locked():
+        ingest_network(job, progress)
+        ingest_evidence(job, progress)
+        outlook = plan(job, resources, progress)
+        reused = propagate(job, resources, outlook, progress)
+        return finalise(job, reused, time.monotonic() - started, progress)
+
+
+def check_resources(resources: Resources) -> None:
+    """Raise RunError for a scheduler that must not be used, before any work is done."""
+    if resources.scheduler is not None:
+        check_scheduler(resources.scheduler, resources.insecure_scheduler)
+
+
+def ingest_network(job: Job, progress: Progress) -> RunSpec:
+    """Read and check the network, claim the run directory for this job, and put the network there as Parquet."""
+    from junctor.evidence.read import digest_of
+    from junctor.formats import read_network, store
+    from junctor.results import default_partition_rows, target_names
+
+    progress.stage("reading the network")
+    network = read_network(job.network)
+    target_names(network, job.query)  # refuses unknown ones
+    spec = RunSpec(
+        network_digest=network.digest,
+        evidence_digest=digest_of(job.evidence),
+        query=job.query.kind,
+        targets=job.query.targets,
+        precision=job.query.precision,
+        partition_rows=job.partition_rows or default_partition_rows(network, job.query),
+        case_id=job.case_id,
+        ignore_extra=job.ignore_extra,
+        strict=job.strict,
+        junctor_version=version("junctor"),
+    )
+    job.directory.claim(spec, job.overwrite)
+    if not job.directory.network.exists():
+        with aside(job.directory.network) as temporary:
+            temporary.write_bytes(store.to_bytes(network))
+    return spec
+
+
+def ingest_evidence(job: Job, progress: Progress) -> Ingested:
+    """Encode the evidence, one file a partition; files that are there already are kept."""
+    from junctor.evidence.encode import concatenate
+    from junctor.evidence.encoded import write_partition
+    from junctor.evidence.read import open_evidence
+    from junctor.formats import read_network
+
+    directory = job.directory
+    known = directory.read_ingested()
+    if known is not None:
+        return known
+    spec = directory.read_spec()
+    progress.stage("reading the evidence")
+    network = read_network(directory.network)
+    source = open_evidence(
+        job.evidence, network, case_id=spec.case_id, ignore_extra=spec.ignore_extra, strict=spec.strict
+    )
+    # A file without rows is one partition without rows: readers of the answers find their columns.
+    nothing = [concatenate([], source.case_id_type, 0)]
+    rows = partitions = 0
+    for partition in chain(source.partitions(spec.partition_rows), nothing):
+        if partition.batch.rows == 0 and partitions:
+            continue
+        path = directory.evidence_part(partitions)
+        if not path.exists():
+            write_partition(partition, path)
+        rows += partition.batch.rows
+        partitions += 1
+        progress.advance(partition.batch.rows)
+    ingested = Ingested(rows, partitions)
+    write_json(directory.ingested, asdict(ingested))
+    return ingested
+
+
+def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
+    """Plan the next partition, for what all that are left will take.
+
+    Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take together.
+    A scheduler's workers are not asked: they plan for themselves.
+    """
+    from junctor.evidence.encoded import read_partition
+    from junctor.forecast import forecast
+
+    directory, spec = job.directory, job.directory.read_spec()
+    pending = _pending(directory, spec, _ingested(directory))
+    if not pending or resources.scheduler is not None:
+        return Outlook()
+    progress.stage("planning")
+    memory = allowed_memory(resources)
+    _, engine = _engine(str(directory.network), spec.network_digest, spec.as_query(), memory)
+    patterns = forecast(engine, read_partition(directory.evidence_part(pending[0])).batch)
+    least = max((each.least for each in patterns), default=0)
+    return Outlook(least, len(pending) * sum(each.seconds for each in patterns))
+
+
+def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> int:
+    """Answer all partitions that have no part yet; return how many had one."""
+    directory, spec = job.directory, job.directory.read_spec()
+    ingested = _ingested(directory)
+    pending = _pending(directory, spec, ingested)
+    if pending:
+        # It would list parts that are gone.
+        with explained(directory.manifest):
+            directory.manifest.unlink(missing_ok=True)
+    left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
+    progress.stage("propagating", ingested.rows, ingested.rows - left)
+    tasks = [
+        PartTask(str(directory.path), i, spec.as_query(), spec.network_digest, spec.junctor_version) for i in pending
+    ]
+    resources = replace(resources, workers=workers_for(resources, outlook))
+    for part in distribute(propagate_partition, tasks, resources):
+        progress.advance(part.rows)
+    return ingested.partitions - len(pending)
+
+
+def workers_for(resources: Resources, outlook: Outlook) -> int:
+    """Return how many processes to use: what was asked for, or what the work is worth; fewer where memory is short."""
+    if resources.workers is not None:
+        workers = resources.workers
+    else:
+        workers = min(usable_cores(), int(outlook.seconds / WORKER_SECONDS))
+    allowed = allowed_memory(resources)
+    if workers * outlook.least <= allowed:
+        return workers
+    fitting = allowed // outlook.least
+    logger.warning(
+        "%s are enough for %d workers, not for %d: a plan needs %s",
+        format_bytes(allowed),
+        fitting,
+        workers,
+        format_bytes(outlook.least),
+    )
+    return fitting
+
+
+def propagate_partition(task: PartTask, memory: int) -> Part:
+    """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
+
+    Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
+    """
+    from junctor.evidence.encoded import read_partition
+    from junctor.results import answers_table, write_answers
+
+    _refuse_other_version(task)
+    directory = RunDirectory(Path(task.directory))
+    target = directory.answers_part(task.query.kind, task.part)
+    source = directory.evidence_part(task.part)
+    # One at a time in a process, so that the memory is not taken twice where a worker has several threads.
+    with _one_at_a_time:
+        network, engine = _engine(str(directory.network), task.network_digest, task.query, memory)
+        evidence = read_partition(source)
+        try:
+            answers = engine.answer(evidence.batch)
+            table = answers_table(answers, evidence.case_ids, network, task.query)
+        except MemoryError as error:
+            raise BudgetError(
+                f"{task} ran out of memory ({error}): lower --memory, --workers or --partition-rows"
+            ) from error
+        with aside(target) as temporary:
+            write_answers(table, temporary)
+    return read_part(directory, task.query, task.part)
+
+
+def finalise(job: Job, reused: int, seconds: float, progress: Progress) -> Manifest:
+    """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
+    directory, spec = job.directory, job.directory.read_spec()
+    if directory.manifest.exists():
+        manifest = replace(read_manifest(directory), reused_parts=reused, seconds=round(seconds, 3))
+    else:
+        progress.stage("finishing")
+        numbers = range(_ingested(directory).partitions)
+        missing = [i for i in numbers if not directory.answers_part(spec.query, i).exists()]
+        if missing:
+            raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
+        parts = tuple(read_part(directory, spec.as_query(), i) for i in numbers)
+        statuses = {name: sum(part.statuses[name] for part in parts) for name in STATUS_NAMES}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(spec, sum(part.rows for part in parts), statuses, parts, reused, round(seconds, 3), now)
+        write_json(directory.manifest, {"format_version": FORMAT_VERSION, **asdict(manifest)})
+    if job.csv and not directory.csv(spec.query).exists():
+        from junctor.export import write_csv
+
+        progress.stage("writing CSV")
+        files = [directory.path / part.file for part in manifest.parts]
+        with aside(directory.csv(spec.query)) as temporary:
+            write_csv(files, temporary)
+    return manifest
+
+
+def read_manifest(directory: RunDirectory) -> Manifest:
+    """Return the manifest of a finished run; raises RunError where there is none or it is not one."""
+    found = read_json(directory.manifest)
+    if found is None:
+        raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
+    try:
+        return manifest_of(found)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{directory.manifest}: not a manifest ({error}): delete it and run again") from error
+
+
+def manifest_of(record: dict[str, Any]) -> Manifest:
+    """Return the manifest that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+    fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
+    parts = tuple(Part(**part) for part in record["parts"])
+    return Manifest(spec=spec_of(record["spec"]), parts=parts, **fields)
+
+
+def read_part(directory: RunDirectory, query: Query, number: int) -> Part:
+    """Return what a finished part says of itself, without reading its rows."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from junctor.results import statuses_of
+
+    path = directory.answers_part(query.kind, number)
+    try:
+        with explained(path), parquet.ParquetFile(path) as file:
+            rows, statuses = file.metadata.num_rows, statuses_of(file.schema_arrow)
+    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
+    return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
+
+
+_one_at_a_time = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _engine(network_file: str, digest: str, query: Query, memory: int) -> tuple[Network, Engine]:
+    """Return network and engine, kept for the next partition of the same run in this process."""
+    from junctor.engine import Engine
+    from junctor.formats import read_network
+
+    if not Path(network_file).exists():
+        raise RunError(
+            f"{network_file} is not there for this worker: the run directory has to be on a disk that all share"
+        )
+    network = read_network(network_file)
+    if network.digest != digest:
+        raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
+    return network, Engine(network, query, memory)
+
+
+def _refuse_other_version(task: PartTask) -> None:
+    found = version("junctor")
+    if found != task.junctor_version:
+        raise RunError(f"a worker has junctor {found}, this run needs {task.junctor_version}: install the same on all")
+
+
+def _pending(directory: RunDirectory, spec: RunSpec, ingested: Ingested) -> list[int]:
+    return [i for i in range(ingested.partitions) if not directory.answers_part(spec.query, i).exists()]
+
+
+def _ingested(directory: RunDirectory) -> Ingested:
+    found = directory.read_ingested()
+    if found is None:
+        raise RunError(f"{directory.path}: its evidence is not complete: run the same command again")
+    return found
