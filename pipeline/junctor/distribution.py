@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import queue
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -164,9 +166,8 @@ def _local_client(workers: int) -> Iterator[Client]:
 
     # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
     quiet = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.gil.enabled": False}
-    with (
-        dask.config.set(quiet),
-        LocalCluster(
+    with dask.config.set(quiet), _keyboard_is_ours():
+        cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -174,10 +175,22 @@ def _local_client(workers: int) -> Iterator[Client]:
             memory_limit=0,
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+        )
+    with cluster, Client(cluster, set_as_default=False) as client:
         yield client
+
+
+@contextmanager
+def _keyboard_is_ours() -> Iterator[None]:
+    # A terminal interrupts workers too, each of which would print its own traceback. Threads and processes inherit
+    # what is blocked, also those that replace dead workers later; for us it only waits until the block ends. The
+    # tracker of multiprocessing unblocks it when it starts, so it has to be there before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _windowed(

@@ -26,16 +26,21 @@ for command in (run, inspect, convert, validate, demo):
     app.command()(command)
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once."""
-    if version:
+def _show_version(asked: bool) -> None:
+    if asked:
         import junctor
 
         typer.echo(f"junctor {junctor.__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once."""
 
 
 def main() -> None:

@@ -3,9 +3,8 @@
 Tables list the parents' configurations with the last parent fastest, and the child faster than all of them. Only aGrUM
 writes (and reads) them with the first parent fastest; it signs its files, and those are read as they are meant.
 
-A noisy-MAX
-node is expanded to its full table (Diez 1993). With its states ordered from the strongest effect to its absence, it is
-the maximum over one independent contribution of each parent and one of the leak:
+A noisy-MAX node is expanded to its full table (Diez 1993). With its states ordered from the strongest effect to its
+absence, it is the maximum over one independent contribution of each parent and one of the leak:
 
     P(Y at or below k | x) = leak(at or below k) * product over parents i of c_i(at or below k | x_i)
 

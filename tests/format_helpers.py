@@ -1,0 +1,137 @@
+"""What the tests of network formats share: odd networks, comparison, mutated bytes, and how to ask for an error."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from junctor.errors import ModelError, Place
+from junctor.model import DraftTable, DraftVariable, Network, build_network
+
+# What a small file may cost a reader; the machine may be busy, so the bound is far from the milliseconds it takes.
+MAX_SECONDS = 10.0
+
+_NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=8) | st.sampled_from(
+    ["a b", "x,y", '"q"', "a|b", "{}", "<&>", "é", "#1", "%", "0", "network", "\ttab", "line\nbreak", "\\", "NUL\0"]
+)
+_WEIGHTS = st.sampled_from([0.0, 1.0, 0.3, 1 / 3, 1e-300, 5e-324, 1e-9, 0.1 + 0.2, 7.0])
+_POTENTIALS = _WEIGHTS | st.floats(0.0, 1e300)
+_ANY = Place("drawn")
+
+
+@st.composite
+def odd_networks(draw: st.DrawFn, names: st.SearchStrategy[str] = _NAMES) -> Network:
+    """Networks with odd names, one-state variables, zeros, tiny numbers and, in Markov ones, any scopes."""
+    kind = draw(st.sampled_from(["bayes", "markov"]))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    unique = draw(st.lists(names, min_size=len(sizes), max_size=len(sizes), unique=True))
+    states = [draw(st.lists(names, min_size=size, max_size=size, unique=True)) for size in sizes]
+    variables = [DraftVariable(name, own, _ANY) for name, own in zip(unique, states, strict=True)]
+    indices = range(len(sizes))
+    if kind == "bayes":
+        order = draw(st.permutations(indices))
+        scopes = [[*draw(_some(order[:i])), child] for i, child in enumerate(order)]
+    else:
+        scopes = draw(st.lists(_some(indices), max_size=4))
+    tables = [_table(draw, kind, scope, sizes, unique) for scope in scopes]
+    return build_network(draw(names), kind, variables, tables)
+
+
+def _some(indices: range | list[int]) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.sampled_from(indices), max_size=3, unique=True) if indices else st.just([])
+
+
+def _table(draw: st.DrawFn, kind: str, scope: list[int], sizes: list[int], names: list[str]) -> DraftTable:
+    shape = [sizes[i] for i in scope]
+    count = int(np.prod(shape, dtype=int))
+    numbers = _WEIGHTS if kind == "bayes" else _POTENTIALS
+    values = np.array(draw(st.lists(numbers, min_size=count, max_size=count))).reshape(shape)
+    if kind == "bayes":
+        # Rows of zeros or of numbers too small to divide by become certain.
+        values[values.sum(axis=-1) < 1e-290, 0] = 1.0
+        values = values / values.sum(axis=-1, keepdims=True)
+    elif not values.any():
+        values = values + 1.0
+    return DraftTable([names[i] for i in scope], values, _ANY)
+
+
+def assert_same(found: Network, expected: Network, names: bool = True) -> None:
+    """Fail unless the networks are equal to the last bit; without `names` only their numbers are."""
+    assert found.kind == expected.kind
+    assert found.cardinalities == expected.cardinalities
+    if names:
+        assert found.variables == expected.variables
+    assert [factor.scope for factor in found.factors] == [factor.scope for factor in expected.factors]
+    for ours, theirs in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(ours.table, theirs.table)
+
+
+def by_name(network: Network) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return P(child state | parents' states) by names alone, whatever the order of variables, states and parents."""
+    answers: dict[str, dict[tuple[str, ...], float]] = {}
+    for factor in network.factors:
+        scope = [network.variables[i] for i in factor.scope]
+        entries = answers.setdefault(scope[-1].name, {})
+        for at, value in np.ndenumerate(factor.table):
+            pairs = [f"{variable.name}={variable.states[state]}" for variable, state in zip(scope, at, strict=True)]
+            entries[*sorted(pairs[:-1]), pairs[-1]] = float(value)
+    return answers
+
+
+def error_of(read: Callable[[], object]) -> str:
+    """Return the message of the ModelError that `read` has to raise."""
+    with pytest.raises(ModelError) as caught:
+        read()
+    return str(caught.value)
+
+
+_TOKENS = [
+    *(b"-1", b"nan", b"inf", b"1e999", b"0", b"1", b"0.5", b"99999999999", b"4294967296", b"1_0", b"1,5", b"#", b"\0"),
+    *(b"<", b">", b"</", b"<!--", b"&lt;", b"&x;", b'"', b"'", b"\xff\xfe", b"\xc3\xa9", b"\n", b" ", b"\r", b"  "),
+    *(b"BAYES", b"MARKOV", b"<FOR>", b"<GIVEN>", b"PAR1", b"\x15\x80\x80\x04", b"<!DOCTYPE x [<!ENTITY y 'z'>]>"),
+]
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """Return `data` with one to four changes: bytes flipped, pieces cut, doubled or moved, tokens put in."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(len(changed) + 1)
+        end = min(len(changed), start + rng.choice([1, 1, 2, 4, 8, 30, 200]))
+        kind = rng.randrange(6)
+        if kind == 0 and start < len(changed):
+            changed[start] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del changed[start:end]
+        elif kind == 2:
+            changed[start:start] = changed[start:end]
+        elif kind == 3:
+            piece = bytes(changed[start:end])
+            del changed[start:end]
+            there = rng.randrange(len(changed) + 1)
+            changed[there:there] = piece
+        elif kind == 4:
+            changed[start:start] = rng.choice(_TOKENS)
+        elif rng.random() < 0.2:
+            del changed[start:]
+    return bytes(changed)
+
+
+def fuzz(read: Callable[[bytes], Network], seeds: list[bytes], rounds: int, start: int = 0) -> tuple[int, int]:
+    """Read mutated files: each gives a network or a ModelError, soon. Returns how many of each."""
+    read_well = refused = 0
+    for i in range(start, start + rounds):
+        rng = random.Random(i)
+        data = mutated(rng.choice(seeds), rng)
+        began = time.perf_counter()
+        try:
+            assert isinstance(read(data), Network), i
+            read_well += 1
+        except ModelError:
+            refused += 1
+        assert time.perf_counter() - began < MAX_SECONDS, i
+    return read_well, refused
