@@ -1,0 +1,88 @@
+"""Memory: what is measured stays at or below what was planned, and a budget holds to the byte."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import oracle
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from junctor.engine import Engine
+from junctor.errors import BudgetError
+from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import grid, layered, sample
+from junctor.memory import Memory
+from junctor.model import Network
+from junctor.query import Query
+
+
+def observed(network: Network, rows: int, every: int) -> EvidenceBatch:
+    states = sample(network, rows, seed=3)
+    return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], every)})
+
+
+def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
+    """The smallest budget that the engine accepts, from its own words."""
+    engine = Engine(network, query, memory=1 << 40)
+    answers = engine.answer(batch)
+    formats = 1 if query.kind == "mpe" or query.precision == "log" else 2 + (query.precision == "single")
+    needs = [Memory(engine.plan(pattern), formats).least for pattern, _ in engine.groups(batch)]
+    return max(needs, default=0) + answers.nbytes
+
+
+@settings(max_examples=25)
+@given(data=st.data(), kind=st.sampled_from(["posteriors", "mpe"]))
+def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
+    network = data.draw(strategies.networks(max_variables=5, max_joint=128))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=5, min_rows=1, soft=False, invalid=False))
+    # One pattern only: sharing looks at the budget too.
+    first = EvidenceBatch(1, {v: column[:1] for v, column in batch.states.items()})
+    query = Query(kind=kind)
+    enough = least(network, query, first)
+    expected = Engine(network, query).answer(first)
+    answers = Engine(network, query, memory=enough).answer(first)
+    assert answers.status.tolist() == expected.status.tolist()
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
+    with pytest.raises(BudgetError, match=f"{enough:,} bytes.*{enough - 1:,} bytes"):
+        Engine(network, query, memory=enough - 1).answer(first)
+
+
+@pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
+@pytest.mark.parametrize("spare", [0, 1 << 16, 1 << 22, 1 << 30])
+def test_measured_peak_is_at_most_the_planned_one(query: Query, spare: int) -> None:
+    network = layered(layers=5, width=6, states=3, parents=2, seed=5)
+    batch = observed(network, 700, every=4)
+    allowed = least(network, query, batch) + spare
+    engine = Engine(network, query, memory=allowed)
+    plain = engine.answer(EvidenceBatch(0, {}))
+    assert plain.status.size == 0
+    tracemalloc.start()
+    answers = engine.answer(batch)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (answers.status == 0).all()
+    prepared = next(iter(engine._prepared.values()))
+    projected = max(prepared.memory.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
+    assert projected <= allowed
+    assert peak <= projected
+
+
+def test_grid_in_little_memory_gives_the_same_answers() -> None:
+    network = grid(4, 4, states=2, seed=1)
+    batch = EvidenceBatch(3, {0: np.array([0, 1, -1], np.int32)})
+    tight = Engine(network, Query(), memory=least(network, Query(), batch)).answer(batch)
+    for row, hard in enumerate(({0: 0}, {0: 1}, {})):
+        log_evidence, expected = oracle.enumerate_posteriors(network, hard, {})
+        assert tight.log_value[row] == pytest.approx(log_evidence, rel=1e-12)
+        for variable, posterior in expected.items():
+            np.testing.assert_allclose(tight.posteriors[variable][row], posterior, atol=1e-12)
+
+
+def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
+    network = grid(40, 40, states=4, seed=1)
+    with pytest.raises(BudgetError, match=r"largest clique.*needs .*bytes\), allowed are 1\.0 GiB.*allow more memory"):
+        Engine(network, Query(), memory=1 << 30).answer(EvidenceBatch(1, {}))
