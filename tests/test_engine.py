@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import oracle
 import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-
 from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.engine import Engine
-from junctor.evidence.batch import EvidenceBatch
-from junctor.model import Network
+from junctor.errors import EvidenceError, Place
+from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.generate import chain, sample
+from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.query import Query
 
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
@@ -78,3 +81,68 @@ def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch])
         found = {v: int(answers.states[v][row]) for v in range(len(network.variables))}
         assert all(found[v] == state for v, state in hard.items())
         assert oracle.log_joint(network, found, soft) == pytest.approx(log_value, rel=1e-12, abs=1e-9)
+
+
+def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
+    names = sorted({name for scope, _ in tables for name in scope})
+    return build_network(
+        "hand-made",
+        "markov",
+        [DraftVariable(name, ("0", "1"), Place()) for name in names],
+        [DraftTable(scope, np.asarray(values, dtype=float), Place()) for scope, values in tables],
+    )
+
+
+@pytest.mark.parametrize("precision", ["double", "single"])
+@pytest.mark.parametrize("step", [1e-20, 1e-160])
+def test_terms_lost_at_both_ends_of_a_chain_are_noticed(precision: str, step: float) -> None:
+    """Both ends flush the entry that the middle favours; every single message looks harmless."""
+    path = "abcdef"
+    links = [((one, other), [[step, 0], [0, 1]]) for one, other in itertools.pairwise(path)]
+    ends = [(("a",), [1, step]), (("a",), [1, step**0.9]), (("f",), [1, step]), (("f",), [1, step])]
+    network = markov(*ends, *links)
+    batch = EvidenceBatch(1, {})
+    check_posteriors(network, batch, Engine(network, Query(precision=precision)).answer(batch), TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("precision", ["double", "single"])
+def test_terms_lost_inside_one_product_are_noticed(precision: str) -> None:
+    tiny = {"double": 1e-300, "single": 1e-37}[precision]
+    network = markov((("a",), [1, tiny * 1e-3]), (("a",), [tiny, 1]), (("a", "b"), [[1, 1], [1, 2]]))
+    batch = EvidenceBatch(1, {})
+    check_posteriors(network, batch, Engine(network, Query(precision=precision)).answer(batch), TOLERANCE[precision])
+
+
+def test_a_thousand_steps_of_unlikely_evidence_do_not_underflow() -> None:
+    network = chain(length=1000, states=2, seed=4)
+    states = sample(network, 3, seed=1)
+    batch = EvidenceBatch(3, {v: np.ascontiguousarray(1 - states[:, v]) for v in range(0, 1000, 2)})
+    double = Engine(network, Query()).answer(batch)
+    log = Engine(network, Query(precision="log")).answer(batch)
+    assert double.status.tolist() == log.status.tolist() == [OK] * 3
+    np.testing.assert_allclose(double.log_value, log.log_value, rtol=1e-12)
+    assert (double.log_value < -300).all()
+
+
+def test_soft_evidence_keeps_the_scale_it_was_given_in() -> None:
+    network = markov((("a",), [1, 3]))
+    one = Likelihood(np.array([0], dtype=np.int64), np.array([[2e-200, 1e-200]]))
+    answers = Engine(network, Query()).answer(EvidenceBatch(2, {}, {0: one}))
+    np.testing.assert_allclose(answers.log_value, [np.log(5) - 200 * np.log(10), np.log(4)])
+    np.testing.assert_allclose(answers.posteriors[0], [[0.4, 0.6], [0.25, 0.75]])
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows(rows: int) -> None:
+    network = markov((("a", "b"), [[1, 2], [3, 4]]))
+    answers = Engine(network, Query()).answer(EvidenceBatch(rows, {0: np.zeros(rows, np.int32)}))
+    assert answers.status.tolist() == [OK] * rows
+    assert answers.posteriors[1].shape == (rows, 2)
+
+
+def test_unknown_targets_are_refused_with_the_nearest_names() -> None:
+    network = markov((("smoke", "lung"), [[1, 2], [3, 4]]))
+    with pytest.raises(EvidenceError, match="unknown target 'smok', did you mean 'smoke'"):
+        Engine(network, Query(targets=("smok",)))
+    with pytest.raises(EvidenceError, match="twice"):
+        Engine(network, Query(targets=("smoke", "smoke")))

@@ -120,5 +120,7 @@ def test_rescale_keeps_numbers_finite_at_the_ends_of_the_range(algebra: Algebra,
     assert np.isfinite(scaled).all()
     assert scaled.max() < 1
     assert found.tolist() == before.max(axis=0).tolist()
-    np.testing.assert_allclose(scaled[:, 0] * np.exp(log_scale[0] / 2) * np.exp(log_scale[0] / 2), before[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        scaled[:, 0] * np.exp(log_scale[0] / 2) * np.exp(log_scale[0] / 2), before[:, 0], rtol=1e-6
+    )
     assert scaled[:, 1].tolist() == [0, 0]

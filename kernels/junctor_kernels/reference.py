@@ -19,7 +19,7 @@ from junctor_kernels.axes import Contraction, Strides
 
 Array = npt.NDArray[np.floating[Any]]
 
-# Entries (over clique and cases) of a contraction that are in flight at once: 512 KiB of doubles stay in a core's cache.
+# Entries (over clique and cases) of a contraction in flight at once: 512 KiB of doubles stay in a core's cache.
 SCRATCH_ENTRIES = 1 << 16
 # Arrays of that size that a contraction may hold at its peak: two partial products, a reduction and its exponentials.
 SCRATCH_ARRAYS = 4
@@ -170,9 +170,7 @@ def take_cases(columns: Array, at: npt.NDArray[np.integer[Any]]) -> Array:
 
 def _present(what: Contraction) -> tuple[tuple[int, ...], int]:
     """Sizes of the eliminated axes, 1 for those that no operand has, and how many terms those would repeat."""
-    used = [
-        any(strides.eliminated[axis] for strides in what.operands) for axis in range(len(what.eliminated))
-    ]
+    used = [any(strides.eliminated[axis] for strides in what.operands) for axis in range(len(what.eliminated))]
     shape = tuple(size if use else 1 for size, use in zip(what.eliminated, used, strict=True))
     return shape, math.prod(size for size, use in zip(what.eliminated, used, strict=True) if not use)
 
@@ -209,9 +207,7 @@ def _view(
     (eliminated_at, eliminated_sizes), (kept_at, kept_sizes) = eliminated, kept
     walk = (*strides.eliminated, *strides.kept)
     base = sum(stride * part.start for stride, part in zip(walk, (*eliminated_at, *kept_at), strict=True))
-    shape = tuple(
-        size if stride else 1 for size, stride in zip((*eliminated_sizes, *kept_sizes), walk, strict=True)
-    )
+    shape = tuple(size if stride else 1 for size, stride in zip((*eliminated_sizes, *kept_sizes), walk, strict=True))
     row, cell = table.strides
     view_strides = (*(stride * row for stride in walk), cell)
     # Ten times cheaper than stride_tricks.as_strided, and bounds-checked against the buffer.

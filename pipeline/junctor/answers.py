@@ -33,5 +33,5 @@ class Answers:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.status, self.log_value, *self.posteriors.values(), *self.states.values()]
-        return sum(array.nbytes for array in arrays)
+        tables = sum(array.nbytes for array in self.posteriors.values())
+        return self.status.nbytes + self.log_value.nbytes + tables + sum(array.nbytes for array in self.states.values())

@@ -1,4 +1,4 @@
-"""The batch engine: rows are grouped by evidence pattern, each group gets a plan, and blocks of cases run through it."""
+"""The batch engine: rows are grouped by evidence pattern, a group gets a plan, blocks of cases run through it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ class Engine:
 
     def _prepare(self, pattern: Pattern, rows: int, budget: Budget) -> Prepared:
         """Return the plan ready to run; older programs give way until it fits."""
-        prepared = self._prepared.pop(pattern, None) or Prepared(self.network, self.plan(pattern, rows), len(self._ladder))
+        prepared = self._prepared.pop(pattern, None) or Prepared(
+            self.network, self.plan(pattern, rows), len(self._ladder)
+        )
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed

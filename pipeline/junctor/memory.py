@@ -80,6 +80,7 @@ class Memory:
         sizes = self.plan.shape.cardinalities
         results = sum(sizes[v] for v, _ in self.plan.marginals)
         inputs = len(self.plan.pattern.sliced) + 2 * sum(sizes[v] for v in self.plan.pattern.weighted)
+        inputs += 3 * len(self.plan.edges)
         explained = len(self.plan.shape.cardinalities) if self.plan.traceback else 0
         tables = (self.plan.peak_case_entries() + results) * itemsize
         return tables + 8 * (inputs + explained + 3 * max(sizes) + CASE_NUMBERS)

@@ -1,16 +1,24 @@
 """The interpreter: a plan and a network's numbers become a program, and the program runs on blocks of cases.
 
-Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and a bound on what was
-lost to underflow. With messages and factors scaled to a largest entry of 1, one contraction of K operands over R terms
-loses at most R K tiny in each entry (tiny: the smallest normal number), and passes a loss on multiplied by at most
-the largest sum over r of its other operands; dividing by the largest entry M of the result divides M into both. A case
-whose bound exceeds the tolerance is *doubtful*: its answer must come from a wider number format, in the end log space.
+Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and two bounds on what was
+lost to underflow. All operands have entries of at most 1. One contraction of K operands over R terms then loses at most
+R K tiny in each entry (tiny: the smallest normal number), and hands on a loss of its operands multiplied by at most the
+largest sum over r of the others (`growth`); rescaling divides both by the largest entry M of the result.
+
+- `lost` bounds the whole difference from the exact message. It grows from message to message.
+- `open` bounds the loss that still has to be weighed. Where both messages of an edge exist, a loss in one of them moves
+  a share of at most |S| open (1 + lost of the other) / (sum over s of both messages) of the probability, whatever comes
+  after; that sum is P(e) divided by both scales. So an edge closes what is open in its two messages.
+
+Adding these shares up over the edges, each loss counted once at its own edge while the messages beyond are exact, is a
+bound on the error of every posterior. A case whose bound exceeds the tolerance is *doubtful*: its answer must come from
+a wider number format, in the end log space.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +67,21 @@ class Outcome:
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """A table [entries, cases or 1], the logarithm of its scale and the bound on its lost entries, both [cases or 1]."""
+    """A table [entries, cases or 1], the logarithm of its scale and the bounds on its lost terms, each [cases or 1]."""
 
     table: Table
     log_scale: Floats
     lost: Floats
+    open: Floats
+
+
+@dataclass(eq=False, slots=True)
+class _Bounds:
+    """What remains of a table for weighing losses once its entries are gone."""
+
+    log_scale: Floats
+    lost: Floats
+    open: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,6 +114,8 @@ class Program:
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
         self._totals = frozenset(plan.totals)
+        self._edge_of = {down: (up, total) for up, down, total in plan.edges}
+        self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self._columns: dict[int, _Columns] = {}
         self._shared: dict[int, _Value] = {}
         self._lowered: dict[int, tuple[Contraction, float]] = {}
@@ -108,22 +128,29 @@ class Program:
         values = dict(self._shared)
         log_value, doubtful = self._start(block)
         posteriors: dict[int, Table] = {}
+        bounds: dict[int, _Bounds] = {}
+        edges = np.zeros(1)
+        results = np.zeros(1)
         for step in self._plan.steps:
             if isinstance(step, Free):
                 del values[step.table]
                 continue
             if step.out not in values:
                 values[step.out] = self._make(step, values, block)
+            value = values[step.out]
+            if step.out in self._closed or step.out in self._totals:
+                bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
             if step.out in self._totals:
-                log_value = log_value + self._log_of(values[step.out])
-                doubtful |= self._is_doubtful(values[step.out])
+                bounds[step.out].log_scale = self._log_of(value)
+                log_value = log_value + bounds[step.out].log_scale
+            if step.out in self._edge_of:
+                edges = edges + self._moved(step.out, value.table.shape[0], bounds)
+            if step.out in self._totals or step.out in self._marginal_of:
+                # The largest entry is at least a half, so this bounds the share of the sum.
+                results = np.maximum(results, 2 * value.table.shape[0] * value.open)
             if step.out in self._marginal_of:
-                value = values[step.out]
-                doubtful |= self._is_doubtful(value)
                 posteriors[self._marginal_of[step.out]] = self._normalised(value.table)
-        if self._algebra.combine is np.multiply:
-            doubtful |= ~np.isfinite(log_value)
-        return Outcome(log_value, posteriors, {}, doubtful)
+        return Outcome(log_value, posteriors, {}, doubtful | self._is_doubtful(edges + results, log_value))
 
     def explain(self, block: Block) -> Outcome:
         """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
@@ -164,7 +191,8 @@ class Program:
         if isinstance(step, Slice):
             columns = self._columns[step.out]
             at = columns.at(block)
-            return _Value(reference.take_cases(columns.table, at), columns.log_scale[at], np.full(1, self._tiny))
+            tiny = np.full(1, self._tiny)
+            return _Value(reference.take_cases(columns.table, at), columns.log_scale[at], tiny, tiny)
         if isinstance(step, Likelihood):
             return _scaled(block.likelihoods[step.variable], self._algebra)
         assert isinstance(step, Reduce)
@@ -177,34 +205,57 @@ class Program:
         table, shift, largest = reference.rescale(table, self._algebra)
         scale = sum((value.log_scale for value in operands), shift)
         if self._algebra.combine is np.add:
-            return _Value(table, scale, np.zeros(1))
-        lost = np.full(1, len(operands) * self._tiny * lowered.eliminated_entries)
-        for number, value in zip(step.operands, operands, strict=True):
-            fixed = number in self._shared or number in self._columns
-            lost = lost + value.lost * (lowered.eliminated_entries if fixed else growth)
+            return _Value(table, scale, np.zeros(1), np.zeros(1))
+        lost, still_open = self._losses(step, operands, growth, lowered.eliminated_entries)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return _Value(table, scale, lost / largest)
+            return _Value(table, scale, lost / largest, still_open / largest)
+
+    def _losses(self, step: Reduce, operands: Sequence[_Value], growth: float, terms: int) -> tuple[Floats, Floats]:
+        """Return the bounds on everything lost so far and on what no edge closes, before rescaling."""
+        here = np.full(1, len(operands) * self._tiny * terms)
+        in_messages = np.zeros(1)
+        open_messages = np.zeros(1)
+        for number, value in zip(step.operands, operands, strict=True):
+            if number in self._columns or (number in self._shared and number not in self._closed):
+                # A fixed table may be the very one that `growth` was read off.
+                here = here + terms * value.lost
+            else:
+                in_messages = in_messages + np.log1p(value.lost)
+                if number not in self._closed:
+                    open_messages = open_messages + value.open
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost = growth * np.expm1(in_messages)
+            # Whatever is lost meets the exact messages, which may exceed the computed ones by all that those lost.
+            return lost + here * np.exp(in_messages), (growth * open_messages + here) * np.exp(in_messages)
+
+    def _moved(self, down: int, entries: int, bounds: Mapping[int, _Bounds]) -> Floats:
+        """Return the share of the probability that the open losses of both messages of an edge can have moved."""
+        up, total = self._edge_of[down]
+        one, other = bounds[up], bounds[down]
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
+            return entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost)) / both
+
+    def _is_doubtful(self, share: Floats, log_value: Floats) -> npt.NDArray[np.bool_]:
+        if self._algebra.combine is np.add:
+            return np.zeros(1, dtype=np.bool_)
+        # Not (a > b), so that a bound of 0/0 is doubtful too.
+        return ~(share <= LOSS_TOLERANCE[self._algebra.name]) | ~np.isfinite(log_value)
 
     def _log_of(self, total: _Value) -> Floats:
         """Return the logarithm of a table of one entry."""
         number = total.table[0].astype(np.float64)
-        if self._algebra.combine is np.add:
-            return total.log_scale + number
         with np.errstate(divide="ignore"):
-            return total.log_scale + np.log(number)
-
-    def _is_doubtful(self, value: _Value) -> npt.NDArray[np.bool_]:
-        if self._algebra.combine is np.add:
-            return np.zeros(1, dtype=np.bool_)
-        # Not (a <= b), so that a bound of 0/0 is doubtful too.
-        return ~(value.lost * value.table.shape[0] <= LOSS_TOLERANCE[self._algebra.name])
+            logarithm: Floats = number if self._algebra.combine is np.add else np.log(number)
+        return total.log_scale + logarithm
 
     def _normalised(self, table: Table) -> Table:
         if self._algebra.combine is np.add:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
         with np.errstate(invalid="ignore"):
-            return table / table.sum(axis=0)
+            posterior: Table = table / table.sum(axis=0)
+        return posterior
 
     def _potential(self, step: Potential, network: Network) -> _Value:
         """Multiply factors in double precision, each scaled first, and bring the product into the algebra."""
@@ -218,7 +269,7 @@ class Program:
         log_scale = sum((factor.log_scale for factor in factors), shift)
         with np.errstate(divide="ignore", under="ignore"):
             lost = len(factors) * np.finfo(np.float64).tiny / largest + self._tiny if self._tiny else np.zeros(1)
-            return _Value(table.astype(self._algebra.dtype), log_scale, lost)
+            return _Value(table.astype(self._algebra.dtype), log_scale, lost, lost)
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""
@@ -242,17 +293,21 @@ class Program:
         operand does not tell apart; fixed operands are looked at, messages are taken as ones.
         """
         terms = math.prod(self._sizes[v] for v in step.eliminated)
+        if self._algebra.combine is np.add:
+            return float(terms)
         best = 1.0
         for operand in step.operands:
-            fixed = self._columns[operand].table if operand in self._columns else None
-            if operand in self._shared:
-                fixed = self._shared[operand].table
-            if fixed is None or self._algebra.combine is np.add:
+            if operand in self._columns:
+                fixed, lost = self._columns[operand].table, self._tiny
+            elif operand in self._shared:
+                fixed, lost = self._shared[operand].table, float(self._shared[operand].lost.max())
+            else:
                 continue
             scope = self._plan.tables[operand].scope
             summed = tuple(axis for axis, v in enumerate(scope) if v in step.eliminated)
             grid = fixed.reshape(*(self._sizes[v] for v in scope), fixed.shape[1])
-            best = min(best, float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed))
+            mean = float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed)
+            best = min(best, mean + lost)
         return terms * best
 
     def _trace(
@@ -267,13 +322,13 @@ class Program:
 
 
 def _scaled(numbers: Floats, algebra: Algebra) -> _Value:
-    """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to its neutral element."""
+    """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to neutral."""
     largest = numbers.max(axis=0)
     tiny = float(np.finfo(algebra.dtype).tiny)
     with np.errstate(divide="ignore", under="ignore"):
         log_scale = np.log(largest)
         if algebra.combine is np.add:
             table = np.log(numbers) - np.where(np.isneginf(log_scale), 0.0, log_scale)
-            return _Value(table, log_scale, np.zeros(1))
+            return _Value(table, log_scale, np.zeros(1), np.zeros(1))
         table = (numbers / np.where(largest > 0, largest, 1.0)).astype(algebra.dtype)
-    return _Value(table, log_scale, np.full(1, tiny))
+    return _Value(table, log_scale, np.full(1, tiny), np.full(1, tiny))

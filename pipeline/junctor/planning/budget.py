@@ -1,4 +1,4 @@
-"""Memory in three words, all in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan)."""
+"""Memory in three words, in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan)."""
 
 from __future__ import annotations
 

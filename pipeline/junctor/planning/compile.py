@@ -55,6 +55,7 @@ def compile_plan(
         steps=tuple(layout.steps if explain else _with_frees(layout.steps, layout.tables)),
         marginals=tuple(sorted(marginals.items())),
         totals=tuple(totals),
+        edges=layout.edges(),
         constants=tuple(i for i in factors if not remaining[i]),
         traceback=tuple(reversed(layout.collected)) if explain else (),
         clique_entries=tuple(shape.entries(clique.scope) for clique in tree.cliques),
@@ -133,6 +134,14 @@ class _Layout:
     def total_tables(self) -> list[int]:
         """Return the tables that the roots end in."""
         return [self.up[root] for root in self.tree.roots()]
+
+    def edges(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the edges that carry a message both ways, each with the total of its component."""
+        total: dict[int, int] = {}
+        for i in range(len(self.tree.cliques) - 1, -1, -1):
+            parent = self.tree.cliques[i].parent
+            total[i] = self.up[i] if parent is None else total[parent]
+        return tuple((self.up[i], down, total[i]) for i, down in self.down.items())
 
     def distribute_and_read(self, wanted: Iterable[int]) -> tuple[dict[int, int], list[int]]:
         """Lay out the messages back to the cliques that are asked for, and the marginals, as early as possible."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from junctor.planning.elimination import Order
 from junctor.planning.shape import Shape, bits, mask_of
 
-
 # Cliques up to this size may be stored as the message of a join.
 LARGE_CLIQUE = 1 << 20
 

@@ -74,9 +74,12 @@ Step = Potential | Slice | Likelihood | Reduce | Free
 class Plan:
     """Everything that propagation of one evidence pattern does.
 
-    marginals: variable -> the table that becomes its posterior once divided by its sum. totals: the tables (one a
-    component) whose scales add up to log P(e). constants: factors without unobserved variables, as single numbers of
-    each case. traceback: for explanations, the steps from the roots down, each with the table whose making is undone.
+    marginals: variable -> the table that becomes its posterior once divided by its sum.
+    totals: the tables (one a component) whose values are the parts of P(e).
+    edges: (message to the root, message back, total) of every edge that carries both; their product is P(e) on the
+    separator, which tells what a lost term could have weighed.
+    constants: factors without unobserved variables, single numbers of each case.
+    traceback: for explanations, the steps from the roots down, each to be undone.
     """
 
     shape: Shape
@@ -85,6 +88,7 @@ class Plan:
     steps: tuple[Step, ...]
     marginals: tuple[tuple[int, int], ...]
     totals: tuple[int, ...]
+    edges: tuple[tuple[int, int, int], ...]
     constants: tuple[int, ...]
     traceback: tuple[int, ...]
     clique_entries: tuple[int, ...]
@@ -149,5 +153,5 @@ class Plan:
         return json.dumps(record, sort_keys=True)
 
 
-# Beside its entries a per-case table carries its scale, its bound on lost terms, and the largest entry while it is made.
-CASE_NUMBERS = 3
+# Beside its entries a per-case table carries a scale, two bounds on lost terms, and at first its largest entry.
+CASE_NUMBERS = 4
