@@ -55,7 +55,7 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
 @pytest.mark.parametrize("spare", [0, 1 << 16, 1 << 22, 1 << 30])
 def test_measured_peak_is_at_most_the_planned_one(query: Query, spare: int) -> None:
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
-    batch = observed(network, 700, every=4)
+    batch = observed(network, 80, every=4)
     allowed = least(network, query, batch) + spare
     engine = Engine(network, query, memory=allowed)
     plain = engine.answer(EvidenceBatch(0, {}))
@@ -83,6 +83,6 @@ def test_grid_in_little_memory_gives_the_same_answers() -> None:
 
 
 def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
-    network = grid(40, 40, states=4, seed=1)
+    network = grid(20, 20, states=4, seed=1)
     with pytest.raises(BudgetError, match=r"largest clique.*needs .*bytes\), allowed are 1\.0 GiB.*allow more memory"):
         Engine(network, Query(), memory=1 << 30).answer(EvidenceBatch(1, {}))

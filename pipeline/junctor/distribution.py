@@ -117,7 +117,7 @@ def _on_this_machine(
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
-            with _local_client(workers) as client:
+            with _silent_dask(), _local_client(workers) as client:
                 for i, result in _windowed(client, function, dict(remaining), memory, workers):
                     del remaining[i]
                     yield result
@@ -174,10 +174,21 @@ def _local_client(workers: int) -> Iterator[Client]:
             host="127.0.0.1",
             memory_limit=0,
             dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
         )
     with cluster, Client(cluster, set_as_default=False) as client:
         yield client
+
+
+@contextmanager
+def _silent_dask() -> Iterator[None]:
+    # Workers that come and go are our business, and what goes wrong comes back as an exception.
+    dask = logging.getLogger("distributed")
+    before = dask.level
+    dask.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        dask.setLevel(before)
 
 
 @contextmanager

@@ -56,18 +56,21 @@ class Engine:
         self.targets = target_indices(network, query.targets)
         self.shape = shape_of(network)
         self._ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
-        self._plans: dict[Pattern, Plan] = {}
-        self._prepared: dict[Pattern, Prepared] = {}
+        self._plans: dict[tuple[Pattern, int], Plan] = {}
+        self._prepared: dict[tuple[Pattern, int], Prepared] = {}
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
-        """Return the plan for `pattern`; the search for its order is longer the more rows will use it."""
-        if pattern not in self._plans:
-            targets = None if self.query.targets is None else self.targets
-            effort = min(DEFAULT_EFFORT, EFFORT_PER_ROW * rows)
+        """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
+
+        What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
+        """
+        key = pattern, effort_for(rows)
+        if key not in self._plans:
             if len(self._plans) >= KEPT_PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[pattern] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", effort)
-        return self._plans[pattern]
+            targets = None if self.query.targets is None else self.targets
+            self._plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", effort_for(rows))
+        return self._plans[key]
 
     def groups(self, batch: EvidenceBatch) -> list[tuple[Pattern, Rows]]:
         """Return the patterns that get a plan, each with its rows (ascending; invalid rows are in none)."""
@@ -139,14 +142,15 @@ class Engine:
 
     def _prepare(self, pattern: Pattern, rows: int, budget: Budget) -> Prepared:
         """Return the plan ready to run; older programs give way until it fits."""
-        prepared = self._prepared.pop(pattern, None) or Prepared(
-            self.network, self.plan(pattern, rows), len(self._ladder)
-        )
+        key = pattern, effort_for(rows)
+        prepared = self._prepared.pop(key, None)
+        if prepared is None:
+            prepared = Prepared(self.network, self.plan(pattern, rows), len(self._ladder))
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed
         prepared.memory.fit(budget, budget.free - held, rows)
-        self._prepared[pattern] = prepared
+        self._prepared[key] = prepared
         return prepared
 
     def _cost(self, pattern: Pattern) -> Cost:
@@ -154,6 +158,14 @@ class Engine:
         free = len(self.network.variables) - len(pattern.sliced)
         memory = Memory(plan, len(self._ladder))
         return Cost(free * PLANNING_SECONDS, plan.case_operations * OPERATION_SECONDS, memory.least <= self.allowed)
+
+
+def effort_for(rows: int) -> int:
+    """Return the scores that the search for an order may compute, in steps of four, so that similar counts agree."""
+    effort = EFFORT_PER_ROW
+    while effort < min(DEFAULT_EFFORT, EFFORT_PER_ROW * rows):
+        effort *= 4
+    return min(effort, DEFAULT_EFFORT)
 
 
 def shape_of(network: Network) -> Shape:

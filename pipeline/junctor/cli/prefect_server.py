@@ -6,6 +6,8 @@ import os
 import tomllib
 from pathlib import Path
 
+from junctor.storage import explained
+
 
 def is_configured() -> bool:
     """Return whether PREFECT_API_URL is set, in the environment or in the active profile."""
@@ -23,9 +25,15 @@ def is_configured() -> bool:
 
 
 def embed(directory: Path) -> None:
-    """Let the embedded server keep its files below `directory`, and speak up only if something is wrong.
+    """Let the embedded server keep its files below `directory`, and leave the talking to us: errors are raised anyway.
 
-    To be called before Prefect is imported; sets environment variables that the user has not set.
+    To be called before Prefect is imported; sets environment variables that the user has not set. Raises RunError
+    where the folder cannot be made.
     """
-    os.environ.setdefault("PREFECT_HOME", str(directory / ".prefect"))
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    if "PREFECT_HOME" not in os.environ:
+        home = directory / ".prefect"
+        # Prefect makes the folder, but not the one that it lies in.
+        with explained(directory):
+            home.mkdir(parents=True, exist_ok=True)
+        os.environ["PREFECT_HOME"] = str(home)
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
