@@ -71,6 +71,8 @@ def distribute(
     JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
     worker that dies goes to another one. Raises RunError where no worker survives.
     """
+    if not tasks:
+        return
     if resources.scheduler is not None:
         yield from _on_scheduler(function, tasks, resources, resources.scheduler)
         return
@@ -165,7 +167,11 @@ def _local_client(workers: int) -> Iterator[Client]:
     from distributed import Client, LocalCluster
 
     # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
-    quiet = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.gil.enabled": False}
+    quiet = {
+        "distributed.worker.profile.enabled": False,
+        "distributed.admin.system-monitor.gil.enabled": False,
+        "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
+    }
     with dask.config.set(quiet), _keyboard_is_ours():
         cluster = LocalCluster(
             n_workers=workers,
@@ -181,7 +187,9 @@ def _local_client(workers: int) -> Iterator[Client]:
 
 @contextmanager
 def _silent_dask() -> Iterator[None]:
-    # Workers that come and go are our business, and what goes wrong comes back as an exception.
+    # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
+    import distributed  # noqa: F401
+
     dask = logging.getLogger("distributed")
     before = dask.level
     dask.setLevel(logging.CRITICAL)

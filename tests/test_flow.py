@@ -1,0 +1,78 @@
+"""The flow on an embedded Prefect server, which takes a while to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from junctor.cli import prefect_server
+from junctor.distribution import Resources
+from junctor.errors import EvidenceError, RunError
+from junctor.progress import Silence
+from junctor.query import Query
+from junctor.run import Job, run
+from pyarrow import parquet
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(400)]
+ASIA = str(Path(__file__).parents[1] / "data" / "asia.bif")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    import junctor_flows  # noqa: F401 - sets what the embedded server needs, before Prefect is imported
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+def make_job(folder: Path, **changes: object) -> Job:
+    evidence = folder / "evidence.csv"
+    evidence.write_text("smoke,xray\nyes,no\n,yes\nno,\nperhaps,\n" + "yes,yes\n" * 20)
+    return Job(ASIA, str(evidence), str(folder / "out"), partition_rows=10, **changes)  # type: ignore[arg-type]
+
+
+def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow
+    from prefect.client.orchestration import get_client
+
+    job = make_job(tmp_path)
+    manifest = score_as_flow(job, Resources(workers=2), Silence())
+    assert manifest.statuses == {"ok": 23, "impossible": 0, "invalid": 1}
+    plain = Job(job.network, job.evidence, str(tmp_path / "plain"), partition_rows=10)
+    assert run(plain, Resources(workers=0)).parts == manifest.parts
+    found, expected = (parquet.read_table(each.directory.path / "posteriors") for each in (job, plain))
+    assert found.equals(expected)
+    with get_client(sync_client=True) as client:
+        artifacts = {artifact.key: artifact for artifact in client.read_latest_artifacts()}
+        names = sorted(task.name.rpartition("-")[0] for task in client.read_task_runs())
+    assert "24 rows" in str(artifacts["junctor-summary"].data)
+    assert artifacts["junctor-progress"].data == 100.0
+    assert names == ["finalise", "ingest evidence", "ingest network", "plan", "propagate"]
+    assert score_as_flow(job, Resources(), Silence()).reused_parts == 3
+
+
+def test_a_users_error_is_ours_and_one_line(
+    server: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from junctor_flows.batch import score_as_flow
+
+    with pytest.raises(EvidenceError, match="did you mean 'lung'"):
+        score_as_flow(make_job(tmp_path, query=Query("posteriors", ("lungs",))), Resources(), Silence())
+    with pytest.raises(EvidenceError, match="perhaps"):
+        score_as_flow(make_job(tmp_path, strict=True), Resources(), Silence())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file"):
+        score_as_flow(Job(ASIA, ASIA, str(tmp_path / "file")), Resources(), Silence())
+    assert "Traceback" not in "".join(capfd.readouterr()) + caplog.text
+
+
+def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "DEBUG")
+    prefect_server.embed(tmp_path)
+
+    assert os.environ.pop("PREFECT_HOME") == str(tmp_path / ".prefect")
+    assert os.environ["PREFECT_LOGGING_LEVEL"] == "DEBUG"
