@@ -10,7 +10,6 @@ import pytest
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch

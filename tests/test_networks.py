@@ -64,9 +64,9 @@ def test_posteriors_equal_the_reference(
     assert (answers.status == OK).all()
     tolerance = 1e-9 if precision == "double" else 1e-5
     for row, case in enumerate(cases):
-        # Scales are sums of a thousand rounded numbers in single precision.
+        # In single precision the scales of a thousand messages are rounded; double is limited by rows that miss 1.
         assert answers.log_value[row] == pytest.approx(
-            case["log_p_evidence"], abs=1e-6 if precision == "double" else 1e-5
+            case["log_p_evidence"], abs=1e-6 if precision == "double" else 3e-6
         )
         for variable, expected in case["posteriors"].items():
             found = answers.posteriors[network.index[variable]][row]

@@ -9,7 +9,6 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-
 from junctor.engine import shape_of
 from junctor.errors import BudgetError
 from junctor.planning.budget import format_bytes, parse_bytes

@@ -39,7 +39,17 @@ class Algebra:
 
 
 def _sum(block: Array, into: Array | None) -> Array:
-    total = np.add.reduce(block, axis=0)
+    # Halves are added to each other, so that rounding grows with the logarithm of the number of terms, not with it.
+    terms = len(block)
+    while terms > 4:
+        half = terms // 2
+        upper = block[half : 2 * half]
+        odd = block[2 * half : terms]
+        block = np.add(block[:half], upper) if terms == len(block) else np.add(block[:half], upper, out=block[:half])
+        if len(odd):
+            block[0] += odd[0]
+        terms = half
+    total = np.add.reduce(block[:terms], axis=0)
     return total if into is None else np.add(into, total, out=into)
 
 

@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""What this machine has, and how much of it this process may use."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from pathlib import Path
 # Share of the memory that is free now which Junctor allows itself when nobody says how much.
 DEFAULT_SHARE = 0.6
 
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 
 def available_memory() -> int:
     """Return the bytes that can be had without swapping: what is free, or less where a control group sets a limit."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-    except OSError:
+    limit = _control("memory.max")
+    if limit in (None, "max"):
         return free
-    return free if limit == "max" else max(0, min(free, int(limit) - int(used)))
+    # Cached files count as used there, though they give way.
+    cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
+    used = int(_control("memory.current") or "0") - int(cached)
+    return max(0, min(free, int(limit or free) - used))
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use: its affinity, or less where a quota is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (_control("cpu.max") or "max").partition(" ")
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def _control(name: str) -> str | None:
+    try:
+        return (_CONTROL_GROUP / name).read_text().strip()
+    except OSError:
+        return None

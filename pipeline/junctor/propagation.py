@@ -120,8 +120,11 @@ class Program:
         self._shared: dict[int, _Value] = {}
         self._lowered: dict[int, tuple[Contraction, float]] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
+        # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
+        self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
         for step in plan.steps:
             self._bind(step, network)
+        self._narrow()
 
     def run(self, block: Block) -> Outcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
@@ -183,7 +186,15 @@ class Program:
         elif isinstance(step, Reduce):
             self._lowered[step.out] = (self._lower(step, contraction), self._growth(step))
             if not self._plan.tables[step.out].per_case:
-                self._shared[step.out] = self._reduce(step, self._shared)
+                self._shared[step.out] = self._reduce(step, self._shared, self._wide)
+
+    def _narrow(self) -> None:
+        """Bring what was done once into the algebra of the cases."""
+        if self._wide is not self._algebra:
+            for value in self._shared.values():
+                value.table = value.table.astype(self._algebra.dtype)
+                value.lost = value.lost + self._tiny
+                value.open = value.open + self._tiny
 
     def _make(
         self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, _Value], block: Block
@@ -196,13 +207,13 @@ class Program:
         if isinstance(step, Likelihood):
             return _scaled(block.likelihoods[step.variable], self._algebra)
         assert isinstance(step, Reduce)
-        return self._reduce(step, values)
+        return self._reduce(step, values, self._algebra)
 
-    def _reduce(self, step: Reduce, values: Mapping[int, _Value]) -> _Value:
+    def _reduce(self, step: Reduce, values: Mapping[int, _Value], algebra: Algebra) -> _Value:
         lowered, growth = self._lowered[step.out]
         operands = [values[table] for table in step.operands]
-        table = reference.reduce(lowered, [value.table for value in operands], self._algebra, self._scratch)
-        table, shift, largest = reference.rescale(table, self._algebra)
+        table = reference.reduce(lowered, [value.table for value in operands], algebra, self._scratch)
+        table, shift, largest = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), shift)
         if self._algebra.combine is np.add:
             return _Value(table, scale, np.zeros(1), np.zeros(1))
@@ -258,18 +269,17 @@ class Program:
         return posterior
 
     def _potential(self, step: Potential, network: Network) -> _Value:
-        """Multiply factors in double precision, each scaled first, and bring the product into the algebra."""
-        wide = reference.DOUBLE if self._algebra.combine is np.multiply else reference.LOG
-        factors = [_scaled(network.factors[i].table.reshape(-1, 1), wide) for i in step.factors]
+        """Multiply factors, each scaled first."""
+        factors = [_scaled(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
         lowered = contraction(
             self._plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
-        product = reference.reduce(lowered, [factor.table for factor in factors], wide, self._scratch)
-        table, shift, largest = reference.rescale(product, wide)
+        product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self._scratch)
+        table, shift, largest = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), shift)
-        with np.errstate(divide="ignore", under="ignore"):
-            lost = len(factors) * np.finfo(np.float64).tiny / largest + self._tiny if self._tiny else np.zeros(1)
-            return _Value(table.astype(self._algebra.dtype), log_scale, lost, lost)
+        with np.errstate(divide="ignore"):
+            lost = sum((factor.lost for factor in factors), np.zeros(1)) / largest
+        return _Value(table, log_scale, lost, lost)
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""
