@@ -13,7 +13,6 @@ import statistics
 import time
 
 import numpy as np
-
 from junctor.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
