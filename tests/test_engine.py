@@ -10,6 +10,7 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor import memory
 from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.engine import Engine
 from junctor.errors import EvidenceError, Place
@@ -17,6 +18,7 @@ from junctor.evidence.batch import EvidenceBatch, Likelihood
 from junctor.generate import chain, sample
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.query import Query
+from junctor_kernels import reference
 
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
 
@@ -81,6 +83,19 @@ def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch])
         found = {v: int(answers.states[v][row]) for v in range(len(network.variables))}
         assert all(found[v] == state for v, state in hard.items())
         assert oracle.log_joint(network, found, soft) == pytest.approx(log_value, rel=1e-12, abs=1e-9)
+
+
+@given(question=questions(), most_cases=st.integers(1, 4), scratch=st.sampled_from([1, 5, 1 << 16]))
+def test_blocks_of_any_size_give_the_same_answers(
+    question: tuple[Network, EvidenceBatch], most_cases: int, scratch: int
+) -> None:
+    network, batch = question
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "MOST_CASES", most_cases)
+        patch.setattr(memory, "LEAST_SCRATCH", scratch)
+        patch.setattr(reference, "SCRATCH_ENTRIES", scratch)
+        answers = Engine(network, Query()).answer(batch)
+    check_posteriors(network, batch, answers, 1e-12)
 
 
 def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
