@@ -276,7 +276,7 @@ def test_damaged_files_are_named(job: Job) -> None:
 
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
-    task = steps.PartTask(job.output, 0, Query(), "", "0.0.0")
+    task = steps.PartTask(job.output, 0, Query(), "", "0.0.0", 1)
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
         steps.propagate_partition(task, 10**9)
 

@@ -86,9 +86,10 @@ def _answer(
     if not isinstance(network, Network):
         network = read_network(network)
     target_names(network, query)  # refuses unknown ones, also for a table without rows
-    engine = Engine(network, query, memory)
+    table = as_arrow(evidence)
+    engine = Engine(network, query, memory, table.num_rows)
     results = []
-    for first, piece in _slices(as_arrow(evidence), default_partition_rows(network, query)):
+    for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(
             piece, network, case_id=case_id, ignore_extra=ignore_extra, strict=strict, first_row=first
         )

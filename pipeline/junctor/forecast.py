@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from junctor.engine import LADDERS, OPERATION_SECONDS, Engine
+from junctor.engine import LADDERS, Engine
 from junctor.evidence.batch import EvidenceBatch
-from junctor.memory import Memory
+from junctor.memory import OPERATION_SECONDS, Memory
 from junctor.planning.budget import Budget
 from junctor.planning.compile import DEFAULT_EFFORT
 from junctor.planning.elimination import best_order, moral_graph

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+import numpy as np
 from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
 from junctor.model import Network
+from junctor.planning.arena import arena
 from junctor.planning.budget import Budget
 from junctor.planning.plan import Plan
 from junctor.propagation import Program
 
+if TYPE_CHECKING:
+    from junctor.compiled import CompiledProgram
+
+# Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
+LANE = 16
+# An entry operation of the NumPy kernels; coarse, for choices only.
+OPERATION_SECONDS = 1.5e-9
 # A block has at most so many cases, and its tables at most so many bytes: enough to keep NumPy's inner loops long,
 # few enough to stay near the cache.
 MOST_CASES = 2048
@@ -20,19 +32,30 @@ BLOCK_BYTES = 1 << 25
 STEP_BYTES = 4096
 # Numbers that travel with a case beside its tables: scales, bounds, indices, masks and their temporaries.
 CASE_NUMBERS = 64
+# Seconds of work in NumPy from which the compiled backend pays for being loaded (a second; some more the first time on
+# a machine), and the cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
+COMPILED_SECONDS = 2.0
+LEAST_LANES, MOST_LANES = 64, 512
+ARENA_BYTES = 1 << 20
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
 
 
 @dataclass(eq=False)
 class Memory:
-    """Bytes of a plan: `fixed` for its programs, and so many for each case of a block; `fit` settles the rest."""
+    """Bytes of a plan: `fixed` for its programs, and so many for each case of a block; `fit` settles the rest.
+
+    formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
+    has. lanes: cases of its blocks, 0 where NumPy does the work.
+    """
 
     plan: Plan
     formats: int
+    compiles: bool = False
     scratch: int = LEAST_SCRATCH
     allowed: int = 0
     rows: int = 1
+    lanes: int = 0
     fixed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,8 +71,11 @@ class Memory:
         """Bytes that one case at a time needs, in the widest format."""
         return self.fixed + self._scratch_bytes(LEAST_SCRATCH) + self._case_bytes(8)
 
-    def fit(self, budget: Budget, free: int, rows: int) -> None:
-        """Settle scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits."""
+    def fit(self, budget: Budget, free: int, rows: int, to_come: int = 0) -> None:
+        """Settle scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
+
+        rows: cases of this batch that use the plan. to_come: about how many do in the whole run.
+        """
         if self.least > free:
             largest = max(self.plan.clique_entries, default=0)
             raise budget.refuse(
@@ -60,30 +86,73 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
+        self._fit_lanes(spare // 2, max(rows, to_come))
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
             self.scratch *= 2
 
+    def _fit_lanes(self, spare: int, rows: int) -> None:
+        """Settle whether the compiled backend is worth its while for so many rows, and the cases of its blocks."""
+        self.lanes = 0
+        if not self.compiles or rows * self.plan.case_operations * OPERATION_SECONDS < COMPILED_SECONDS:
+            return
+        lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES, padded(self.rows)))
+        lanes = min(lanes, (spare - self._lowered) // self._lane_bytes) // LANE * LANE
+        self.lanes = max(0, lanes)
+
+    @cached_property
+    def _lane_bytes(self) -> int:
+        _, rows = arena(self.plan)
+        return 8 * rows + self._case_bytes(8)
+
+    @cached_property
+    def _lowered(self) -> int:
+        return lowered_bytes(self.plan) + 8 * self.plan.shared_entries()
+
     def cases(self, itemsize: int) -> int:
         """Return how many cases of a number format fit in a block."""
-        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch)
+        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - self._compiled_bytes
         each = self._case_bytes(itemsize)
         return max(1, min(free // each, BLOCK_BYTES // each, MOST_CASES, self.scratch, self.rows))
 
     def projected(self, itemsize: int) -> int:
         """Return the peak bytes of a run with blocks of `cases(itemsize)`."""
-        return self.fixed + self._scratch_bytes(self.scratch) + self.cases(itemsize) * self._case_bytes(itemsize)
+        blocks = self.cases(itemsize) * self._case_bytes(itemsize)
+        return self.fixed + self._scratch_bytes(self.scratch) + self._compiled_bytes + blocks
+
+    @property
+    def _compiled_bytes(self) -> int:
+        return self._lowered + self.lanes * self._lane_bytes if self.lanes else 0
 
     def _scratch_bytes(self, entries: int) -> int:
         return reference.SCRATCH_ARRAYS * entries * 8
+
+    @cached_property
+    def _case_entries(self) -> int:
+        return self.plan.peak_case_entries()
 
     def _case_bytes(self, itemsize: int) -> int:
         sizes = self.plan.shape.cardinalities
         results = sum(sizes[v] for v, _ in self.plan.marginals)
         inputs = len(self.plan.pattern.sliced) + 2 * sum(sizes[v] for v in self.plan.pattern.weighted)
         inputs += 3 * len(self.plan.edges)
+        # The compiled backend keeps scales and bounds of all tables.
+        inputs += 3 * len(self.plan.tables)
         explained = len(self.plan.shape.cardinalities) if self.plan.traceback else 0
-        tables = (self.plan.peak_case_entries() + results) * itemsize
+        tables = (self._case_entries + results) * itemsize
         return tables + 8 * (inputs + explained + 3 * max(sizes) + CASE_NUMBERS)
+
+
+def padded(cases: int) -> int:
+    """Return the number of lanes for so many cases."""
+    return -(-cases // LANE) * LANE
+
+
+def lowered_bytes(plan: Plan) -> int:
+    """Return what the offsets of a plan take in the compiled backend, and what it takes to make them."""
+    total = 0
+    for step in plan.reductions(per_case=True):
+        total += len(step.operands) * (plan.tables[step.out].entries + plan.shape.entries(step.eliminated))
+    return 3 * 8 * total
 
 
 @dataclass(eq=False)
@@ -92,15 +161,27 @@ class Prepared:
 
     network: Network
     plan: Plan
-    formats: int
+    ladder: Sequence[Algebra]
     memory: Memory = field(init=False)
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
+    _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.plan, self.formats)
+        linear = self.ladder[0].combine is np.multiply
+        self.memory = Memory(self.plan, len(self.ladder), compiles=linear)
 
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""
         if algebra.name not in self._programs:
             self._programs[algebra.name] = Program(self.plan, self.network, algebra, self.memory.scratch)
         return self._programs[algebra.name]
+
+    def compiled(self) -> CompiledProgram | None:
+        """Return the first program for the compiled backend, or None where that is not worth its while."""
+        if not self.memory.lanes:
+            return None
+        if self._compiled is None:
+            from junctor.compiled import CompiledProgram
+
+            self._compiled = CompiledProgram(self.program(self.ladder[0]), self.memory.lanes)
+        return self._compiled

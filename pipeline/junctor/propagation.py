@@ -107,8 +107,8 @@ class Program:
     def __init__(
         self, plan: Plan, network: Network, algebra: Algebra, scratch_entries: int = reference.SCRATCH_ENTRIES
     ) -> None:
-        self._plan = plan
-        self._algebra = algebra
+        self.plan = plan
+        self.algebra = algebra
         self._scratch = scratch_entries
         self._tiny = float(np.finfo(algebra.dtype).tiny) if algebra.combine is np.multiply else 0.0
         self._sizes = dict(enumerate(plan.shape.cardinalities))
@@ -116,9 +116,9 @@ class Program:
         self._totals = frozenset(plan.totals)
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
         self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
-        self._columns: dict[int, _Columns] = {}
-        self._shared: dict[int, _Value] = {}
-        self._lowered: dict[int, tuple[Contraction, float]] = {}
+        self.columns: dict[int, _Columns] = {}
+        self.shared: dict[int, _Value] = {}
+        self.lowered: dict[int, tuple[Contraction, float]] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
         self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
@@ -128,13 +128,13 @@ class Program:
 
     def run(self, block: Block) -> Outcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
-        values = dict(self._shared)
-        log_value, doubtful = self._start(block)
+        values = dict(self.shared)
+        log_value = self.constants(block)
         posteriors: dict[int, Table] = {}
         bounds: dict[int, _Bounds] = {}
         edges = np.zeros(1)
         results = np.zeros(1)
-        for step in self._plan.steps:
+        for step in self.plan.steps:
             if isinstance(step, Free):
                 del values[step.table]
                 continue
@@ -144,7 +144,7 @@ class Program:
             if step.out in self._closed or step.out in self._totals:
                 bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
             if step.out in self._totals:
-                bounds[step.out].log_scale = self._log_of(value)
+                bounds[step.out].log_scale = self.log_of(value)
                 log_value = log_value + bounds[step.out].log_scale
             if step.out in self._edge_of:
                 edges = edges + self._moved(step.out, value.table.shape[0], bounds)
@@ -152,47 +152,48 @@ class Program:
                 # The largest entry is at least a half, so this bounds the share of the sum.
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
             if step.out in self._marginal_of:
-                posteriors[self._marginal_of[step.out]] = self._normalised(value.table)
-        return Outcome(log_value, posteriors, {}, doubtful | self._is_doubtful(edges + results, log_value))
+                posteriors[self._marginal_of[step.out]] = self.normalised(value.table)
+        return Outcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
     def explain(self, block: Block) -> Outcome:
         """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
-        values = dict(self._shared)
-        log_value, doubtful = self._start(block)
-        for step in self._plan.steps:
+        values = dict(self.shared)
+        log_value = self.constants(block)
+        for step in self.plan.steps:
             if not isinstance(step, Free) and step.out not in values:
                 values[step.out] = self._make(step, values, block)
-        for table in self._plan.totals:
-            log_value = log_value + self._log_of(values[table])
+        for table in self.plan.totals:
+            log_value = log_value + self.log_of(values[table])
         states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
-        for at in self._plan.traceback:
-            step = self._plan.steps[at]
+        for at in self.plan.traceback:
+            step = self.plan.steps[at]
             assert isinstance(step, Reduce)
             self._trace(step, values, states, block.cases)
-        return Outcome(log_value, {}, states, doubtful)
+        return Outcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
 
-    def _start(self, block: Block) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    def constants(self, block: Block) -> Floats:
+        """Return the part of log P(e) in factors without unobserved variables, float64 [cases]."""
         log_value = np.zeros(block.cases)
         for constant in self._constants:
             log_value += constant.log_scale[constant.at(block)]
-        return log_value, np.zeros(block.cases, dtype=np.bool_)
+        return log_value
 
     def _bind(self, step: object, network: Network) -> None:
         """Prepare what does not depend on the cases; a step whose operands are all shared is performed here."""
         if isinstance(step, Potential):
-            self._shared[step.out] = self._potential(step, network)
+            self.shared[step.out] = self._potential(step, network)
         elif isinstance(step, Slice):
-            self._columns[step.out] = self._as_columns(network.factors[step.factor])
+            self.columns[step.out] = self._as_columns(network.factors[step.factor])
         elif isinstance(step, Reduce):
-            self._lowered[step.out] = (self._lower(step, contraction), self._growth(step))
-            if not self._plan.tables[step.out].per_case:
-                self._shared[step.out] = self._reduce(step, self._shared, self._wide)
+            self.lowered[step.out] = (self._lower(step, contraction), self._growth(step))
+            if not self.plan.tables[step.out].per_case:
+                self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
     def _narrow(self) -> None:
         """Bring what was done once into the algebra of the cases."""
-        if self._wide is not self._algebra:
-            for value in self._shared.values():
-                value.table = value.table.astype(self._algebra.dtype)
+        if self._wide is not self.algebra:
+            for value in self.shared.values():
+                value.table = value.table.astype(self.algebra.dtype)
                 value.lost = value.lost + self._tiny
                 value.open = value.open + self._tiny
 
@@ -200,22 +201,22 @@ class Program:
         self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, _Value], block: Block
     ) -> _Value:
         if isinstance(step, Slice):
-            columns = self._columns[step.out]
+            columns = self.columns[step.out]
             at = columns.at(block)
             tiny = np.full(1, self._tiny)
             return _Value(reference.take_cases(columns.table, at), columns.log_scale[at], tiny, tiny)
         if isinstance(step, Likelihood):
-            return _scaled(block.likelihoods[step.variable], self._algebra)
+            return _scaled(block.likelihoods[step.variable], self.algebra)
         assert isinstance(step, Reduce)
-        return self._reduce(step, values, self._algebra)
+        return self._reduce(step, values, self.algebra)
 
     def _reduce(self, step: Reduce, values: Mapping[int, _Value], algebra: Algebra) -> _Value:
-        lowered, growth = self._lowered[step.out]
+        lowered, growth = self.lowered[step.out]
         operands = [values[table] for table in step.operands]
         table = reference.reduce(lowered, [value.table for value in operands], algebra, self._scratch)
         table, shift, largest = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), shift)
-        if self._algebra.combine is np.add:
+        if self.algebra.combine is np.add:
             return _Value(table, scale, np.zeros(1), np.zeros(1))
         lost, still_open = self._losses(step, operands, growth, lowered.eliminated_entries)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -227,17 +228,18 @@ class Program:
         in_messages = np.zeros(1)
         open_messages = np.zeros(1)
         for number, value in zip(step.operands, operands, strict=True):
-            if number in self._columns or (number in self._shared and number not in self._closed):
+            if number in self.columns or (number in self.shared and number not in self._closed):
                 # A fixed table may be the very one that `growth` was read off.
                 here = here + terms * value.lost
             else:
-                in_messages = in_messages + np.log1p(value.lost)
+                # One more factor of the product of (1 + lost), less 1, without cancellation.
+                in_messages = in_messages + value.lost * (1 + in_messages)
                 if number not in self._closed:
                     open_messages = open_messages + value.open
         with np.errstate(over="ignore", invalid="ignore"):
-            lost = growth * np.expm1(in_messages)
             # Whatever is lost meets the exact messages, which may exceed the computed ones by all that those lost.
-            return lost + here * np.exp(in_messages), (growth * open_messages + here) * np.exp(in_messages)
+            lost = growth * in_messages + here * (1 + in_messages)
+            return lost, (growth * open_messages + here) * (1 + in_messages)
 
     def _moved(self, down: int, entries: int, bounds: Mapping[int, _Bounds]) -> Floats:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
@@ -247,21 +249,16 @@ class Program:
             both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
             return entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost)) / both
 
-    def _is_doubtful(self, share: Floats, log_value: Floats) -> npt.NDArray[np.bool_]:
-        if self._algebra.combine is np.add:
-            return np.zeros(1, dtype=np.bool_)
-        # Not (a > b), so that a bound of 0/0 is doubtful too.
-        return ~(share <= LOSS_TOLERANCE[self._algebra.name]) | ~np.isfinite(log_value)
-
-    def _log_of(self, total: _Value) -> Floats:
-        """Return the logarithm of a table of one entry."""
+    def log_of(self, total: _Value) -> Floats:
+        """Return the logarithm of a total, a table of one entry."""
         number = total.table[0].astype(np.float64)
         with np.errstate(divide="ignore"):
-            logarithm: Floats = number if self._algebra.combine is np.add else np.log(number)
+            logarithm: Floats = number if self.algebra.combine is np.add else np.log(number)
         return total.log_scale + logarithm
 
-    def _normalised(self, table: Table) -> Table:
-        if self._algebra.combine is np.add:
+    def normalised(self, table: Table) -> Table:
+        """Return a table as probabilities that sum to 1 in each case."""
+        if self.algebra.combine is np.add:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
         with np.errstate(invalid="ignore"):
@@ -272,7 +269,7 @@ class Program:
         """Multiply factors, each scaled first."""
         factors = [_scaled(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
         lowered = contraction(
-            self._plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
+            self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
         product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self._scratch)
         table, shift, largest = reference.rescale(product, self._wide)
@@ -283,16 +280,16 @@ class Program:
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""
-        observed = tuple(v for v in factor.scope if v in self._plan.pattern.sliced)
-        free = tuple(v for v in factor.scope if v not in self._plan.pattern.sliced)
+        observed = tuple(v for v in factor.scope if v in self.plan.pattern.sliced)
+        free = tuple(v for v in factor.scope if v not in self.plan.pattern.sliced)
         axes = [factor.scope.index(v) for v in (*free, *observed)]
         shape = (math.prod(self._sizes[v] for v in free), math.prod(self._sizes[v] for v in observed))
-        value = _scaled(factor.table.transpose(axes).reshape(shape), self._algebra)
+        value = _scaled(factor.table.transpose(axes).reshape(shape), self.algebra)
         radices = [math.prod(self._sizes[v] for v in observed[i + 1 :]) for i in range(len(observed))]
         return _Columns(value.table, value.log_scale, observed, tuple(radices))
 
     def _lower(self, step: Reduce, how: Lowering) -> Contraction:
-        tables = self._plan.tables
+        tables = self.plan.tables
         scopes = [tables[operand].scope for operand in step.operands]
         return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
 
@@ -303,17 +300,17 @@ class Program:
         operand does not tell apart; fixed operands are looked at, messages are taken as ones.
         """
         terms = math.prod(self._sizes[v] for v in step.eliminated)
-        if self._algebra.combine is np.add:
+        if self.algebra.combine is np.add:
             return float(terms)
         best = 1.0
         for operand in step.operands:
-            if operand in self._columns:
-                fixed, lost = self._columns[operand].table, self._tiny
-            elif operand in self._shared:
-                fixed, lost = self._shared[operand].table, float(self._shared[operand].lost.max())
+            if operand in self.columns:
+                fixed, lost = self.columns[operand].table, self._tiny
+            elif operand in self.shared:
+                fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
             else:
                 continue
-            scope = self._plan.tables[operand].scope
+            scope = self.plan.tables[operand].scope
             summed = tuple(axis for axis, v in enumerate(scope) if v in step.eliminated)
             grid = fixed.reshape(*(self._sizes[v] for v in scope), fixed.shape[1])
             mean = float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed)
@@ -324,11 +321,19 @@ class Program:
         self, step: Reduce, values: Mapping[int, _Value], states: dict[int, npt.NDArray[np.int64]], cases: int
     ) -> None:
         """Fix the variables that `step` maximised over, given those that it kept."""
-        kept = [states[v] for v in self._plan.tables[step.out].scope]
+        kept = [states[v] for v in self.plan.tables[step.out].scope]
         tables = [values[operand].table for operand in step.operands]
         found = reference.argmax(self._lower(step, unmerged), tables, kept, cases, self._scratch)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
+
+
+def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDArray[np.bool_]:
+    """Return where numbers must not be used: too large a share of the probability may be lost, or nothing is left."""
+    if algebra.combine is np.add:
+        return np.zeros(log_value.shape, dtype=np.bool_)
+    # Not (a > b), so that a bound of 0/0 is doubtful too.
+    return ~(share <= LOSS_TOLERANCE[algebra.name]) | ~np.isfinite(log_value)
 
 
 def _scaled(numbers: Floats, algebra: Algebra) -> _Value:

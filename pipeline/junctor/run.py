@@ -107,13 +107,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """One partition to answer: all that a worker has to be told."""
+    """One partition to answer: all that a worker has to be told. `rows`: of all partitions together."""
 
     directory: str
     part: int
     query: Query
     network_digest: str
     junctor_version: str
+    rows: int
 
     def __str__(self) -> str:
         return f"partition {self.part}"
@@ -215,12 +216,13 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     from junctor.forecast import forecast
 
     directory, spec = job.directory, job.directory.read_spec()
-    pending = _pending(directory, spec, _ingested(directory))
+    ingested = _ingested(directory)
+    pending = _pending(directory, spec, ingested)
     if not pending or resources.scheduler is not None:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
-    _, engine = _engine(str(directory.network), spec.network_digest, spec.as_query(), memory)
+    _, engine = _engine(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows)
     patterns = forecast(engine, read_partition(directory.evidence_part(pending[0])).batch)
     least = max((each.least for each in patterns), default=0)
     return Outlook(least, len(pending) * sum(each.seconds for each in patterns))
@@ -238,7 +240,8 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", ingested.rows, ingested.rows - left)
     tasks = [
-        PartTask(str(directory.path), i, spec.as_query(), spec.network_digest, spec.junctor_version) for i in pending
+        PartTask(str(directory.path), i, spec.as_query(), spec.network_digest, spec.junctor_version, ingested.rows)
+        for i in pending
     ]
     resources = replace(resources, workers=workers_for(resources, outlook))
     for part in distribute(propagate_partition, tasks, resources):
@@ -280,7 +283,7 @@ def propagate_partition(task: PartTask, memory: int) -> Part:
     source = directory.evidence_part(task.part)
     # One at a time in a process, so that the memory is not taken twice where a worker has several threads.
     with _one_at_a_time:
-        network, engine = _engine(str(directory.network), task.network_digest, task.query, memory)
+        network, engine = _engine(str(directory.network), task.network_digest, task.query, memory, task.rows)
         evidence = read_partition(source)
         try:
             answers = engine.answer(evidence.batch)
@@ -358,7 +361,7 @@ _one_at_a_time = threading.Lock()
 
 
 @lru_cache(maxsize=1)
-def _engine(network_file: str, digest: str, query: Query, memory: int) -> tuple[Network, Engine]:
+def _engine(network_file: str, digest: str, query: Query, memory: int, rows: int) -> tuple[Network, Engine]:
     """Return network and engine, kept for the next partition of the same run in this process."""
     from junctor.engine import Engine
     from junctor.formats import read_network
@@ -370,7 +373,7 @@ def _engine(network_file: str, digest: str, query: Query, memory: int) -> tuple[
     network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory)
+    return network, Engine(network, query, memory, rows)
 
 
 def _refuse_other_version(task: PartTask) -> None:
