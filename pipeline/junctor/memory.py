@@ -35,8 +35,8 @@ CASE_NUMBERS = 64
 # Seconds of work in NumPy from which the compiled backend pays for being loaded (a second; some more the first time on
 # a machine), and the cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 COMPILED_SECONDS = 2.0
-LEAST_LANES, MOST_LANES = 64, 512
-ARENA_BYTES = 1 << 20
+LEAST_LANES, MOST_LANES = 128, 512
+ARENA_BYTES = 1 << 22
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
 
