@@ -18,6 +18,8 @@ from junctor.planning.shape import Pattern, Shape, mask_of
 DEFAULT_EFFORT = 20_000
 # Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
 SMALL_POTENTIAL = 4096
+# Two operands are contracted before the others where that leaves at most this share of the work.
+PATH_GAIN = 0.8
 
 
 def compile_plan(
@@ -129,7 +131,6 @@ class _Layout:
             operands = [*self.inputs[i], *(self.up[child] for child in self.children[i])]
             phase: Phase = "total" if clique.parent is None else "collect"
             self.up[i] = self._reduce(operands, clique.scope, clique.separator, phase)
-            self.collected.append(len(self.steps) - 1)
 
     def total_tables(self) -> list[int]:
         """Return the tables that the roots end in."""
@@ -205,11 +206,54 @@ class _Layout:
             marginals[v] = self._reduce(operands, scope, (v,), "marginal")
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
+        """Contract operands over a clique; where it pays, two of them first, over the few variables that they have.
+
+        What the two eliminate and nobody else has leaves the clique: a path of small contractions instead of one.
+        """
+        waiting, left = list(operands), frozenset(scope)
+        while (pair := self._cheapest_pair(waiting, left, frozenset(kept))) is not None:
+            one, other, union, result = pair
+            product = self._contract((one, other), union, result, "product")
+            waiting = [table for table in waiting if table not in (one, other)] + [product]
+            left -= union - result
+        return self._contract(waiting, left, kept, phase)
+
+    def _cheapest_pair(
+        self, operands: Sequence[int], scope: frozenset[int], kept: frozenset[int]
+    ) -> tuple[int, int, frozenset[int], frozenset[int]] | None:
+        """Return two operands whose product first saves most, the union of their scopes, and what of it stays."""
+        if len(operands) < 3:
+            return None
+        best = PATH_GAIN * self.shape.entries(scope) * self._case_factors(operands)
+        largest = max(self.tables[table].entries for table in operands)
+        room = max(SMALL_POTENTIAL, largest, self.shape.entries(kept))
+        found = None
+        for i, one in enumerate(operands):
+            for other in operands[i + 1 :]:
+                rest = [table for table in operands if table not in (one, other)]
+                union = frozenset(self.tables[one].scope + self.tables[other].scope)
+                result = union.intersection(kept.union(*(self.tables[table].scope for table in rest)))
+                if self.shape.entries(result) > room:
+                    continue
+                after = self._case_factors(rest) + int(self._case_factors((one, other)) > 0)
+                cost = self.shape.entries(union) * self._case_factors((one, other))
+                cost += self.shape.entries(scope - (union - result)) * max(1, after)
+                if cost < best:
+                    best, found = cost, (one, other, union, result)
+        return found
+
+    def _case_factors(self, operands: Iterable[int]) -> int:
+        # Shared factors are multiplied once for all cases of a block.
+        return sum(self.tables[table].per_case for table in operands)
+
+    def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
         out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))
-        eliminated = tuple(v for v in self._sorted(scope) if v not in set(kept))
+        eliminated = tuple(v for v in self._sorted(scope) if v not in self.tables[out].scope)
         level = 1 + max((self.levels.get(t, -1) for t in operands), default=-1)
         self.levels[out] = level
         self.steps.append(Reduce(out, tuple(operands), eliminated, phase, level))
+        if phase in ("collect", "total", "product"):
+            self.collected.append(len(self.steps) - 1)
         return out
 
     def _table(self, scope: tuple[int, ...], per_case: bool) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from junctor.planning.shape import Pattern, Shape
 
-Phase = Literal["collect", "distribute", "marginal", "total"]
+Phase = Literal["collect", "distribute", "marginal", "total", "product"]
 
 
 @dataclass(frozen=True, slots=True)
