@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from junctor.engine import LADDERS, Engine
 from junctor.evidence.batch import EvidenceBatch
-from junctor.memory import OPERATION_SECONDS, Memory
+from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory
 from junctor.planning.budget import Budget
 from junctor.planning.compile import DEFAULT_EFFORT
 from junctor.planning.elimination import best_order, moral_graph
@@ -21,12 +21,13 @@ ROW_SECONDS = 5e-6
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One evidence pattern of a batch: its rows, its plan, the bytes that it needs at least, and will take."""
+    """One evidence pattern of a batch: rows, plan, bytes that it needs at least and will take, and on which backend."""
 
     rows: int
     plan: Plan
     least: int
     projected: int
+    compiled: bool = False
 
     @property
     def operations(self) -> int:
@@ -36,7 +37,8 @@ class Forecast:
     @property
     def seconds(self) -> float:
         """Seconds of one core for all its rows; coarse."""
-        return self.operations * OPERATION_SECONDS + self.rows * ROW_SECONDS
+        operation = COMPILED_OPERATION_SECONDS if self.compiled else OPERATION_SECONDS
+        return self.operations * operation + self.rows * ROW_SECONDS
 
 
 def forecast(engine: Engine, batch: EvidenceBatch) -> list[Forecast]:
@@ -48,11 +50,10 @@ def forecast(engine: Engine, batch: EvidenceBatch) -> list[Forecast]:
     found = []
     for pattern, rows in engine.groups(batch):
         plan = engine.plan(pattern, len(rows))
-        memory = Memory(plan, formats)
-        memory.fit(budget, budget.free, len(rows))
-        found.append(
-            Forecast(len(rows), plan, memory.least + budget.reserved, memory.projected(itemsize) + budget.reserved)
-        )
+        memory = Memory(plan, formats, compiles=not explain and engine.query.precision != "log")
+        memory.fit(budget, budget.free, len(rows), len(rows) * engine.rows // batch.rows)
+        projected = memory.projected(itemsize) + budget.reserved
+        found.append(Forecast(len(rows), plan, memory.least + budget.reserved, projected, memory.lanes > 0))
     return sorted(found, key=lambda each: -each.operations)
 
 

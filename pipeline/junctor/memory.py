@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
 LANE = 16
-# An entry operation of the NumPy kernels; coarse, for choices only.
+# An entry operation of the NumPy kernels and of the compiled ones; coarse, for choices and forecasts.
 OPERATION_SECONDS = 1.5e-9
+COMPILED_OPERATION_SECONDS = 2e-10
 # A block has at most so many cases, and its tables at most so many bytes: enough to keep NumPy's inner loops long,
 # few enough to stay near the cache.
 MOST_CASES = 2048

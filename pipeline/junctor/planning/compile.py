@@ -224,7 +224,8 @@ class _Layout:
         """Return two operands whose product first saves most, the union of their scopes, and what of it stays."""
         if len(operands) < 3:
             return None
-        best = PATH_GAIN * self.shape.entries(scope) * self._case_factors(operands)
+        factors = self._case_factors if self._case_factors(operands) else len
+        best = PATH_GAIN * self.shape.entries(scope) * factors(operands)
         largest = max(self.tables[table].entries for table in operands)
         room = max(SMALL_POTENTIAL, largest, self.shape.entries(kept))
         found = None
@@ -235,14 +236,14 @@ class _Layout:
                 result = union.intersection(kept.union(*(self.tables[table].scope for table in rest)))
                 if self.shape.entries(result) > room:
                     continue
-                after = self._case_factors(rest) + int(self._case_factors((one, other)) > 0)
-                cost = self.shape.entries(union) * self._case_factors((one, other))
+                after = factors(rest) + int(factors((one, other)) > 0)
+                cost = self.shape.entries(union) * factors((one, other))
                 cost += self.shape.entries(scope - (union - result)) * max(1, after)
                 if cost < best:
                     best, found = cost, (one, other, union, result)
         return found
 
-    def _case_factors(self, operands: Iterable[int]) -> int:
+    def _case_factors(self, operands: Sequence[int]) -> int:
         # Shared factors are multiplied once for all cases of a block.
         return sum(self.tables[table].per_case for table in operands)
 
