@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from junctor.errors import JunctorError
 from junctor.results import default_partition_rows
 
 ASIA = Path(__file__).parents[1] / "data" / "asia.bif"
@@ -108,3 +109,17 @@ def test_neither_prefect_nor_dask_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"precision": "half"}, "found precision 'half', expected 'double' or 'single' or 'log'"),
+        ({"memory": "much"}, "found the size 'much'"),
+        ({"memory": -1}, "found the size '-1'"),
+        ({"targets": []}, "no targets given"),
+    ],
+)
+def test_bad_arguments_are_ours(arguments: dict, message: str) -> None:
+    with pytest.raises(JunctorError, match=message):
+        junctor.posteriors(ASIA, {"asia": [None]}, **arguments)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import memory
 from junctor.engine import Engine
-from junctor.errors import BudgetError
+from junctor.errors import BudgetError, Place
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
-from junctor.model import Network
+from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.query import Query
 
 
@@ -93,3 +93,30 @@ def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
     network = grid(20, 20, states=4, seed=1)
     with pytest.raises(BudgetError, match=r"largest clique.*needs .*bytes\), allowed are 1\.0 GiB.*allow more memory"):
         Engine(network, Query(), memory=1 << 30).answer(EvidenceBatch(1, {}))
+
+
+@pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
+@pytest.mark.parametrize("observed_parents", [0, 7, 14])
+def test_a_large_factor_that_evidence_cuts_is_in_the_plan(query: Query, observed_parents: int) -> None:
+    parents = 14
+    names = [f"p{i}" for i in range(parents)]
+    rng = np.random.default_rng(0)
+    table = rng.random((1 << parents, 2))
+    network = build_network(
+        "funnel",
+        "bayes",
+        [DraftVariable(name, ("0", "1"), Place()) for name in (*names, "child")],
+        [
+            *(DraftTable((name,), [0.5, 0.5], Place()) for name in names),
+            DraftTable((*names, "child"), table / table.sum(axis=1, keepdims=True), Place()),
+        ],
+    )
+    batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(observed_parents)})
+    engine = Engine(network, query, memory=1 << 30)
+    tracemalloc.start()
+    answers = engine.answer(batch)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (answers.status == 0).all()
+    prepared = next(iter(engine._prepared.values()))
+    assert peak <= prepared.memory.projected(8) + answers.nbytes

@@ -13,7 +13,7 @@ from junctor.engine import shape_of
 from junctor.errors import BudgetError
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.compile import compile_plan
-from junctor.planning.elimination import CRITERIA, best_order, eliminate, moral_graph
+from junctor.planning.elimination import CRITERIA, best_order, eliminate, moral_graph, sizes_of
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.patterns import Cost, Found, common_pattern, share_patterns
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
@@ -119,7 +119,7 @@ def test_every_order_makes_a_junction_tree(data: st.DataObject, shape: Shape) ->
 def test_chain_is_eliminated_without_fill() -> None:
     shape = Shape((2,) * 30, tuple((i, i + 1) for i in range(29)), directed=False)
     for criterion in CRITERIA:
-        order = eliminate(moral_graph(30, shape.scopes), mask_of(range(30)), [1.0] * 30, criterion, None, [0])
+        order = eliminate(moral_graph(30, shape.scopes), mask_of(range(30)), sizes_of([2] * 30), criterion, None, [0])
         assert order.entries == 29 * 4
     tree = junction_tree(best_order(moral_graph(30, shape.scopes), mask_of(range(30)), shape.cardinalities, 0), shape)
     assert max(_depths(tree)) == 14  # 29 cliques in a row, rooted in the middle

@@ -10,7 +10,7 @@ from junctor.arrays import list_array, number_array, string_array
 from junctor.errors import EvidenceError, Place
 from junctor.export import write_csv
 from junctor.model import DraftTable, DraftVariable, Network, build_network
-from junctor.query import Query
+from junctor.query import Query, target_names
 from junctor.results import (
     PARTITION_BYTES,
     PARTITION_ROWS,
@@ -20,7 +20,6 @@ from junctor.results import (
     default_partition_rows,
     states_of,
     statuses_of,
-    target_names,
     write_answers,
 )
 from pyarrow import csv, parquet

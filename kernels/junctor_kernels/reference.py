@@ -131,7 +131,8 @@ def argmax(
     bases = [_dot(kept_states, strides.kept, cases) for strides in what.operands]
     best = np.full(cases, -np.inf)
     found = np.zeros(cases, dtype=np.int64)
-    step = max(1, scratch_entries // max(1, cases))
+    # Beside sums and places of all cases there is an index for every eliminated axis.
+    step = max(1, SCRATCH_ARRAYS * scratch_entries // (4 * cases + len(what.eliminated) + 2))
     for start in range(0, what.eliminated_entries, step):
         terms = np.arange(start, min(start + step, what.eliminated_entries))
         at_terms = np.unravel_index(terms, what.eliminated) if what.eliminated else ()

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from junctor.model import Network
-from junctor.query import Precision, Query, QueryKind
+from junctor.planning.budget import parse_bytes
+from junctor.query import Precision, Query, QueryKind, target_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +22,7 @@ def posteriors(
     targets: Sequence[str] | None = None,
     precision: Precision = "double",
     *,
-    memory: int | None = None,
+    memory: int | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -46,7 +47,7 @@ def most_probable(
     targets: Sequence[str] | None = None,
     precision: Precision = "double",
     *,
-    memory: int | None = None,
+    memory: int | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -71,7 +72,7 @@ def _answer(
     network: Network | str | os.PathLike[str],
     evidence: Any,
     query: Query,
-    memory: int | None,
+    memory: int | str | None,
     case_id: str | None,
     ignore_extra: bool,
     strict: bool,
@@ -81,13 +82,14 @@ def _answer(
     from junctor.engine import Engine
     from junctor.evidence.encode import as_arrow, encode_table
     from junctor.formats import read_network
-    from junctor.results import answers_table, default_partition_rows, target_names
+    from junctor.results import answers_table, default_partition_rows
 
     if not isinstance(network, Network):
         network = read_network(network)
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
-    engine = Engine(network, query, memory, table.num_rows)
+    allowed = parse_bytes(str(memory)) if memory is not None else None
+    engine = Engine(network, query, allowed, table.num_rows)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(

@@ -11,7 +11,6 @@ from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
-from junctor.errors import EvidenceError, nearest
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
@@ -22,7 +21,7 @@ from junctor.planning.patterns import Cost, Found, share_patterns
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 from junctor.propagation import Block, Outcome, Program
-from junctor.query import Query
+from junctor.query import Query, target_names
 
 if TYPE_CHECKING:
     from junctor.compiled import CompiledProgram
@@ -57,7 +56,7 @@ class Engine:
         self.query = query
         self.rows = rows
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
-        self.targets = target_indices(network, query.targets)
+        self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.shape = shape_of(network)
         self._ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
         self._plans: dict[tuple[Pattern, int], Plan] = {}
@@ -167,7 +166,9 @@ class Engine:
         plan = self.plan(pattern)
         free = len(self.network.variables) - len(pattern.sliced)
         memory = Memory(plan, len(self._ladder))
-        return Cost(free * PLANNING_SECONDS, plan.case_operations * OPERATION_SECONDS, memory.least <= self.allowed)
+        # Capped, because integers of any size do not fit a float.
+        operations = min(plan.case_operations, 10**30)
+        return Cost(free * PLANNING_SECONDS, operations * OPERATION_SECONDS, memory.least <= self.allowed)
 
 
 def effort_for(rows: int) -> int:
@@ -181,18 +182,6 @@ def effort_for(rows: int) -> int:
 def shape_of(network: Network) -> Shape:
     """Return what planning needs to know of a network."""
     return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
-
-
-def target_indices(network: Network, names: Sequence[str] | None) -> tuple[int, ...]:
-    """Return the variables of `names` (None: all); raises EvidenceError for unknown names and for duplicates."""
-    if names is None:
-        return tuple(range(len(network.variables)))
-    for name in names:
-        if name not in network.index:
-            raise EvidenceError(f"unknown target {name!r}{nearest(name, network.index)}")
-    if len(set(names)) != len(names):
-        raise EvidenceError(f"a target stands twice in {list(names)}")
-    return tuple(network.index[name] for name in names)
 
 
 def patterns_of(batch: EvidenceBatch) -> tuple[list[Found], Rows, Rows]:

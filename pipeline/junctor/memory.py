@@ -13,7 +13,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.model import Network
 from junctor.planning.arena import arena
-from junctor.planning.budget import Budget
+from junctor.planning.budget import Budget, approximate
 from junctor.planning.plan import Plan
 from junctor.propagation import Program
 
@@ -60,9 +60,11 @@ class Memory:
     fixed: int = field(init=False)
 
     def __post_init__(self) -> None:
+        shape = self.plan.shape
         shared = [table.entries for table in self.plan.tables if not table.per_case]
-        # While a potential is multiplied there are its partial products beside it, in double precision.
-        binding = 3 * max(shared, default=0)
+        sliced = [shape.entries(shape.scopes[factor]) for factor in self.plan.sliced_factors()]
+        # While a table is bound there are copies of it in double precision: transposed, partial products, scales.
+        binding = 5 * max((*shared, *sliced), default=0)
         self.fixed = 8 * (self.formats * self.plan.shared_entries() + binding) + (
             self.formats * len(self.plan.steps) * STEP_BYTES
         )
@@ -78,12 +80,12 @@ class Memory:
         rows: cases of this batch that use the plan. to_come: about how many do in the whole run.
         """
         if self.least > free:
-            largest = max(self.plan.clique_entries, default=0)
+            clique = approximate(max(self.plan.clique_entries, default=0))
+            table = approximate(max((table.entries for table in self.plan.tables), default=0))
             raise budget.refuse(
                 self.least,
-                f"propagation of one case (largest clique {largest:,} entries, largest message "
-                f"{max((table.entries for table in self.plan.tables), default=0):,})",
-                "allow more memory, observe more variables, or ask for fewer targets",
+                f"propagation of one case at a time (largest clique {clique} entries, largest stored table {table})",
+                "allow more memory, ask for fewer targets, or give evidence on more variables",
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
@@ -94,7 +96,8 @@ class Memory:
     def _fit_lanes(self, spare: int, rows: int) -> None:
         """Settle whether the compiled backend is worth its while for so many rows, and the cases of its blocks."""
         self.lanes = 0
-        if not self.compiles or rows * self.plan.case_operations * OPERATION_SECONDS < COMPILED_SECONDS:
+        operations = min(rows * self.plan.case_operations, 10**30)
+        if not self.compiles or operations * OPERATION_SECONDS < COMPILED_SECONDS:
             return
         lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES, padded(self.rows)))
         lanes = min(lanes, (spare - self._lowered) // self._lane_bytes) // LANE * LANE
@@ -174,8 +177,10 @@ class Prepared:
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""
         if algebra.name not in self._programs:
-            self._programs[algebra.name] = Program(self.plan, self.network, algebra, self.memory.scratch)
-        return self._programs[algebra.name]
+            self._programs[algebra.name] = Program(self.plan, self.network, algebra)
+        program = self._programs[algebra.name]
+        program.scratch_entries = self.memory.scratch
+        return program
 
     def compiled(self) -> CompiledProgram | None:
         """Return the first program for the compiled backend, or None where that is not worth its while."""

@@ -104,12 +104,10 @@ class _Columns:
 class Program:
     """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done."""
 
-    def __init__(
-        self, plan: Plan, network: Network, algebra: Algebra, scratch_entries: int = reference.SCRATCH_ENTRIES
-    ) -> None:
+    def __init__(self, plan: Plan, network: Network, algebra: Algebra) -> None:
         self.plan = plan
         self.algebra = algebra
-        self._scratch = scratch_entries
+        self.scratch_entries = reference.SCRATCH_ENTRIES
         self._tiny = float(np.finfo(algebra.dtype).tiny) if algebra.combine is np.multiply else 0.0
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
@@ -213,13 +211,13 @@ class Program:
     def _reduce(self, step: Reduce, values: Mapping[int, _Value], algebra: Algebra) -> _Value:
         lowered, growth = self.lowered[step.out]
         operands = [values[table] for table in step.operands]
-        table = reference.reduce(lowered, [value.table for value in operands], algebra, self._scratch)
+        table = reference.reduce(lowered, [value.table for value in operands], algebra, self.scratch_entries)
         table, shift, largest = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), shift)
         if self.algebra.combine is np.add:
             return _Value(table, scale, np.zeros(1), np.zeros(1))
         lost, still_open = self._losses(step, operands, growth, lowered.eliminated_entries)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return _Value(table, scale, lost / largest, still_open / largest)
 
     def _losses(self, step: Reduce, operands: Sequence[_Value], growth: float, terms: int) -> tuple[Floats, Floats]:
@@ -271,10 +269,10 @@ class Program:
         lowered = contraction(
             self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
-        product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self._scratch)
+        product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self.scratch_entries)
         table, shift, largest = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), shift)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), np.zeros(1)) / largest
         return _Value(table, log_scale, lost, lost)
 
@@ -297,7 +295,7 @@ class Program:
         """Return the most that a loss in a message can grow by in this contraction, before rescaling.
 
         It is at most the largest sum over the eliminated axes of any one other operand, times the terms that this
-        operand does not tell apart; fixed operands are looked at, messages are taken as ones.
+        operand does not tell apart. Fixed operands are looked at; messages, whose losses are meant, are taken as ones.
         """
         terms = math.prod(self._sizes[v] for v in step.eliminated)
         if self.algebra.combine is np.add:
@@ -306,7 +304,7 @@ class Program:
         for operand in step.operands:
             if operand in self.columns:
                 fixed, lost = self.columns[operand].table, self._tiny
-            elif operand in self.shared:
+            elif operand in self.shared and operand not in self._closed:
                 fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
             else:
                 continue
@@ -323,7 +321,7 @@ class Program:
         """Fix the variables that `step` maximised over, given those that it kept."""
         kept = [states[v] for v in self.plan.tables[step.out].scope]
         tables = [values[operand].table for operand in step.operands]
-        found = reference.argmax(self._lower(step, unmerged), tables, kept, cases, self._scratch)
+        found = reference.argmax(self._lower(step, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
 
@@ -343,7 +341,9 @@ def _scaled(numbers: Floats, algebra: Algebra) -> _Value:
     with np.errstate(divide="ignore", under="ignore"):
         log_scale = np.log(largest)
         if algebra.combine is np.add:
-            table = np.log(numbers) - np.where(np.isneginf(log_scale), 0.0, log_scale)
+            table = np.log(numbers)
+            table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
             return _Value(table, log_scale, np.zeros(1), np.zeros(1))
-        table = (numbers / np.where(largest > 0, largest, 1.0)).astype(algebra.dtype)
+        largest[largest == 0] = 1.0
+        table = (numbers / largest).astype(algebra.dtype, copy=False)
     return _Value(table, log_scale, np.full(1, tiny), np.full(1, tiny))

@@ -19,9 +19,8 @@ from pyarrow import parquet
 
 from junctor.answers import OK, STATUS_NAMES, Answers
 from junctor.arrays import list_array, number_array, string_array
-from junctor.errors import EvidenceError, nearest
 from junctor.model import Network
-from junctor.query import Query
+from junctor.query import Query, target_names
 
 FORMAT_VERSION = 1
 # Schema metadata: what holds for every part of a run, and what holds for one part.
@@ -61,22 +60,6 @@ def columns_for(query: Query, targets: Sequence[str]) -> Columns:
 
     log = "log_evidence" if query.kind == "posteriors" else "log_probability"
     return Columns(free("case_id"), free(log), free("status"), free("reason"))
-
-
-def target_names(network: Network, query: Query) -> tuple[str, ...]:
-    """Return the names of the targets in the order asked; raises EvidenceError for unknown or repeated ones."""
-    if query.targets is None:
-        return tuple(variable.name for variable in network.variables)
-    if not query.targets:
-        raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
-    seen: set[str] = set()
-    for name in query.targets:
-        if name not in network.index:
-            raise EvidenceError(f"unknown target {name!r}{nearest(name, network.index)}")
-        if name in seen:
-            raise EvidenceError(f"target {name!r} is named twice")
-        seen.add(name)
-    return query.targets
 
 
 def default_partition_rows(network: Network, query: Query) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from junctor.errors import BudgetError
@@ -24,20 +25,33 @@ class Budget:
 
     def refuse(self, needed: int, where: str, advice: str) -> BudgetError:
         """Return the error for work that needs `needed` bytes beside what is reserved."""
+        needed += self.reserved
         return BudgetError(
-            f"{where} needs {format_bytes(needed + self.reserved)} ({needed + self.reserved:,} bytes), allowed are "
+            f"{where} needs {format_bytes(needed)} ({approximate(needed)} bytes), allowed are "
             f"{format_bytes(self.allowed)} ({self.allowed:,} bytes); {advice}"
         )
 
 
+def approximate(count: int) -> str:
+    """Return an integer of any size for people: all its digits up to 10^15, beyond that as 1.2e+345."""
+    if abs(count) < 10**15:
+        return f"{count:,}"
+    if abs(count) < 10**300:
+        return f"{count:.2e}"
+    digits = math.log10(count >> (count.bit_length() - 64)) + (count.bit_length() - 64) * math.log10(2)
+    return f"{10 ** (digits % 1):.1f}e+{math.floor(digits)}"
+
+
 def format_bytes(count: int) -> str:
     """Return `count` in the largest binary unit that keeps at least one digit before the point."""
+    if count >= 2**70:
+        return f"{approximate(count >> 60)} EiB"
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.3g} EiB"
+    return f"{size:.1f} EiB"
 
 
 def parse_bytes(text: str) -> int:

@@ -20,6 +20,8 @@ DEFAULT_EFFORT = 20_000
 SMALL_POTENTIAL = 4096
 # Two operands are contracted before the others where that leaves at most this share of the work.
 PATH_GAIN = 0.8
+# With more operands than this a clique is contracted at once: trying all pairs would take longer than it saves.
+MOST_ON_PATH = 24
 
 
 def compile_plan(
@@ -48,7 +50,7 @@ def compile_plan(
     totals = layout.total_tables()
     marginals: dict[int, int] = {}
     if not explain:
-        marginals, totals = layout.distribute_and_read(wanted)
+        marginals = layout.distribute_and_read(wanted)
     return Plan(
         shape=shape,
         pattern=pattern,
@@ -98,7 +100,7 @@ class _Layout:
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in self.tree.cliques]
         self.children = self.tree.children()
-        self.rank = _ranks(self.tree)
+        self.rank = self.tree.ranks()
         self.home = _Homes(self.tree, self.shape)
 
     def load(self) -> None:
@@ -144,7 +146,7 @@ class _Layout:
             total[i] = self.up[i] if parent is None else total[parent]
         return tuple((self.up[i], down, total[i]) for i, down in self.down.items())
 
-    def distribute_and_read(self, wanted: Iterable[int]) -> tuple[dict[int, int], list[int]]:
+    def distribute_and_read(self, wanted: Iterable[int]) -> dict[int, int]:
         """Lay out the messages back to the cliques that are asked for, and the marginals, as early as possible."""
         hosts = self._hosts(wanted)
         needed = self._needed(hosts)
@@ -155,7 +157,7 @@ class _Layout:
                 self._send_down(i, clique.parent)
             for on_separator, variables in hosts.get(i, {}).items():
                 self._read(i, on_separator, variables, marginals)
-        return marginals, self.total_tables()
+        return marginals
 
     def _hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
         """Choose for each variable the cheapest place to read it: a separator (both messages) or a clique."""
@@ -222,7 +224,7 @@ class _Layout:
         self, operands: Sequence[int], scope: frozenset[int], kept: frozenset[int]
     ) -> tuple[int, int, frozenset[int], frozenset[int]] | None:
         """Return two operands whose product first saves most, the union of their scopes, and what of it stays."""
-        if len(operands) < 3:
+        if not 3 <= len(operands) <= MOST_ON_PATH:
             return None
         factors = self._case_factors if self._case_factors(operands) else len
         best = PATH_GAIN * self.shape.entries(scope) * factors(operands)
@@ -284,30 +286,23 @@ class _Homes:
         return min((i for i in rarest if self._members[i].issuperset(scope)), key=lambda i: (self._sizes[i], i))
 
 
-def _ranks(tree: JunctionTree) -> dict[int, int]:
-    """Number the variables so that every clique lists its separator to the parent first, in one common order."""
-    rank: dict[int, int] = {}
-    for clique in reversed(tree.cliques):
-        for v in clique.scope:
-            rank.setdefault(v, len(rank))
-    return rank
-
-
 def _grouped(
     factors: Iterable[int], scopes: dict[int, tuple[int, ...]], shape: Shape
 ) -> list[tuple[tuple[int, ...], frozenset[int]]]:
     """Group the shared factors of a clique into potentials that are small, or no larger than their largest factor."""
-    groups: list[tuple[list[int], frozenset[int]]] = []
+    groups: list[tuple[list[int], frozenset[int], int]] = []
     for factor in sorted(factors, key=lambda f: -shape.entries(scopes[f])):
         scope = frozenset(scopes[factor])
-        for g, (members, union) in enumerate(groups):
-            joined = union | scope
-            if shape.entries(joined) <= max(SMALL_POTENTIAL, shape.entries(union)):
-                groups[g] = ([*members, factor], joined)
+        for g, (members, union, entries) in enumerate(groups):
+            if scope <= union:
+                members.append(factor)
+                break
+            if entries < SMALL_POTENTIAL and (joined := shape.entries(union | scope)) <= SMALL_POTENTIAL:
+                groups[g] = ([*members, factor], union | scope, joined)
                 break
         else:
-            groups.append(([factor], scope))
-    return [(tuple(members), union) for members, union in groups]
+            groups.append(([factor], scope, shape.entries(scope)))
+    return [(tuple(members), union) for members, union, _ in groups]
 
 
 def _with_frees(steps: Sequence[Step], tables: Sequence[Table]) -> list[Step]:

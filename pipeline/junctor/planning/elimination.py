@@ -9,12 +9,10 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from junctor.planning.shape import bits, mask_of
-
-Score = Callable[[Sequence[int], Sequence[float], int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,39 @@ class Order:
     criterion: str
 
 
-def min_neighbours(graph: Sequence[int], _log_sizes: Sequence[float], v: int) -> float:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Variables by cardinality: (bit set, logarithm of the cardinality to base 2) for each one that occurs."""
+
+    classes: tuple[tuple[int, float], ...]
+
+    def weight(self, members: int) -> float:
+        """Return the logarithm of the table size of a set of variables."""
+        return sum((members & mask).bit_count() * log_size for mask, log_size in self.classes)
+
+
+Score = Callable[[Sequence[int], Sizes, int], float]
+
+
+def sizes_of(cardinalities: Sequence[int]) -> Sizes:
+    """Group variables by cardinality."""
+    masks: dict[int, int] = {}
+    for v, size in enumerate(cardinalities):
+        masks[size] = masks.get(size, 0) | 1 << v
+    return Sizes(tuple((mask, math.log2(size)) for size, mask in sorted(masks.items())))
+
+
+def min_neighbours(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
     """Score by the number of neighbours."""
     return graph[v].bit_count()
 
 
-def min_weight(graph: Sequence[int], log_sizes: Sequence[float], v: int) -> float:
+def min_weight(graph: Sequence[int], sizes: Sizes, v: int) -> float:
     """Score by the logarithm of the size of the clique that eliminating `v` makes."""
-    return sum(log_sizes[u] for u in bits(graph[v])) + log_sizes[v]
+    return sizes.weight(graph[v] | 1 << v)
 
 
-def min_fill(graph: Sequence[int], _log_sizes: Sequence[float], v: int) -> float:
+def min_fill(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
     """Score by the number of edges that eliminating `v` adds."""
     around = graph[v]
     # Each missing edge is seen from both ends, and every neighbour misses itself.
@@ -45,27 +65,34 @@ def min_fill(graph: Sequence[int], _log_sizes: Sequence[float], v: int) -> float
     return (missing - around.bit_count()) / 2
 
 
-def weighted_min_fill(graph: Sequence[int], log_sizes: Sequence[float], v: int) -> float:
+def weighted_min_fill(graph: Sequence[int], sizes: Sizes, v: int) -> float:
     """Score by the added edges, each weighted with the product of the logarithms of its ends' sizes."""
     around = graph[v]
     total = 0.0
     for u in bits(around):
         missing = around & ~graph[u] & ~(1 << u)
         if missing:
-            total += log_sizes[u] * sum(log_sizes[w] for w in bits(missing))
+            total += sizes.weight(1 << u) * sizes.weight(missing)
     return total / 2
 
 
+# The cheap ones first: they tell how bad it is before the others are tried.
 CRITERIA: dict[str, Score] = {
-    "min-fill": min_fill,
     "min-weight": min_weight,
-    "weighted-min-fill": weighted_min_fill,
     "min-neighbours": min_neighbours,
+    "min-fill": min_fill,
+    "weighted-min-fill": weighted_min_fill,
 }
-
-
+# Scores that do not look at edges among the neighbours, so only neighbours of what is eliminated change.
+LOCAL = ("min-weight", "min-neighbours")
 # Restarts of a greedy criterion that a small graph gets at most.
 MOST_RESTARTS = 200
+# A criterion is followed to its end while it is not this much worse than another one.
+WORTH_ENDING = 4.0
+# Total table size at which no search can help any more: a petabyte of doubles is 2^47 entries.
+HOPELESS = 2.0**60
+# Variables with more neighbours are scored again only when their turn comes; they are seldom good candidates.
+BUSY = 64
 
 
 def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
@@ -81,20 +108,28 @@ def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
 def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int], effort: int, seed: int = 0) -> Order:
     """Return the order of the variables in `members` with the smallest total table size that `effort` scores can find.
 
-    Every criterion runs once whatever the effort; then the two best ones are restarted with random ties.
+    Every criterion runs once whatever the effort; then the two best ones are restarted with random ties. Where the
+    first criterion finds nothing below `HOPELESS`, its order is returned.
     """
-    log_sizes = [math.log2(size) for size in cardinalities]
+    sizes = sizes_of(cardinalities)
     spent = [0]
-    found = [eliminate(graph, members, log_sizes, name, None, spent) for name in CRITERIA]
+    found: list[Order] = []
+    for criterion in CRITERIA:
+        best_yet = min((order.entries for order in found), default=math.inf)
+        found.append(eliminate(graph, members, sizes, criterion, None, spent, best_yet * WORTH_ENDING))
+        if found[0].entries > HOPELESS:
+            return found[0]
     found.sort(key=lambda order: order.entries)
     best = found[0]
+    if not spent[0]:
+        # Chordal: every elimination was free of choice, and nothing can be better.
+        return best
     rng = random.Random(seed)
     favourites = [order.criterion for order in found[:2]]
-    # No graph is worth more than so many restarts; an empty one is worth none.
     effort = min(effort, MOST_RESTARTS * members.bit_count())
     attempt = 0
     while spent[0] < effort:
-        order = eliminate(graph, members, log_sizes, favourites[attempt % 2], rng, spent, best.entries)
+        order = eliminate(graph, members, sizes, favourites[attempt % 2], rng, spent, best.entries)
         attempt += 1
         if order.entries < best.entries:
             best = order
@@ -104,7 +139,7 @@ def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int],
 def eliminate(
     graph: Sequence[int],
     members: int,
-    log_sizes: Sequence[float],
+    sizes: Sizes,
     criterion: str,
     rng: random.Random | None,
     spent: list[int],
@@ -112,54 +147,91 @@ def eliminate(
 ) -> Order:
     """Eliminate greedily by `criterion`; ties go to the smaller clique, then to `rng` or the lower number.
 
-    Adds the number of scores computed to `spent[0]`. Stops early, with infinite entries, once the total table size
-    reaches `give_up_at`.
+    Variables whose neighbours are all connected go first: they lie in one clique whatever is done (and most variables
+    of a sparse network need no score at all). Adds the number of scores computed to `spent[0]`. Stops early, with
+    infinite entries, once the total table size reaches `give_up_at`.
     """
     graph = list(graph)
     score = CRITERIA[criterion]
     current: dict[int, tuple[float, float, int]] = {}
     heap: list[tuple[float, float, int]] = []
+    stale: set[int] = set()
 
     def rescore(v: int) -> None:
         spent[0] += 1
-        tie = rng.random() if rng else min_weight(graph, log_sizes, v)
-        current[v] = (score(graph, log_sizes, v), tie, v)
+        tie = rng.random() if rng else min_weight(graph, sizes, v)
+        current[v] = (score(graph, sizes, v), tie, v)
         heapq.heappush(heap, current[v])
 
-    for v in bits(members):
-        rescore(v)
     order: list[int] = []
     cliques: list[int] = []
     separators: set[int] = set()
     total = 0.0
-    while heap:
+
+    def take(v: int) -> None:
+        nonlocal total
+        order.append(v)
+        cliques.append(graph[v] | 1 << v)
+        # What an earlier elimination left behind whole lies inside that clique and is no clique of the tree.
+        if cliques[-1] not in separators:
+            total += 2.0 ** min(1000.0, sizes.weight(cliques[-1]))
+        separators.add(graph[v])
+
+    for v in _simplicial(graph, members):
+        take(v)
+        _connect(graph, v, graph[v], spread=False)
+    for v in bits(members & ~mask_of(order)):
+        rescore(v)
+    while heap and total < give_up_at:
         entry = heapq.heappop(heap)
         v = entry[2]
         if current.get(v) is not entry:
             continue
+        if v in stale:
+            stale.discard(v)
+            rescore(v)
+            continue
         del current[v]
+        take(v)
+        for u in _connect(graph, v, graph[v], spread=criterion not in LOCAL):
+            if graph[u].bit_count() > BUSY and criterion not in LOCAL:
+                stale.add(u)
+            else:
+                rescore(u)
+    entries = math.inf if heap and total >= give_up_at else total
+    return Order(tuple(order), tuple(cliques), entries, criterion)
+
+
+def _simplicial(graph: list[int], members: int) -> Iterator[int]:
+    """Yield variables whose neighbours are all connected; expects the caller to remove each from `graph` at once."""
+    waiting = list(bits(members))
+    queued = set(waiting)
+    waiting.reverse()
+    while waiting:
+        v = waiting.pop()
+        queued.discard(v)
         around = graph[v]
-        order.append(v)
-        cliques.append(around | (1 << v))
-        # What an earlier elimination left behind whole lies inside that clique and is no clique of the tree.
-        if cliques[-1] not in separators:
-            total += 2.0 ** min(1000.0, sum(log_sizes[u] for u in bits(cliques[-1])))
-        separators.add(around)
-        if total >= give_up_at:
-            return Order(tuple(order), tuple(cliques), math.inf, criterion)
-        for u in _connect(graph, v, around):
-            rescore(u)
-    return Order(tuple(order), tuple(cliques), total, criterion)
+        if all(not around & ~graph[u] & ~(1 << u) for u in bits(around)):
+            members &= ~(1 << v)
+            yield v
+            for u in bits(around & members):
+                if u not in queued:
+                    queued.add(u)
+                    waiting.append(u)
 
 
-def _connect(graph: list[int], v: int, around: int) -> list[int]:
-    """Remove `v`, make its neighbours a clique, and return the variables whose scores may have changed."""
+def _connect(graph: list[int], v: int, around: int, spread: bool) -> Iterator[int]:
+    """Remove `v`, make its neighbours a clique, and return the variables whose scores may have changed.
+
+    spread: also those beside the neighbours, whose missing edges became fewer.
+    """
     changed = around
     for u in bits(around):
         added = around & ~graph[u] & ~(1 << u)
         graph[u] = (graph[u] | around) & ~(1 << u) & ~(1 << v)
-        for w in bits(added >> (u + 1) << (u + 1)):
-            # Whoever sees both ends of a new edge has one fill edge less.
-            changed |= graph[u] & (graph[w] | around)
-    changed &= ~(1 << v)
-    return list(bits(changed))
+        if spread:
+            for w in bits(added >> (u + 1) << (u + 1)):
+                # Whoever sees both ends of a new edge has one fill edge less.
+                changed |= graph[u] & (graph[w] | around)
+    graph[v] = 0
+    return bits(changed & ~(1 << v))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from junctor.planning.elimination import Order
@@ -39,6 +41,14 @@ class JunctionTree:
         """Return the cliques without a parent."""
         return [i for i, clique in enumerate(self.cliques) if clique.parent is None]
 
+    def ranks(self) -> dict[int, int]:
+        """Number the variables so that every clique lists its separator to the parent first, in one common order."""
+        rank: dict[int, int] = {}
+        for clique in reversed(self.cliques):
+            for v in clique.scope:
+                rank.setdefault(v, len(rank))
+        return rank
+
     def total_entries(self, shape: Shape) -> int:
         """Return the sum over cliques of their table entries (none of which need ever be stored)."""
         return sum(shape.entries(clique.scope) for clique in self.cliques)
@@ -55,7 +65,7 @@ def junction_tree(order: Order, shape: Shape) -> JunctionTree:
     for child, parent in links.items():
         neighbours[child].add(parent)
         neighbours[parent].add(child)
-    weights = {node: float(shape.entries(bits(mask))) for node, mask in members.items()}
+    weights = {node: shape.entries(bits(mask)) for node, mask in members.items()}
     rooted: list[tuple[int, int | None]] = []
     seen: set[int] = set()
     for node in members:
@@ -110,7 +120,7 @@ def _absorbed(order: Order, position: dict[int, int]) -> tuple[dict[int, int], d
     return members, merged
 
 
-def _centre(start: int, neighbours: dict[int, set[int]], weights: dict[int, float]) -> int:
+def _centre(start: int, neighbours: dict[int, set[int]], weights: dict[int, int]) -> int:
     """Return the node in the middle of the longest path (in nodes), the lighter of two middles."""
     end = _longest_path(start, neighbours)[0]
     path = _longest_path(end, neighbours)
@@ -171,33 +181,44 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
     """Join the nodes of `tops` (node -> separator) pair by pair until two are left; appends the new nodes."""
     if len(tops) <= 2:
         return
+
+    def join(a: int, b: int) -> int:
+        union = tops.pop(a) | tops.pop(b)
+        joined = len(nodes)
+        nodes.append((union, None))
+        nodes[a], nodes[b] = (nodes[a][0], joined), (nodes[b][0], joined)
+        tops[joined] = union
+        return joined
+
+    # Equal separators need no search: nothing joins smaller. A hub with a thousand leaves is that.
+    equal: dict[int, deque[int]] = {}
+    for top, separator in tops.items():
+        if shape.entries(bits(separator)) <= most_entries:
+            equal.setdefault(separator, deque()).append(top)
+    for group in equal.values():
+        while len(group) > 1 and len(tops) > 2:
+            group.append(join(group.popleft(), group.popleft()))
+
     pairs: list[tuple[int, int, int]] = []
 
-    def offer(new: int) -> None:
-        for other, separator in tops.items():
-            if other != new:
-                heapq.heappush(pairs, (shape.entries(bits(tops[new] | separator)), min(new, other), max(new, other)))
+    def offer(new: int, others: Iterable[int]) -> None:
+        for other in others:
+            heapq.heappush(pairs, (shape.entries(bits(tops[new] | tops[other])), min(new, other), max(new, other)))
 
-    for top in list(tops)[1:]:
-        offer(top)
+    waiting = list(tops)
+    for i, top in enumerate(waiting):
+        offer(top, waiting[:i])
     while len(tops) > 2:
         entries, a, b = heapq.heappop(pairs)
         if entries > most_entries:
             return
         if a in tops and b in tops:
-            union = tops.pop(a) | tops.pop(b)
-            joined = len(nodes)
-            nodes.append((union, None))
-            nodes[a], nodes[b] = (nodes[a][0], joined), (nodes[b][0], joined)
-            tops[joined] = union
-            offer(joined)
+            joined = join(a, b)
+            offer(joined, [other for other in tops if other != joined])
 
 
 def _as_tree(nodes: list[tuple[int, int | None]], tree: JunctionTree) -> JunctionTree:
-    rank: dict[int, int] = {}
-    for clique in reversed(tree.cliques):
-        for v in clique.scope:
-            rank.setdefault(v, len(rank))
+    rank = tree.ranks()
 
     def listed(mask: int) -> tuple[int, ...]:
         return tuple(sorted(bits(mask), key=rank.__getitem__))

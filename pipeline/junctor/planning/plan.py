@@ -132,8 +132,13 @@ class Plan:
     def shared_entries(self) -> int:
         """Return the entries of all shared tables and sliced factors; they stay for as long as the plan is in use."""
         tables = sum(table.entries for table in self.tables if not table.per_case)
-        sliced = [step.factor for step in self.steps if isinstance(step, Slice)]
-        return tables + sum(self.shape.entries(self.shape.scopes[factor]) for factor in (*sliced, *self.constants))
+        sliced = sum(self.shape.entries(self.shape.scopes[factor]) for factor in self.sliced_factors())
+        # Each configuration of the observed variables has a scale; at most as many as there are entries.
+        return tables + 2 * sliced
+
+    def sliced_factors(self) -> list[int]:
+        """Return the factors that have an observed variable."""
+        return [*(step.factor for step in self.steps if isinstance(step, Slice)), *self.constants]
 
     def _peak(self, entries: Any) -> int:
         alive = peak = 0
