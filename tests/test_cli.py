@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import junctor
 import pyarrow as pa
 import pytest
 from junctor.cli import app, prefect_server
-from junctor.generate import evidence_batches, random_network
+from junctor.cli.display import duration
+from junctor.forecast import Forecast
+from junctor.generate import evidence_batches, grid, random_network
+from junctor.planning.plan import Plan
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
@@ -90,6 +96,28 @@ def test_another_run_in_the_directory() -> None:
     fails(run("--query", "mpe"), 6, "query was 'posteriors', now 'mpe'", "--overwrite")
     assert run("--query", "mpe", "--overwrite").exit_code == 0
     assert not Path("out/posteriors").exists()
+
+
+def test_a_command_that_failed_early_can_be_corrected() -> None:
+    Path("extra.csv").write_text("smoke,foo\nyes,no\n")
+    command = ["run", ASIA, "extra.csv", "-o", "out", "--no-prefect"]
+    fails(junctor_cli(*command), 3, "unknown column 'foo'")
+    fails(junctor_cli(*command, "--ignore-extra", "--memory", "1kB"), 5, "allowed are")
+    assert junctor_cli(*command, "--ignore-extra", "--targets", "lung").exit_code == 0
+    fails(junctor_cli(*command, "--ignore-extra"), 6, "targets was lung, now not set")
+
+
+def test_formats_can_be_named() -> None:
+    Path("asia.uai").write_text(Path(ASIA).read_text())
+    Path("evidence.csv").rename("evidence.txt")
+    files, formats = ["asia.uai", "evidence.txt"], ["--format", "bif", "--evidence-format", "csv"]
+    for command in (["run", "-o", "out", "--no-prefect"], ["validate"], ["inspect"]):
+        fails(junctor_cli(command[0], *files, *command[1:], *formats[:3], "cvs"), 3, "'cvs'", "did you mean 'csv'")
+        fails(junctor_cli(command[0], *files, *command[1:]), 3, "asia.uai:1:")
+        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.txt", "which format")
+        result = junctor_cli(command[0], *files, *command[1:], *formats)
+        assert result.exit_code == 0, result.output
+    assert junctor_cli("convert", "asia.uai", "--format", "bif", "other.parquet").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -178,6 +206,26 @@ def test_inspect() -> None:
     assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
 
 
+def test_inspect_tells_of_networks_that_are_too_large() -> None:
+    junctor.write_network(grid(40, 40), "grid.uai")
+    Path("some.csv").write_text("0,1\n0,1\n1,\n,\n")
+    result = junctor_cli("inspect", "grid.uai", "some.csv")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("too much, it will be refused") == 2
+    assert "far too long on one core" in result.stdout
+    record = inspected("grid.uai", "--memory", "1GiB")
+    assert not record["no_evidence"]["fits"]
+    assert record["no_evidence"]["needed_bytes"] > 1 << 40
+    assert record["allowed_bytes"] == 1 << 30
+
+
+def test_forecasts_that_no_number_holds() -> None:
+    assert duration(12.3) == "about 12 s"
+    assert duration(1e12) == duration(None) == "far too long"
+    plan = SimpleNamespace(shared_operations=2**4000, case_operations=2**5000)
+    assert Forecast(3, cast(Plan, plan), 0, 0).seconds == math.inf
+
+
 @pytest.mark.parametrize("name", ["tree.png", "tree.svg"])
 def test_inspect_draws_the_tree(name: str) -> None:
     pytest.importorskip("matplotlib")
@@ -226,6 +274,14 @@ def test_a_configured_prefect_server_is_seen(tmp_path: Path, monkeypatch: pytest
     assert not prefect_server.is_configured()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     assert prefect_server.is_configured()
+
+
+def test_prefect_needs_space_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_HOME")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    result = junctor_cli("run", ASIA, "evidence.csv", "-o", "out", "--prefect")
+    fails(result, 6, str(Path("out").absolute()), "1.0 MiB are free", "64.0 MiB", "--no-prefect")
+    assert "PREFECT_HOME" not in os.environ
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -10,7 +10,7 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import memory
+from junctor import engine, memory
 from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.engine import Engine
 from junctor.errors import EvidenceError, Place
@@ -104,6 +104,15 @@ def test_blocks_of_any_size_give_the_same_answers(
         patch.setattr(memory, "MOST_CASES", most_cases)
         patch.setattr(memory, "LEAST_SCRATCH", scratch)
         patch.setattr(reference, "SCRATCH_ENTRIES", scratch)
+        answers = Engine(network, Query()).answer(batch)
+    check_posteriors(network, batch, answers, 1e-12)
+
+
+@given(question=questions(), most=st.integers(1, 3))
+def test_many_rare_patterns_are_served_together(question: tuple[Network, EvidenceBatch], most: int) -> None:
+    network, batch = question
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "MOST_PATTERNS", most)
         answers = Engine(network, Query()).answer(batch)
     check_posteriors(network, batch, answers, 1e-12)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +78,16 @@ def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypa
 
     assert os.environ.pop("PREFECT_HOME") == str(tmp_path / ".prefect")
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    # Prefect takes a server that ends while it starts for one whose port was taken, and would start another for ever.
+    job = make_job(tmp_path)
+    command = "from junctor.cli import main; main()"
+    args = [sys.executable, "-c", command, "run", job.network, job.evidence, "-o", job.output, "--prefect", "-q"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{tmp_path}/nowhere/prefect.db"
+    done = subprocess.run(args, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 6
+    assert done.stderr.splitlines()[-1].startswith("error: Prefect could not run the flow (its server ended 3 times")
+    assert "--no-prefect" in done.stderr

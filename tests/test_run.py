@@ -15,9 +15,12 @@ import pyarrow as pa
 import pytest
 from junctor import run as steps
 from junctor.distribution import Resources
+from junctor.engine import Engine, patterns_of
 from junctor.errors import BudgetError, EvidenceError, RunError
-from junctor.generate import evidence_table, random_network, sample
-from junctor.model import Network
+from junctor.evidence.batch import EvidenceBatch
+from junctor.forecast import Forecast, forecast, survey
+from junctor.generate import evidence_table, grid, random_network, sample
+from junctor.model import Factor, Network, Variable
 from junctor.query import Query
 from junctor.run import Job, Manifest, run
 from junctor.storage import RunDirectory
@@ -249,6 +252,8 @@ def test_a_full_disk_stops_the_run_which_then_goes_on(job: Job, monkeypatch: pyt
 def test_strict_refuses_the_row(job: Job) -> None:
     with pytest.raises(EvidenceError, match="no such state"):
         run(Job(**{**fields(job), "strict": True}), HERE)
+    # What failed answered nothing, so the same directory takes the corrected command.
+    assert run(job, HERE).statuses["invalid"] == 1
 
 
 def test_too_little_memory_is_refused_before_anything_runs(job: Job) -> None:
@@ -257,6 +262,68 @@ def test_too_little_memory_is_refused_before_anything_runs(job: Job) -> None:
     assert not (job.directory.path / "posteriors").exists()
     # Memory does not change the answers, so the same run can go on with more.
     assert run(job, HERE).rows == ROWS
+
+
+def grid_job(folder: Path, rows: list[int], query: Query, partition_rows: int = 2) -> tuple[Network, Job]:
+    """A grid whose rows observe the first so many variables."""
+    network = grid(12, 12)
+    columns = {
+        variable.name: pa.array([0 if i < observed else None for observed in rows], pa.int32())
+        for i, variable in enumerate(network.variables)
+    }
+    folder.mkdir(exist_ok=True)
+    junctor.write_network(network, folder / "net.parquet")
+    parquet.write_table(pa.table(columns), folder / "evidence.parquet")
+    names, output = [str(folder / name) for name in ("net.parquet", "evidence.parquet")], str(folder / "out")
+    return network, Job(names[0], names[1], output, query, partition_rows)
+
+
+def needed(network: Network, observed: int, query: Query) -> int:
+    evidence = EvidenceBatch(1, {i: np.zeros(1, np.int32) for i in range(observed)})
+    return forecast(Engine(network, query, 1 << 40), evidence)[0].least
+
+
+@pytest.mark.parametrize("query", [Query(), Query("posteriors", ("x_11_11",)), Query("mpe")])
+def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: Path, query: Query) -> None:
+    network, job = grid_job(tmp_path, [130, 130, 131, 130, 130, 0], query)
+    enough, too_little = needed(network, 0, query), needed(network, 130, query)
+    assert enough > 2 * too_little
+    with pytest.raises(BudgetError, match="allowed are"):
+        run(job, Resources(workers=0, memory=(enough + too_little) // 2))
+    assert not (job.directory.path / query.kind).exists()
+    assert run(job, Resources(workers=0, memory=2 * enough)).rows == 6
+
+
+def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def counting(engine: Engine, batch: EvidenceBatch) -> list[Forecast]:
+        planned.append(len(patterns_of(batch)[0]))
+        return forecast(engine, batch)
+
+    monkeypatch.setattr("junctor.forecast.forecast", counting)
+    _, job = grid_job(tmp_path, [130, 130, 140, 135, 130, 130, 100, 100, 130, 100], Query())
+    run(job, HERE)
+    assert planned == [1, 1]  # the first partition, and the one that observes less
+    monkeypatch.setattr("junctor.forecast.SURVEY_SECONDS", 0.0)
+    monkeypatch.setattr("junctor.forecast.SURVEY_SHARE", 0.0)
+    _, job = grid_job(tmp_path / "2", [130, 130, 100, 100], Query())
+    run(job, HERE)
+    assert planned == [1, 1, 1]  # out of time
+
+
+def test_with_targets_more_evidence_can_need_more_memory() -> None:
+    # Seeing a common descendant makes parents depend on each other, so the row that observes more needs more.
+    parents = [Variable(f"p{i}", tuple("abcdefgh")) for i in range(6)]
+    factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
+    child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
+    network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
+    engine = Engine(network, Query("posteriors", ("p0",)), 1 << 20)
+    nothing = EvidenceBatch(1)
+    seen = EvidenceBatch(1, {6: np.zeros(1, np.int32)})
+    assert survey(engine, [nothing, nothing], 2)[0] < 1 << 20
+    with pytest.raises(BudgetError):
+        survey(engine, [nothing, seen], 2)
 
 
 def test_workers_are_as_many_as_the_work_and_the_memory_allow() -> None:

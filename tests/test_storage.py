@@ -76,11 +76,30 @@ def test_claim_writes_the_spec_and_knows_it_again(tmp_path: Path) -> None:
 def test_another_run_is_refused_with_what_differs(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     directory = RunDirectory(tmp_path)
     directory.claim(SPEC)
+    write_json(directory.answers_part("posteriors", 0), {})
     with pytest.raises(RunError, match=message) as caught:
         directory.claim(replace(SPEC, **changes))  # type: ignore[arg-type]
     assert "--output" in str(caught.value)
     assert "--overwrite" in str(caught.value)
     assert directory.read_spec() == SPEC
+
+
+@pytest.mark.parametrize(
+    "name", ["posteriors/part-00000.parquet", "mpe/part-00007.parquet", "manifest.json", "mpe.csv"]
+)
+def test_a_run_without_answers_protects_nothing(tmp_path: Path, name: str) -> None:
+    directory, other = RunDirectory(tmp_path), replace(SPEC, ignore_extra=True)
+    directory.claim(SPEC)
+    encoded = [directory.network, directory.ingested, directory.evidence_part(0)]
+    for path in encoded:
+        write_json(path, {})
+    directory.claim(other)
+    assert directory.read_spec() == other
+    assert not any(path.exists() for path in encoded)
+    write_json(tmp_path / name, {})
+    with pytest.raises(RunError, match="ignore_extra was True, now False"):
+        directory.claim(SPEC)
+    assert (tmp_path / name).exists()
 
 
 def test_overwrite_removes_the_other_run_and_nothing_else(tmp_path: Path) -> None:

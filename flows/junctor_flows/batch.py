@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict
+from itertools import count
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -25,10 +26,15 @@ from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Failed
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Times that the embedded server may be started: Prefect chooses another port where one was taken meanwhile, but takes
+# every failure for that, and would try for ever.
+SERVER_STARTS = 3
 
 # Who shows progress beside Prefect: set by `score_as_flow`. A flow's own arguments have to be JSON.
 _display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
@@ -111,6 +117,8 @@ def score_batch(
     memory: int | None = None,
     scheduler: str | None = None,
     insecure_scheduler: bool = False,
+    network_format: str | None = None,
+    evidence_format: str | None = None,
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
@@ -127,6 +135,8 @@ def score_batch(
         strict=strict,
         overwrite=overwrite,
         csv=csv,
+        network_format=network_format,
+        evidence_format=evidence_format,
     )
     resources = Resources(workers, memory, scheduler, insecure_scheduler)
     started = time.monotonic()
@@ -160,6 +170,8 @@ def score_as_flow(job: steps.Job, resources: Resources, progress: Progress) -> s
             resources.memory,
             resources.scheduler,
             resources.insecure_scheduler,
+            job.network_format,
+            job.evidence_format,
             return_state=True,
         )
     except Exception as error:
@@ -181,6 +193,8 @@ def _start_embedded_server() -> None:
     def start() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            if not PREFECT_API_URL.value():
+                _limit_server_starts()
             get_client(sync_client=True)
         except Exception as error:
             failures.append(error)
@@ -190,6 +204,20 @@ def _start_embedded_server() -> None:
     thread.join()
     if failures:
         raise failures[0]
+
+
+def _limit_server_starts() -> None:
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server = SubprocessASGIServer()  # the only one, which Prefect will start
+    launch, tries = server._run_uvicorn_command, count(1)
+
+    def limited() -> Any:
+        if next(tries) > SERVER_STARTS:
+            raise RuntimeError(f"its server ended {SERVER_STARTS} times while it started")
+        return launch()
+
+    server._run_uvicorn_command = limited
 
 
 def _all_steps(job: steps.Job, resources: Resources, started: float) -> dict[str, Any]:

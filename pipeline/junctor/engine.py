@@ -37,6 +37,8 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
 # Plans, and programs (plans with their numbers), that an engine keeps for the next batch.
 KEPT_PLANS = 1024
 KEPT_PROGRAMS = 256
+# Evidence patterns of a batch that are looked at one by one; rarer ones share a plan unless it does not fit.
+MOST_PATTERNS = 1024
 # Seconds that planning and preparing take for each variable; coarse, only to decide which patterns share a plan.
 PLANNING_SECONDS = 4e-4
 # Scores of the search for an order that are worth computing for each row that will use it.
@@ -77,10 +79,14 @@ class Engine:
 
     def groups(self, batch: EvidenceBatch) -> list[tuple[Pattern, Rows]]:
         """Return the patterns that get a plan, each with its rows (ascending; invalid rows are in none)."""
-        found, numbers, rows = patterns_of(batch)
+        found, numbers, rows = patterns_of(batch, MOST_PATTERNS)
         if not found:
             return []
         shared = share_patterns(found, self._cost)
+        if found[-1].rows == 0 and not self._cost(shared[-1].pattern).fits:
+            # What serves all the rare patterns does not fit; perhaps each of them does.
+            found, numbers, rows = patterns_of(batch)
+            shared = share_patterns(found, self._cost)
         group_of = np.empty(len(found), dtype=np.int64)
         for g, group in enumerate(shared):
             group_of[list(group.members)] = g
@@ -184,8 +190,12 @@ def shape_of(network: Network) -> Shape:
     return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
 
 
-def patterns_of(batch: EvidenceBatch) -> tuple[list[Found], Rows, Rows]:
-    """Return the patterns of the valid rows, the number of each valid row's pattern, and the valid rows themselves."""
+def patterns_of(batch: EvidenceBatch, most: int | None = None) -> tuple[list[Found], Rows, Rows]:
+    """Return the patterns of the valid rows, the number of each valid row's pattern, and the valid rows themselves.
+
+    Where there are more than `most` patterns, the most frequent ones are followed by one that serves all others and
+    counts no rows.
+    """
     valid = np.ones(batch.rows, dtype=np.bool_)
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
@@ -201,17 +211,24 @@ def patterns_of(batch: EvidenceBatch) -> tuple[list[Found], Rows, Rows]:
     packed = np.packbits(np.pad(seen[rows], ((0, 0), (1, 0))), axis=1)
     keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
     _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    found = []
-    for row, count in zip(rows[first], counts, strict=True):
-        marks = seen[row]
-        found.append(
-            Found(
-                frozenset(v for v, mark in zip(hard, marks, strict=False) if mark),
-                frozenset(v for v, mark in zip(soft, marks[len(hard) :], strict=True) if mark),
-                int(count),
-            )
-        )
-    return found, numbers.ravel(), rows
+    numbers = numbers.ravel()
+    marks = seen[rows[first]]
+    if most is None or len(counts) <= most:
+        return [_found(marks[i : i + 1], int(counts[i]), hard, soft) for i in range(len(counts))], numbers, rows
+    order = np.argsort(-counts, kind="stable")
+    place = np.empty(len(counts), dtype=np.int64)
+    place[order] = np.minimum(np.arange(len(counts)), most)
+    found = [_found(marks[i : i + 1], int(counts[i]), hard, soft) for i in order[:most]]
+    return [*found, _found(marks[order[most:]], 0, hard, soft)], place[numbers], rows
+
+
+def _found(marks: npt.NDArray[np.bool_], rows: int, hard: Sequence[int], soft: Sequence[int]) -> Found:
+    """Return the pattern of marks [patterns, columns]: what all observe, and all other evidence that any has."""
+    variables = np.array([*hard, *soft], dtype=np.int64)
+    is_hard = np.arange(variables.size) < len(hard)
+    everywhere = np.asarray(marks.all(axis=0)) & is_hard
+    somewhere = np.asarray(marks.any(axis=0)) & ~everywhere
+    return Found(frozenset(variables[everywhere].tolist()), frozenset(variables[somewhere].tolist()), rows)
 
 
 def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Block:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from junctor.errors import EvidenceError, nearest
-from junctor.model import Network
+
+if TYPE_CHECKING:
+    from junctor.model import Network
 
 QueryKind = Literal["posteriors", "mpe"]
 Precision = Literal["double", "single", "log"]

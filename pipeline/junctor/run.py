@@ -54,7 +54,7 @@ class Job:
 
     partition_rows: cases in one part; None for a number that depends on the width of the answers.
     case_id: evidence column that names the cases. overwrite: replace a different run that lies in `output`.
-    csv: also write the answers as one CSV file.
+    csv: also write one CSV file. network_format, evidence_format: where neither names nor contents of files say it.
     """
 
     network: str
@@ -67,6 +67,8 @@ class Job:
     strict: bool = False
     overwrite: bool = False
     csv: bool = False
+    network_format: str | None = None
+    evidence_format: str | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -148,10 +150,11 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     """Read and check the network, claim the run directory for this job, and put the network there as Parquet."""
     from junctor.evidence.read import digest_of
     from junctor.formats import read_network, store
-    from junctor.results import default_partition_rows, target_names
+    from junctor.query import target_names
+    from junctor.results import default_partition_rows
 
     progress.stage("reading the network")
-    network = read_network(job.network)
+    network = read_network(job.network, job.network_format)
     target_names(network, job.query)  # refuses unknown ones
     spec = RunSpec(
         network_digest=network.digest,
@@ -187,7 +190,12 @@ def ingest_evidence(job: Job, progress: Progress) -> Ingested:
     progress.stage("reading the evidence")
     network = read_network(directory.network)
     source = open_evidence(
-        job.evidence, network, case_id=spec.case_id, ignore_extra=spec.ignore_extra, strict=spec.strict
+        job.evidence,
+        network,
+        case_id=spec.case_id,
+        ignore_extra=spec.ignore_extra,
+        strict=spec.strict,
+        format=job.evidence_format,
     )
     # A file without rows is one partition without rows: readers of the answers find their columns.
     nothing = [concatenate([], source.case_id_type, 0)]
@@ -207,13 +215,13 @@ def ingest_evidence(job: Job, progress: Progress) -> Ingested:
 
 
 def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
-    """Plan the next partition, for what all that are left will take.
+    """Plan what is left, for what it will take.
 
     Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take together.
     A scheduler's workers are not asked: they plan for themselves.
     """
     from junctor.evidence.encoded import read_partition
-    from junctor.forecast import forecast
+    from junctor.forecast import survey
 
     directory, spec = job.directory, job.directory.read_spec()
     ingested = _ingested(directory)
@@ -223,9 +231,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     progress.stage("planning")
     memory = allowed_memory(resources)
     _, engine = _engine(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows)
-    patterns = forecast(engine, read_partition(directory.evidence_part(pending[0])).batch)
-    least = max((each.least for each in patterns), default=0)
-    return Outlook(least, len(pending) * sum(each.seconds for each in patterns))
+    return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
 
 
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> int:
@@ -254,7 +260,7 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
     if resources.workers is not None:
         workers = resources.workers
     else:
-        workers = min(usable_cores(), int(outlook.seconds / WORKER_SECONDS))
+        workers = int(min(usable_cores(), outlook.seconds / WORKER_SECONDS))
     allowed = allowed_memory(resources)
     if workers * outlook.least <= allowed:
         return workers

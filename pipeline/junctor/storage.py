@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ from junctor.errors import RunError
 from junctor.query import Precision, Query, QueryKind
 
 FORMAT_VERSION = 1
+_KINDS: tuple[QueryKind, ...] = ("posteriors", "mpe")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -124,10 +126,11 @@ class RunDirectory:
     def claim(self, spec: RunSpec, overwrite: bool = False) -> None:
         """Start a run of `spec` here, or go on with it.
 
-        Raises RunError where another run lies here, with what differs; with `overwrite` that run is removed instead.
+        Raises RunError where another run lies here, with what differs. That run is removed instead with `overwrite`,
+        and where it answered nothing: what failed before its first part must not be in the way of a second attempt.
         """
         with explained(self.path):
-            replaced = overwrite and self.spec_file.exists() and not self._holds(spec)
+            replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
             found = _read_spec(self.spec_file)
@@ -156,11 +159,17 @@ class RunDirectory:
             lock.flush()
             return lock
 
-    def _holds(self, spec: RunSpec) -> bool:
+    def _gives_way(self, spec: RunSpec, overwrite: bool) -> bool:
+        """Return whether the run that lies here is to be removed for one of `spec`."""
         try:
-            return _read_spec(self.spec_file) == spec
+            return _read_spec(self.spec_file) != spec and (overwrite or not self._has_answers())
         except RunError:
-            return False
+            return overwrite
+
+    def _has_answers(self) -> bool:
+        parts = (part for kind in _KINDS for part in (self.path / kind).glob("part-*.parquet"))
+        tables = (self.csv(kind) for kind in _KINDS)
+        return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
     def _refuse_foreign_files(self) -> None:
         for name in ("network.parquet", "manifest.json", "evidence", "posteriors", "mpe"):

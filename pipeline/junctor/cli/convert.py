@@ -11,7 +11,7 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Network file to read.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Network file to write: .bif, .uai or .parquet.")],
     source_format: Annotated[
-        str | None, typer.Option("--from", help="Format of SOURCE, if its name does not say.")
+        str | None, typer.Option("--from", "--format", help="Format of SOURCE, if its name does not say.")
     ] = None,
     target_format: Annotated[
         str | None, typer.Option("--to", help="Format of TARGET, if its name does not say.")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0
+# Thirty years: nobody waits for more.
+FAR_TOO_LONG = 1e9
 
 
 @contextmanager
@@ -61,6 +63,11 @@ def show_manifest(directory: RunDirectory, manifest: Manifest, as_json: bool) ->
     typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     typer.echo(f"{directory.path / manifest.spec.query}: {_count(len(manifest.parts), 'part')}{there}, {size}")
+
+
+def duration(seconds: float | None) -> str:
+    """Return what people read for a forecast; None for one that no number holds."""
+    return "far too long" if seconds is None or seconds > FAR_TOO_LONG else f"about {seconds:.2g} s"
 
 
 def _count(number: int, noun: str) -> str:

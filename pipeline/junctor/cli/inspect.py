@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from junctor.cli.options import AsJson, CaseId, IgnoreExtra, NetworkFile
+from junctor.cli.options import AsJson, CaseId, EvidenceFormat, IgnoreExtra, NetworkFile, NetworkFormat
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 SHOWN = 5
 # Rows of evidence that are looked at.
 SAMPLE_ROWS = 65_536
-# Plans are made without a limit, to show what a network would need, and then compared with what is allowed.
-UNLIMITED = 1 << 62
 
 
 def inspect(
@@ -36,6 +35,8 @@ def inspect(
     memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
+    network_format: NetworkFormat = None,
+    evidence_format: EvidenceFormat = None,
     json: AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
@@ -49,21 +50,21 @@ def inspect(
     from junctor.machine import DEFAULT_SHARE, available_memory
     from junctor.query import Query
 
-    model = read_network(network)
-    engine = Engine(model, Query(query, split_names(targets), precision), UNLIMITED)
+    model = read_network(network, network_format)
     allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
+    engine = Engine(model, Query(query, split_names(targets), precision), allowed)
     tree = tree_of(engine.shape)
     record: dict[str, Any] = {
         "network": _network_facts(model),
         "variables": _variables(model),
         "tree": _tree_facts(tree, model),
         "allowed_bytes": allowed,
-        "no_evidence": _work(engine, EvidenceBatch(1), allowed),
+        "no_evidence": _work(engine, EvidenceBatch(1)),
     }
     if evidence is not None:
-        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra)
+        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)
-        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), allowed)
+        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0))
     if plot is not None:
         from junctor.cli.picture import draw_tree
 
@@ -115,19 +116,20 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
     }
 
 
-def _work(engine: Engine, batch: EvidenceBatch, allowed: int) -> dict[str, Any]:
+def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
     from junctor.forecast import forecast
 
-    found = forecast(engine, batch)
+    found = forecast(engine, batch, refuse=False)
+    seconds = sum(each.seconds for each in found)
     return {
         "rows": batch.rows,
         "invalid_rows": len(batch.invalid),
         "patterns": len(found),
         "operations": sum(each.operations for each in found),
-        "seconds": sum(each.seconds for each in found),
+        "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
         "needed_bytes": max((each.least for each in found), default=0),
         "planned_bytes": max((each.projected for each in found), default=0),
-        "fits": all(each.least <= allowed for each in found),
+        "fits": all(each.least <= engine.allowed for each in found),
         "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
     }
 
@@ -151,6 +153,8 @@ def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
 
 
 def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
+    from junctor.planning.budget import approximate
+
     facts, tree = record["network"], record["tree"]
     typer.echo(f"{network}: {facts['kind']} network {facts['name']!r}")
     typer.echo(f"  variables   {facts['variables']:,}, {facts['states']:,} states")
@@ -159,9 +163,12 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
     if facts["kind"] == "bayes":
         typer.echo("  largest     " + ", ".join(f"{each['name']} {each['table_entries']:,}" for each in largest))
     typer.echo("junction tree of all variables")
-    typer.echo(f"  cliques     {tree['cliques']:,} in {tree['components']:,} trees, {tree['total_entries']:,} entries")
-    typer.echo(f"  largest     {tree['largest_clique_entries']:,} entries, {tree['treewidth'] + 1} variables")
-    typer.echo(f"  separator   {tree['largest_separator_entries']:,} entries at most")
+    entries, largest_entries, separator = (
+        approximate(tree[name]) for name in ("total_entries", "largest_clique_entries", "largest_separator_entries")
+    )
+    typer.echo(f"  cliques     {tree['cliques']:,} in {tree['components']:,} trees, {entries} entries")
+    typer.echo(f"  largest     {largest_entries} entries, {tree['treewidth'] + 1} variables")
+    typer.echo(f"  separator   {separator} entries at most")
     _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])
     if evidence is not None:
         work = record["evidence"]
@@ -170,18 +177,19 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
 
 
 def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
-    from junctor.planning.budget import format_bytes
+    from junctor.cli.display import duration
+    from junctor.planning.budget import approximate, format_bytes
 
     typer.echo(title)
     for plan in work["plans"]:
         typer.echo(
             f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "
-            f"likelihoods: {plan['operations_per_row']:,} operations each and {plan['operations_once']:,} once, in "
-            f"{plan['levels']} levels"
+            f"likelihoods: {approximate(plan['operations_per_row'])} operations each and "
+            f"{approximate(plan['operations_once'])} once, in {plan['levels']} levels"
         )
     if work["patterns"] > len(work["plans"]):
         typer.echo(f"  and {work['patterns'] - len(work['plans']):,} patterns with less work")
-    typer.echo(f"  work        {work['operations']:,} operations, about {work['seconds']:.2g} s on one core")
+    typer.echo(f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on one core")
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "

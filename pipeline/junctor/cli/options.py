@@ -20,3 +20,12 @@ CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+NetworkFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format", help="Format of NETWORK, if its name does not say: bif, xmlbif, hugin, xdsl, uai, parquet."
+    ),
+]
+EvidenceFormat = Annotated[
+    str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
+]

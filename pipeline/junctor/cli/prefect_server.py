@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tomllib
 from pathlib import Path
 
+from junctor.errors import RunError
+from junctor.planning.budget import format_bytes
 from junctor.storage import explained
+
+# What the embedded server's database may come to. Without it the server would not start, time and again.
+LEAST_SPACE = 64 << 20
 
 
 def is_configured() -> bool:
@@ -28,12 +34,17 @@ def embed(directory: Path) -> None:
     """Let the embedded server keep its files below `directory`, and leave the talking to us: errors are raised anyway.
 
     To be called before Prefect is imported; sets environment variables that the user has not set. Raises RunError
-    where the folder cannot be made.
+    where the folder cannot be made, or has no space for a database.
     """
-    if "PREFECT_HOME" not in os.environ:
-        home = directory / ".prefect"
-        # Prefect makes the folder, but not the one that it lies in.
-        with explained(directory):
-            home.mkdir(parents=True, exist_ok=True)
-        os.environ["PREFECT_HOME"] = str(home)
+    home = Path(os.environ.get("PREFECT_HOME") or directory / ".prefect").expanduser()
+    # Prefect makes the folder, but not the one that it lies in.
+    with explained(home):
+        home.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(home).free
+    if free < LEAST_SPACE:
+        raise RunError(
+            f"{home}: {format_bytes(free)} are free, but Prefect's server needs {format_bytes(LEAST_SPACE)} for its "
+            "database: free some, or use --no-prefect"
+        )
+    os.environ["PREFECT_HOME"] = str(home)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")

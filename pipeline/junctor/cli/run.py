@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from junctor.cli.options import AsJson, CaseId, EvidenceFile, IgnoreExtra, NetworkFile, Strict
+from junctor.cli.options import (
+    AsJson,
+    CaseId,
+    EvidenceFile,
+    EvidenceFormat,
+    IgnoreExtra,
+    NetworkFile,
+    NetworkFormat,
+    Strict,
+)
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
@@ -25,6 +34,8 @@ def run(
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
     strict: Strict = False,
+    network_format: NetworkFormat = None,
+    evidence_format: EvidenceFormat = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
@@ -68,6 +79,8 @@ def run(
         strict=strict,
         overwrite=overwrite,
         csv=csv,
+        network_format=network_format,
+        evidence_format=evidence_format,
     )
     resources = Resources(
         workers=settings.workers if workers is None else workers,

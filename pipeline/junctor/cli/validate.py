@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from junctor.cli.options import AsJson, CaseId, IgnoreExtra, NetworkFile
+from junctor.cli.options import AsJson, CaseId, EvidenceFormat, IgnoreExtra, NetworkFile, NetworkFormat
 
 if TYPE_CHECKING:
+    from junctor.evidence.read import EvidenceSource
     from junctor.model import Network
 
 # Invalid rows that are shown; all of them are counted.
@@ -23,15 +24,19 @@ def validate(
     evidence: Annotated[str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence to check against it.")] = None,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
+    network_format: NetworkFormat = None,
+    evidence_format: EvidenceFormat = None,
     json: AsJson = False,
 ) -> None:
     """Check NETWORK, and every row of EVIDENCE against it; exit code 3 where something is wrong."""
+    from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
 
-    model = read_network(network)
+    model = read_network(network, network_format)
     report: dict[str, Any] = {"network": _network_facts(model)}
     if evidence is not None:
-        report["evidence"] = _evidence_facts(model, evidence, case_id, ignore_extra)
+        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
+        report["evidence"] = _evidence_facts(source)
     if json:
         typer.echo(json_module.dumps(report, indent=2))
     else:
@@ -52,10 +57,7 @@ def _network_facts(network: Network) -> dict[str, Any]:
     }
 
 
-def _evidence_facts(network: Network, evidence: str, case_id: str | None, ignore_extra: bool) -> dict[str, Any]:
-    from junctor.evidence.read import open_evidence
-
-    source = open_evidence(evidence, network, case_id=case_id, ignore_extra=ignore_extra)
+def _evidence_facts(source: EvidenceSource) -> dict[str, Any]:
     rows = invalid = 0
     shown: list[dict[str, Any]] = []
     for partition in source.partitions(CHUNK):

@@ -54,7 +54,8 @@ def format_of(path: Path) -> str:
     if found is None or (gzipped and found not in _GZIPPED):
         raise EvidenceError(
             f"cannot tell the format from the ending {''.join(path.suffixes[-2:])!r}: expected one of "
-            f"{' '.join(_ENDINGS)} (.csv, .tsv and .evid also with .gz), or say which format it is",
+            f"{' '.join(_ENDINGS)} (.csv, .tsv and .evid also with .gz); --evidence-format "
+            "names it otherwise",
             Place(str(path)),
         )
     return found
