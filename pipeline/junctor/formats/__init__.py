@@ -167,6 +167,7 @@ def _format_of_content(data: bytes, path: Path) -> str:
             return name
     known = ", ".join(f"{name} ({' '.join(extensions)})" for name, extensions in EXTENSIONS.items())
     raise ModelError(
-        f"neither the extension nor the content tells the format; name it (--format), or rename the file. Known: {known}",
+        "neither the extension nor the content tells the format; name it (--format), or rename the file. "
+        f"Known: {known}",
         Place(str(path)),
     )
