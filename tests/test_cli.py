@@ -114,7 +114,7 @@ def test_formats_can_be_named() -> None:
     for command in (["run", "-o", "out", "--no-prefect"], ["validate"], ["inspect"]):
         fails(junctor_cli(command[0], *files, *command[1:], *formats[:3], "cvs"), 3, "'cvs'", "did you mean 'csv'")
         fails(junctor_cli(command[0], *files, *command[1:]), 3, "asia.uai:1:")
-        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.txt", "which format")
+        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.txt", "--evidence-format")
         result = junctor_cli(command[0], *files, *command[1:], *formats)
         assert result.exit_code == 0, result.output
     assert junctor_cli("convert", "asia.uai", "--format", "bif", "other.parquet").exit_code == 0
