@@ -39,8 +39,10 @@ def check_posteriors(network: Network, batch: EvidenceBatch, answers: Answers, t
         log_evidence, expected = oracle.enumerate_posteriors(network, hard, soft)
         if np.isneginf(log_evidence):
             assert answers.status[row] == IMPOSSIBLE
+            assert answers.reasons[row]
             continue
         assert answers.status[row] == OK
+        assert row not in answers.reasons
         assert answers.log_value[row] == pytest.approx(log_evidence, rel=tolerance, abs=10 * tolerance)
         for variable in answers.targets:
             np.testing.assert_allclose(answers.posteriors[variable][row], expected[variable], rtol=0, atol=tolerance)

@@ -126,7 +126,8 @@ class Engine:
         if rows[-1] - rows[0] == len(rows) - 1:
             # A slice is written several times faster than a list of rows.
             at = slice(int(rows[0]), int(rows[-1]) + 1)
-        impossible = np.isneginf(outcome.log_value)
+        # A doubtful row is nothing yet: it is written again from the next format.
+        impossible = np.isneginf(outcome.log_value) & ~outcome.doubtful
         answers.log_value[at] = outcome.log_value
         answers.status[at] = np.where(impossible, IMPOSSIBLE, OK)
         for variable in self.targets:
