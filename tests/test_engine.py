@@ -176,6 +176,19 @@ def test_few_rows(rows: int) -> None:
     assert answers.posteriors[1].shape == (rows, 2)
 
 
+def test_a_kept_program_serves_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "COMPILED_SECONDS", 0)
+    network = chain(length=5, states=3, seed=2)
+    states = sample(network, 500, seed=1)
+    kept = Engine(network, Query())
+    for rows in (260, 500, 270):
+        batch = EvidenceBatch(rows, {0: np.ascontiguousarray(states[:rows, 0])})
+        answers = kept.answer(batch)
+        expected = Engine(network, Query(precision="log")).answer(batch)
+        np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
+        np.testing.assert_allclose(answers.posteriors[4], expected.posteriors[4], atol=1e-12)
+
+
 def test_unknown_targets_are_refused_with_the_nearest_names() -> None:
     network = markov((("smoke", "lung"), [[1, 2], [3, 4]]))
     with pytest.raises(EvidenceError, match="unknown target 'smok', did you mean 'smoke'"):

@@ -26,14 +26,14 @@ class CompiledProgram:
     def __init__(self, program: Program, cases: int) -> None:
         self._program = program
         self._plan = program.plan
-        self._cases = cases
+        self.cases = cases
         dtype = program.algebra.dtype
         self._rows = {variable: i for i, variable in enumerate(sorted(program.plan.pattern.sliced))}
         lowering = _Lowering(program, self._rows)
         sizes = program.plan.shape.cardinalities
         self._weighted = lowering.likelihoods
-        self._likelihoods = np.ones((max(1, lowering.likelihood_rows), self._cases))
-        self._states = np.zeros((max(1, len(self._rows)), self._cases), dtype=np.int64)
+        self._likelihoods = np.ones((max(1, lowering.likelihood_rows), self.cases))
+        self._states = np.zeros((max(1, len(self._rows)), self.cases), dtype=np.int64)
         self._posterior_rows = lowering.posterior_rows
         self._fixed = {
             variable: program.normalised(program.shared[table].table)
@@ -41,17 +41,17 @@ class CompiledProgram:
             if table in program.shared
         }
         rows = sum(sizes[variable] for variable in self._posterior_rows)
-        self._posteriors = np.zeros((max(1, rows), self._cases), dtype=dtype)
-        self._bounds = np.zeros((3, max(1, len(lowering.slots)), self._cases))
+        self._posteriors = np.zeros((max(1, rows), self.cases), dtype=dtype)
+        self._bounds = np.zeros((3, max(1, len(lowering.slots)), self.cases))
         for slot, values in lowering.constant_bounds.items():
             self._bounds[:, slot, :] = np.array(values)[:, None]
-        lanes = np.zeros((compiled.LANES, self._cases), dtype=dtype)
+        lanes = np.zeros((compiled.LANES, self.cases), dtype=dtype)
         integer = np.int32 if dtype.itemsize == 4 else np.int64
         self._arrays = (
             *lowering.arrays(),
             self._states,
             self._likelihoods,
-            np.zeros((max(1, lowering.arena_rows), self._cases), dtype=dtype),
+            np.zeros((max(1, lowering.arena_rows), self.cases), dtype=dtype),
             self._bounds,
             lanes,
             lanes.view(integer),
@@ -69,7 +69,7 @@ class CompiledProgram:
             values = block.likelihoods[variable]
             self._likelihoods[row : row + len(values), :cases] = values
             self._likelihoods[row : row + len(values), cases:] = values[:, -1:]
-        found = np.zeros((3, self._cases))
+        found = np.zeros((3, self.cases))
         compiled.propagate(*self._arrays, found)
         log_value = found[0, :cases] + self._program.constants(block)
         posteriors: dict[int, npt.NDArray[Any]] = dict(self._fixed)

@@ -109,7 +109,7 @@ class Engine:
         program: Program | CompiledProgram = prepared.program(ladder[0])
         cases = prepared.memory.cases(ladder[0].dtype.itemsize)
         if ladder is self._ladder and (faster := prepared.compiled()):
-            program, cases = faster, prepared.memory.lanes
+            program, cases = faster, faster.cases
         doubtful: list[Rows] = []
         for start in range(0, len(rows), cases):
             part = rows[start : start + cases]

@@ -186,7 +186,8 @@ class Prepared:
         """Return the first program for the compiled backend, or None where that is not worth its while."""
         if not self.memory.lanes:
             return None
-        if self._compiled is None:
+        # One for smaller blocks still serves; one for larger blocks holds more than was planned this time.
+        if self._compiled is None or self._compiled.cases > self.memory.lanes:
             from junctor.compiled import CompiledProgram
 
             self._compiled = CompiledProgram(self.program(self.ladder[0]), self.memory.lanes)
