@@ -11,6 +11,7 @@ import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import memory
+from junctor.answers import Answers
 from junctor.engine import Engine
 from junctor.errors import BudgetError, Place
 from junctor.evidence.batch import EvidenceBatch
@@ -22,6 +23,16 @@ from junctor.query import Query
 def observed(network: Network, rows: int, every: int) -> EvidenceBatch:
     states = sample(network, rows, seed=3)
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], every)})
+
+
+def measured(engine: Engine, batch: EvidenceBatch) -> tuple[Answers, int]:
+    """The answers, all of which have to be ok, and the most bytes that were allocated on the way."""
+    tracemalloc.start()
+    answers = engine.answer(batch)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (answers.status == 0).all()
+    return answers, peak
 
 
 def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
@@ -64,11 +75,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     engine = Engine(network, query, memory=allowed)
     # What Numba loads is no part of a plan.
     Engine(network, query).answer(batch)
-    tracemalloc.start()
-    answers = engine.answer(batch)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert (answers.status == 0).all()
+    answers, peak = measured(engine, batch)
     prepared = next(iter(engine._prepared.values()))
     assert (prepared.memory.lanes > 0) == (
         compiled and spare >= 1 << 22 and query.kind == "posteriors" and query.precision != "log"
@@ -113,10 +120,6 @@ def test_a_large_factor_that_evidence_cuts_is_in_the_plan(query: Query, observed
     )
     batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(observed_parents)})
     engine = Engine(network, query, memory=1 << 30)
-    tracemalloc.start()
-    answers = engine.answer(batch)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert (answers.status == 0).all()
+    answers, peak = measured(engine, batch)
     prepared = next(iter(engine._prepared.values()))
     assert peak <= prepared.memory.projected(8) + answers.nbytes
