@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from junctor.forecast import Forecast
     from junctor.model import Network
     from junctor.planning.junction_tree import JunctionTree
+    from junctor.planning.plan import Plan
 
 # Largest tables and most expensive evidence patterns that are shown.
 SHOWN = 5
 # Rows of evidence that are looked at.
 SAMPLE_ROWS = 65_536
+# Zeros are counted in plans with at most so many operations: a second or two.
+MOST_BOUND_OPERATIONS = 10**9
 
 
 def inspect(
@@ -131,25 +135,59 @@ def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
         "planned_bytes": max((each.projected for each in found), default=0),
         "fits": all(each.least <= engine.allowed for each in found),
         "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
+        "savings": _savings(engine, batch, found),
     }
+
+
+def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> list[dict[str, Any]]:
+    """Return what the plan with the most work does not have to do, in entry operations of a row."""
+    from junctor.engine import rounded
+    from junctor.planning.savings import Saving, count_savings
+
+    largest = next((each for each in found if each.plan is not None and each.plan.case_operations), None)
+    if largest is None or largest.plan is None:
+        return []
+    plan, rows = largest.plan, rounded(engine.to_come(batch, largest.rows))
+    targets = None if engine.query.targets is None else engine.targets
+    explain = engine.query.kind == "mpe"
+    savings = count_savings(plan.shape, plan.pattern, targets, explain, rows)
+    if largest.least <= engine.allowed and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
+        savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(engine, plan)))
+    return [asdict(each) for each in savings]
+
+
+def _nonzero_operations(engine: Engine, plan: Plan) -> int:
+    """Return the entry operations of a row without terms that are zero whatever the evidence."""
+    from junctor_kernels import reference
+
+    from junctor.propagation import Program
+
+    algebra = reference.MAX_LOG if engine.query.kind == "mpe" else reference.DOUBLE
+    return Program(plan, engine.network, algebra).nonzero_operations
 
 
 def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
-    plan = each.plan
-    return {
+    pattern, plan = each.group.pattern, each.plan
+    facts = {
         "rows": each.rows,
-        "observed": [network.variables[i].name for i in sorted(plan.pattern.sliced)],
-        "likelihoods": [network.variables[i].name for i in sorted(plan.pattern.weighted)],
-        "operations_per_row": plan.case_operations,
-        "operations_once": plan.shared_operations,
-        "clique_entries": plan.total_clique_entries,
-        "largest_clique_entries": max(plan.clique_entries, default=0),
-        "steps": len(plan.steps),
-        "levels": plan.levels,
-        "criterion": plan.criterion,
+        "patterns": each.group.patterns,
+        "one_by_one": each.group.alone,
+        "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
+        "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
+        "operations_per_row": plan.case_operations if plan else each.operations // each.rows,
+        "operations_once": plan.shared_operations if plan else 0,
         "needed_bytes": each.least,
         "planned_bytes": each.projected,
     }
+    if plan:
+        facts |= {
+            "clique_entries": plan.total_clique_entries,
+            "largest_clique_entries": max(plan.clique_entries, default=0),
+            "steps": len(plan.steps),
+            "levels": plan.levels,
+            "criterion": plan.criterion,
+        }
+    return facts
 
 
 def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
@@ -176,22 +214,47 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
         _print_work(title, work, record["allowed_bytes"])
 
 
+def _plan_line(plan: dict[str, Any]) -> str:
+    from junctor.planning.budget import approximate
+
+    operations = approximate(plan["operations_per_row"])
+    if plan["one_by_one"]:
+        return (
+            f"  {plan['rows']:>9,} rows of {plan['patterns']:,} patterns, each with a tree of its own: "
+            f"about {operations} operations each"
+        )
+    return (
+        f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "
+        f"likelihoods: {operations} operations each and "
+        f"{approximate(plan['operations_once'])} once, in {plan['levels']} levels"
+    )
+
+
 def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     from junctor.cli.display import duration
     from junctor.planning.budget import approximate, format_bytes
 
     typer.echo(title)
     for plan in work["plans"]:
-        typer.echo(
-            f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "
-            f"likelihoods: {approximate(plan['operations_per_row'])} operations each and "
-            f"{approximate(plan['operations_once'])} once, in {plan['levels']} levels"
-        )
+        typer.echo(_plan_line(plan))
     if work["patterns"] > len(work["plans"]):
-        typer.echo(f"  and {work['patterns'] - len(work['plans']):,} patterns with less work")
+        typer.echo(f"  and {work['patterns'] - len(work['plans']):,} groups of rows with less work")
+    if work["savings"]:
+        typer.echo("  operations a row of the plan with the most work, without each saving and with all of them")
+    for saving in work["savings"]:
+        counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
+        typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
     typer.echo(f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on one core")
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
         f"{format_bytes(allowed)} allowed{fits}"
     )
+
+
+def _ratio(before: int, after: int) -> str:
+    from junctor.planning.budget import approximate
+
+    # Counts of any size do not fit a float; of an impossible pattern nothing is left.
+    after = max(1, after)
+    return approximate(before // after) if before >= 100 * after else f"{before / after:.2f}"

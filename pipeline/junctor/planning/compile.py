@@ -9,19 +9,57 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from junctor.planning.elimination import best_order, moral_graph
+from junctor.planning.elimination import Order, best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
+from junctor.planning.paths import Operand, Paths, ProductName, product_name
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
-from junctor.planning.shape import Pattern, Shape, mask_of
+from junctor.planning.shape import Pattern, Shape, bits, mask_of
 
-# Scores that the search for an elimination order may compute when nothing better is known; about a second.
-DEFAULT_EFFORT = 20_000
+# Rows that a plan is made for where nobody says how many there will be.
+DEFAULT_ROWS = 20_000
 # Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
 SMALL_POTENTIAL = 4096
-# Two operands are contracted before the others where that leaves at most this share of the work.
-PATH_GAIN = 0.8
-# With more operands than this a clique is contracted at once: trying all pairs would take longer than it saves.
-MOST_ON_PATH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a plan is asked for: posteriors of `targets` (None: of every variable), or the explanation of all.
+
+    drops_barren: whether variables that no target depends on are left out.
+    """
+
+    shape: Shape
+    pattern: Pattern
+    targets: frozenset[int] | None = None
+    explain: bool = False
+    drops_barren: bool = True
+
+    def relevant(self) -> frozenset[int]:
+        """Return the variables that matter: in a Bayesian network ancestors of targets and evidence (Shachter 1986)."""
+        everything = frozenset(range(len(self.shape.cardinalities)))
+        if self.explain or self.targets is None or not self.shape.directed or not self.drops_barren:
+            return everything
+        found: set[int] = set()
+        waiting = [*self.targets, *self.pattern.sliced, *self.pattern.weighted]
+        while waiting:
+            v = waiting.pop()
+            if v not in found:
+                found.add(v)
+                waiting.extend(self.shape.scopes[v])
+        return frozenset(found)
+
+    def free(self) -> frozenset[int]:
+        """Return the relevant variables that are not cut out."""
+        return self.relevant() - self.pattern.sliced
+
+    def remaining(self) -> dict[int, tuple[int, ...]]:
+        """Return the factors that matter, each with what is left of its scope."""
+        relevant = self.relevant()
+        return {
+            i: tuple(v for v in scope if v not in self.pattern.sliced)
+            for i, scope in enumerate(self.shape.scopes)
+            if relevant.issuperset(scope)
+        }
 
 
 def compile_plan(
@@ -29,56 +67,49 @@ def compile_plan(
     pattern: Pattern,
     targets: Iterable[int] | None = None,
     explain: bool = False,
-    effort: int = DEFAULT_EFFORT,
+    rows: int = DEFAULT_ROWS,
 ) -> Plan:
     """Return the plan for `pattern`: posteriors of `targets` (None: of every variable), or the explanation of all.
 
+    rows: how many cases will run through it; the more there are, the longer the search for a good order may take.
     Deterministic: the same arguments give the same plan.
     """
-    relevant = _relevant(shape, pattern, targets) if not explain else frozenset(range(len(shape.cardinalities)))
-    factors = [i for i, scope in enumerate(shape.scopes) if relevant.issuperset(scope)]
-    remaining = {i: tuple(v for v in shape.scopes[i] if v not in pattern.sliced) for i in factors}
-    free = relevant - pattern.sliced
-    order = best_order(
-        moral_graph(len(shape.cardinalities), list(remaining.values())), mask_of(free), shape.cardinalities, effort
-    )
+    problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain)
+    return lay_out(problem, search_order(problem, rows))
+
+
+def search_order(problem: Problem, rows: int) -> Order:
+    """Return the elimination order of what is left of the network, for so many cases."""
+    cardinalities = problem.shape.cardinalities
+    graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
+    return best_order(graph, mask_of(problem.free()), cardinalities, rows)
+
+
+def lay_out(problem: Problem, order: Order, joins: bool = True, paths: bool = True) -> Plan:
+    """Return the plan along an order; `joins` and `paths` can be switched off to count what they are worth."""
+    shape, pattern = problem.shape, problem.pattern
+    remaining, free = problem.remaining(), problem.free()
     tree = junction_tree(order, shape)
-    wanted = free if targets is None else free.intersection(targets)
-    layout = _Layout(shape, pattern, binary_joins(tree, shape), remaining)
+    wanted = free if problem.targets is None else free & problem.targets
+    layout = _Layout(shape, pattern, binary_joins(tree, shape) if joins else tree, remaining, paths)
     layout.load()
     layout.collect()
     totals = layout.total_tables()
-    marginals: dict[int, int] = {}
-    if not explain:
-        marginals = layout.distribute_and_read(wanted)
+    marginals = {} if problem.explain else layout.distribute_and_read(wanted)
     return Plan(
         shape=shape,
         pattern=pattern,
         tables=tuple(layout.tables),
         # An explanation is traced back through the messages, so they all stay.
-        steps=tuple(layout.steps if explain else _with_frees(layout.steps, layout.tables)),
+        steps=tuple(layout.steps if problem.explain else _with_frees(layout.steps, layout.tables)),
         marginals=tuple(sorted(marginals.items())),
         totals=tuple(totals),
         edges=layout.edges(),
-        constants=tuple(i for i in factors if not remaining[i]),
-        traceback=tuple(reversed(layout.collected)) if explain else (),
+        constants=tuple(i for i, scope in remaining.items() if not scope),
+        traceback=tuple(reversed(layout.collected)) if problem.explain else (),
         clique_entries=tuple(shape.entries(clique.scope) for clique in tree.cliques),
         criterion=order.criterion,
     )
-
-
-def _relevant(shape: Shape, pattern: Pattern, targets: Iterable[int] | None) -> frozenset[int]:
-    """Return the variables that matter: in a Bayesian network the ancestors of targets and evidence (Shachter 1986)."""
-    if targets is None or not shape.directed:
-        return frozenset(range(len(shape.cardinalities)))
-    found: set[int] = set()
-    waiting = [*targets, *pattern.sliced, *pattern.weighted]
-    while waiting:
-        v = waiting.pop()
-        if v not in found:
-            found.add(v)
-            waiting.extend(shape.scopes[v])
-    return frozenset(found)
 
 
 @dataclass
@@ -89,6 +120,7 @@ class _Layout:
     pattern: Pattern
     tree: JunctionTree
     remaining: dict[int, tuple[int, ...]]
+    takes_paths: bool = True
     tables: list[Table] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     levels: dict[int, int] = field(default_factory=dict)
@@ -96,12 +128,14 @@ class _Layout:
     up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
     collected: list[int] = field(default_factory=list)
+    products: dict[ProductName, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in self.tree.cliques]
         self.children = self.tree.children()
         self.rank = self.tree.ranks()
         self.home = _Homes(self.tree, self.shape)
+        self.paths = Paths(self.shape, self.products)
 
     def load(self) -> None:
         """Assign every factor and likelihood to a clique and lay out the steps that load them."""
@@ -201,53 +235,29 @@ class _Layout:
             above = [self.down[clique]] if clique in self.down else []
             operands = [*self.inputs[clique], *above, *(self.up[child] for child in self.children[clique])]
             scope = self.tree.cliques[clique].scope
-        if len(variables) > 1 and len(operands) > 1:
+        small = 2 * self.shape.entries(variables) <= self.shape.entries(scope)
+        if len(variables) > 1 and len(operands) > 1 and small:
             operands = [self._reduce(operands, scope, variables, "marginal")]
             scope = tuple(variables)
         for v in variables:
             marginals[v] = self._reduce(operands, scope, (v,), "marginal")
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
-        """Contract operands over a clique; where it pays, two of them first, over the few variables that they have.
+        """Contract operands over a clique; where it pays, two of them first, and as the same table for all messages."""
+        waiting, left = list(operands), mask_of(scope)
+        found = [Operand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands]
+        for pair in self.paths.find(found, mask_of(kept)) if self.takes_paths else ():
+            other, one = waiting.pop(pair.other), waiting.pop(pair.one)
+            left &= pair.kept | ~(mask_of(self.tables[one].scope) | mask_of(self.tables[other].scope))
+            waiting.append(self._product(one, other, pair.kept))
+        return self._contract(waiting, bits(left), kept, phase)
 
-        What the two eliminate and nobody else has leaves the clique: a path of small contractions instead of one.
-        """
-        waiting, left = list(operands), frozenset(scope)
-        while (pair := self._cheapest_pair(waiting, left, frozenset(kept))) is not None:
-            one, other, union, result = pair
-            product = self._contract((one, other), union, result, "product")
-            waiting = [table for table in waiting if table not in (one, other)] + [product]
-            left -= union - result
-        return self._contract(waiting, left, kept, phase)
-
-    def _cheapest_pair(
-        self, operands: Sequence[int], scope: frozenset[int], kept: frozenset[int]
-    ) -> tuple[int, int, frozenset[int], frozenset[int]] | None:
-        """Return two operands whose product first saves most, the union of their scopes, and what of it stays."""
-        if not 3 <= len(operands) <= MOST_ON_PATH:
-            return None
-        factors = self._case_factors if self._case_factors(operands) else len
-        best = PATH_GAIN * self.shape.entries(scope) * factors(operands)
-        largest = max(self.tables[table].entries for table in operands)
-        room = max(SMALL_POTENTIAL, largest, self.shape.entries(kept))
-        found = None
-        for i, one in enumerate(operands):
-            for other in operands[i + 1 :]:
-                rest = [table for table in operands if table not in (one, other)]
-                union = frozenset(self.tables[one].scope + self.tables[other].scope)
-                result = union.intersection(kept.union(*(self.tables[table].scope for table in rest)))
-                if self.shape.entries(result) > room:
-                    continue
-                after = factors(rest) + int(factors((one, other)) > 0)
-                cost = self.shape.entries(union) * factors((one, other))
-                cost += self.shape.entries(scope - (union - result)) * max(1, after)
-                if cost < best:
-                    best, found = cost, (one, other, union, result)
-        return found
-
-    def _case_factors(self, operands: Sequence[int]) -> int:
-        # Shared factors are multiplied once for all cases of a block.
-        return sum(self.tables[table].per_case for table in operands)
+    def _product(self, one: int, other: int, kept: int) -> int:
+        name = product_name(one, other, kept)
+        if name not in self.products:
+            union = {*self.tables[one].scope, *self.tables[other].scope}
+            self.products[name] = self._contract((one, other), union, bits(kept), "product")
+        return self.products[name]
 
     def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
         out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))

@@ -1,6 +1,6 @@
-"""Elimination orders: several greedy criteria, then randomised restarts of the best one, within a budget of steps.
+"""Elimination orders: several greedy criteria, and a compiled search where the rows to come are worth it.
 
-The budget counts scores, not seconds, so that the same question gives the same plan on every machine and in every
+The search is bounded by a count of steps, not by seconds, so that the same question gives the same plan in every
 resumed run. Graphs are lists of neighbour sets as integers (bit i: variable i).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,14 +84,17 @@ CRITERIA: dict[str, Score] = {
 }
 # Scores that do not look at edges among the neighbours, so only neighbours of what is eliminated change.
 LOCAL = ("min-weight", "min-neighbours")
-# Restarts of a greedy criterion that a small graph gets at most.
-MOST_RESTARTS = 200
 # A criterion is followed to its end while it is not this much worse than another one.
 WORTH_ENDING = 4.0
 # Total table size at which no search can help any more: a petabyte of doubles is 2^47 entries.
 HOPELESS = 2.0**60
 # Variables with more neighbours are scored again only when their turn comes; they are seldom good candidates.
 BUSY = 64
+# Steps of the search for each table entry and row to come. A row takes some nanoseconds for each entry and a step takes
+# three, so that the search takes a tenth or less of the time that the rows take with the order it starts from.
+STEPS_PER_ENTRY = 0.1
+# Steps below which no compiled code is loaded (that takes a second), and which no search exceeds (ten seconds).
+FEWEST_STEPS, MOST_STEPS = 30_000_000, 3_000_000_000
 
 
 def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
@@ -105,51 +107,71 @@ def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
     return [around & ~(1 << v) for v, around in enumerate(graph)]
 
 
-def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int], effort: int, seed: int = 0) -> Order:
-    """Return the order of the variables in `members` with the smallest total table size that `effort` scores can find.
+def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0) -> Order:
+    """Return the order of the variables in `members` with the smallest total table size that is found.
 
-    Every criterion runs once whatever the effort; then the two best ones are restarted with random ties. Where the
-    first criterion finds nothing below `HOPELESS`, its order is returned.
+    rows: how many cases will be computed with it. Few cases get the best of the greedy criteria; many, a search whose
+    steps are in proportion to them and to the table size. Where even the first criterion finds nothing below
+    `HOPELESS`, its order is returned.
     """
     sizes = sizes_of(cardinalities)
-    spent = [0]
-    found: list[Order] = []
-    for criterion in CRITERIA:
-        best_yet = min((order.entries for order in found), default=math.inf)
-        found.append(eliminate(graph, members, sizes, criterion, None, spent, best_yet * WORTH_ENDING))
-        if found[0].entries > HOPELESS:
-            return found[0]
-    found.sort(key=lambda order: order.entries)
-    best = found[0]
-    if not spent[0]:
-        # Chordal: every elimination was free of choice, and nothing can be better.
+    best = eliminate(graph, members, sizes, next(iter(CRITERIA)))
+    if best.entries > HOPELESS or _adds_no_edge(graph, best):
         return best
-    rng = random.Random(seed)
-    favourites = [order.criterion for order in found[:2]]
-    effort = min(effort, MOST_RESTARTS * members.bit_count())
-    attempt = 0
-    while spent[0] < effort:
-        order = eliminate(graph, members, sizes, favourites[attempt % 2], rng, spent, best.entries)
-        attempt += 1
-        if order.entries < best.entries:
-            best = order
+    steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * best.entries))
+    if steps >= FEWEST_STEPS:
+        return _searched(graph, members, cardinalities, best, steps, seed)
+    for criterion in list(CRITERIA)[1:]:
+        order = eliminate(graph, members, sizes, criterion, best.entries * WORTH_ENDING)
+        best = min(best, order, key=lambda order: order.entries)
     return best
 
 
-def eliminate(
-    graph: Sequence[int],
-    members: int,
-    sizes: Sizes,
-    criterion: str,
-    rng: random.Random | None,
-    spent: list[int],
-    give_up_at: float = math.inf,
+def _adds_no_edge(graph: Sequence[int], order: Order) -> bool:
+    # Then the graph is chordal, its cliques are those of any triangulation, and nothing can be better.
+    return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
+
+
+def _searched(
+    graph: Sequence[int], members: int, cardinalities: Sequence[int], start: Order, steps: int, seed: int
 ) -> Order:
-    """Eliminate greedily by `criterion`; ties go to the smaller clique, then to `rng` or the lower number.
+    """Return what the compiled search makes of an order."""
+    # Lazily: Numba takes a second, and planning alone does without it.
+    from junctor_kernels.orders import pack
+    from junctor_kernels.rotations import search
+
+    variables, entries = search(
+        pack(graph, len(graph)),
+        pack([members], len(graph))[0],
+        cardinalities,
+        start.variables,
+        steps,
+        seed,
+    )
+    return Order(tuple(variables), cliques_of(graph, members, variables), entries, "annealing")
+
+
+def cliques_of(graph: Sequence[int], members: int, order: Sequence[int]) -> tuple[int, ...]:
+    """Return the clique that each elimination makes, in the order of the eliminations."""
+    position = {v: i for i, v in enumerate(order)}
+    handed_on = dict.fromkeys(order, 0)
+    cliques = []
+    for v in order:
+        members &= ~(1 << v)
+        around = (graph[v] | handed_on[v]) & members
+        cliques.append(around | 1 << v)
+        if around:
+            # The neighbours are all connected now; it is enough that the next of them to go knows.
+            handed_on[min(bits(around), key=position.__getitem__)] |= around
+    return tuple(cliques)
+
+
+def eliminate(graph: Sequence[int], members: int, sizes: Sizes, criterion: str, give_up_at: float = math.inf) -> Order:
+    """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
 
     Variables whose neighbours are all connected go first: they lie in one clique whatever is done (and most variables
-    of a sparse network need no score at all). Adds the number of scores computed to `spent[0]`. Stops early, with
-    infinite entries, once the total table size reaches `give_up_at`.
+    of a sparse network need no score at all). Stops early, with infinite entries, once the total table size reaches
+    `give_up_at`.
     """
     graph = list(graph)
     score = CRITERIA[criterion]
@@ -158,9 +180,7 @@ def eliminate(
     stale: set[int] = set()
 
     def rescore(v: int) -> None:
-        spent[0] += 1
-        tie = rng.random() if rng else min_weight(graph, sizes, v)
-        current[v] = (score(graph, sizes, v), tie, v)
+        current[v] = (score(graph, sizes, v), min_weight(graph, sizes, v), v)
         heapq.heappush(heap, current[v])
 
     order: list[int] = []

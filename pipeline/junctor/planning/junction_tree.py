@@ -154,33 +154,43 @@ def _rooted_at(root: int, neighbours: dict[int, set[int]]) -> list[tuple[int, in
 
 
 def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
-    """Return the tree with every clique of more than two children split into binary joins (Shenoy 1997).
+    """Return the tree with cliques of many neighbours split into binary joins (Shenoy 1997), rooted at separators.
 
     A clique with d neighbours sends d messages of d - 1 factors each over all its entries. Here the two children whose
-    separators have the smallest union are joined first, in a new node over that union alone, until two are left: the
-    work no longer grows with neighbours times entries, and most new nodes are far smaller than the clique. The message
-    of a join is stored, so in large cliques only joins of at most half their entries are made.
+    separators have the smallest union are joined first, in a new node over that union alone, until three neighbours are
+    left: the work no longer grows with neighbours times entries, and most new nodes are far smaller than the clique.
+    A root clique would be summed up whole for P(e) alone; the separator to one of its neighbours becomes the root.
     """
     nodes: list[tuple[int, int | None]] = []
     renamed: dict[int, int] = {}
     waiting = tree.children()
     masks = [mask_of(clique.scope) for clique in tree.cliques]
     separators = [mask_of(clique.separator) for clique in tree.cliques]
-    for i in range(len(tree.cliques)):
+    for i, clique in enumerate(tree.cliques):
         tops = {renamed[child]: separators[child] for child in waiting[i]}
-        entries = shape.entries(tree.cliques[i].scope)
-        _join(nodes, tops, shape, entries if entries <= LARGE_CLIQUE else entries // 2)
+        _join(nodes, tops, shape, shape.entries(clique.scope), 3 if clique.parent is None else 2)
         renamed[i] = len(nodes)
         nodes.append((masks[i], None))
+        if clique.parent is None and tops:
+            across = min(tops, key=lambda top: (shape.entries(bits(tops[top])), top))
+            nodes.append((tops.pop(across), None))
+            for top in (across, renamed[i]):
+                nodes[top] = (nodes[top][0], len(nodes) - 1)
         for top in tops:
             nodes[top] = (nodes[top][0], renamed[i])
     return _as_tree(nodes, tree)
 
 
-def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, most_entries: int) -> None:
-    """Join the nodes of `tops` (node -> separator) pair by pair until two are left; appends the new nodes."""
-    if len(tops) <= 2:
+def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, entries: int, left: int) -> None:
+    """Join the nodes of `tops` (node -> separator) pair by pair until `left` are left; appends the new nodes.
+
+    The message of a join is stored, so in large cliques only joins of at most half their `entries` are made. So is the
+    last one of any clique: it spares as many entry operations as it costs where it is as large as the clique.
+    """
+    if len(tops) <= left:
         return
+    half = entries // 2
+    most_entries = entries if entries <= LARGE_CLIQUE else half
 
     def join(a: int, b: int) -> int:
         union = tops.pop(a) | tops.pop(b)
@@ -196,7 +206,7 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
         if shape.entries(bits(separator)) <= most_entries:
             equal.setdefault(separator, deque()).append(top)
     for group in equal.values():
-        while len(group) > 1 and len(tops) > 2:
+        while len(group) > 1 and len(tops) > left:
             group.append(join(group.popleft(), group.popleft()))
 
     pairs: list[tuple[int, int, int]] = []
@@ -208,9 +218,9 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
     waiting = list(tops)
     for i, top in enumerate(waiting):
         offer(top, waiting[:i])
-    while len(tops) > 2:
-        entries, a, b = heapq.heappop(pairs)
-        if entries > most_entries:
+    while len(tops) > left:
+        joined_entries, a, b = heapq.heappop(pairs)
+        if joined_entries > (half if len(tops) == left + 1 else most_entries):
             return
         if a in tops and b in tops:
             joined = join(a, b)

@@ -133,8 +133,8 @@ class Plan:
         """Return the entries of all shared tables and sliced factors; they stay for as long as the plan is in use."""
         tables = sum(table.entries for table in self.tables if not table.per_case)
         sliced = sum(self.shape.entries(self.shape.scopes[factor]) for factor in self.sliced_factors())
-        # Each configuration of the observed variables has a scale; at most as many as there are entries.
-        return tables + 2 * sliced
+        # Each configuration of the observed variables has a scale and a least entry, at most as many as entries.
+        return tables + 3 * sliced
 
     def sliced_factors(self) -> list[int]:
         """Return the factors that have an observed variable."""
