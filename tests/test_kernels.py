@@ -116,10 +116,12 @@ def test_axes_that_all_operands_walk_alike_are_merged() -> None:
 def test_rescale_keeps_numbers_finite_at_the_ends_of_the_range(algebra: Algebra, largest: float) -> None:
     table = np.array([[largest, 0.0], [largest / 2, 0.0]], dtype=algebra.dtype)
     before = table.astype(np.float64)
-    scaled, log_scale, found = reference.rescale(table, algebra)
+    found = reference.rescale(table, algebra)
+    scaled, log_scale = found.table, found.log_scale
     assert np.isfinite(scaled).all()
     assert scaled.max() < 1
-    assert found.tolist() == before.max(axis=0).tolist()
+    assert found.largest.tolist() == before.max(axis=0).tolist()
+    assert found.least.tolist() == [scaled[scaled[:, 0] > 0, 0].min(), 1]
     np.testing.assert_allclose(
         scaled[:, 0] * np.exp(log_scale[0] / 2) * np.exp(log_scale[0] / 2), before[:, 0], rtol=1e-6
     )

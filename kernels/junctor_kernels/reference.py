@@ -37,6 +37,11 @@ class Algebra:
     zero: float
     repeat: Callable[[Array, int], Array]
 
+    @property
+    def tiny(self) -> float:
+        """The smallest number with all its digits; 0 on logarithms, where nothing underflows."""
+        return 0.0 if self.combine is np.add else float(np.finfo(self.dtype).tiny)
+
 
 def _sum(block: Array, into: Array | None) -> Array:
     # Halves are added to each other, so that rounding grows with the logarithm of the number of terms, not with it.
@@ -89,7 +94,8 @@ def reduce(
 ) -> Array:
     """Contract `operands` to a table [kept entries, cases].
 
-    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`; cases is the largest of them.
+    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`, the small ones first for speed;
+    they are combined in that order, so that ties of maxima break alike everywhere. cases is the largest of them.
     The product over the clique is made in blocks of about `scratch_entries` entries and never exists as a whole.
     """
     cases = max((operand.shape[1] for operand in operands), default=1)
@@ -155,23 +161,52 @@ def _dot(indices: Sequence[npt.NDArray[np.int64]], strides: Sequence[int], lengt
     return offset
 
 
-def rescale(table: Array, algebra: Algebra) -> tuple[Array, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+@dataclass(eq=False, slots=True)
+class Rescaled:
+    """A table whose largest entry in each case is near the neutral element, and what was done to it.
+
+    log_scale: the logarithm of what each case was divided by. largest: the largest entry before. least: the smallest
+    entry above zero after (both 1 on logarithms, where nothing can be lost). All float64 [cases].
+    """
+
+    table: Array
+    log_scale: npt.NDArray[np.float64]
+    largest: npt.NDArray[np.float64]
+    least: npt.NDArray[np.float64]
+
+
+def rescale(table: Array, algebra: Algebra) -> Rescaled:
     """Scale every case so that its largest entry is near the neutral element, in place.
 
-    Returns the table, the logarithm of what each case was divided by, and the largest entry before (in linear numbers;
-    1 in logarithmic algebras, where nothing can be lost), both float64 [cases]. Linear tables are divided by a power of
-    two, which rounds nothing, so their largest entry ends in [0.5, 1). A case that is all zero is left as it is.
+    Linear tables are divided by a power of two, which rounds nothing, so their largest entry ends in [0.5, 1). A case
+    that is all zero is left as it is.
     """
     largest = table.max(axis=0)
     if algebra.combine is np.add:
         shift = np.where(np.isneginf(largest), 0, largest)
         table -= shift
-        return table, shift.astype(np.float64), np.ones(1)
+        return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))
     _, exponent = np.frexp(largest)
     # 2 ** -exponent has to stay finite; whatever is smaller than that is beyond the format anyway.
     exponent = np.maximum(exponent, np.finfo(algebra.dtype).minexp)
+    # Taken before, because what the division takes below the format would pass for a zero.
+    least = np.ldexp(least_above_zero(table), -exponent)
     table *= np.ldexp(algebra.dtype.type(1), -exponent)
-    return table, exponent * math.log(2), largest.astype(np.float64)
+    return Rescaled(table, exponent * math.log(2), largest.astype(np.float64), np.minimum(least, 1))
+
+
+def least_above_zero(table: Array) -> npt.NDArray[np.float64]:
+    """Return the smallest entry above zero of every case, 1 where there is none, float64 [cases]."""
+    least = table.min(axis=0)
+    if not least.all():
+        least.fill(np.inf)
+        rows = max(1, SCRATCH_ENTRIES // table.shape[1])
+        for start in range(0, len(table), rows):
+            part = table[start : start + rows]
+            np.minimum(least, part.min(axis=0, where=part > 0, initial=np.inf), out=least)
+        least[np.isinf(least)] = 1
+    wide: npt.NDArray[np.float64] = least.astype(np.float64)
+    return wide
 
 
 def take_cases(columns: Array, at: npt.NDArray[np.integer[Any]]) -> Array:
@@ -226,11 +261,10 @@ def _view(
 
 
 def _combined(views: Sequence[Array], algebra: Algebra) -> Array:
-    """Combine views smallest first, so that products of small operands are made at their own size."""
-    ordered = sorted(views, key=lambda view: view.size)
-    result = ordered[0]
+    """Combine views in their order; where the small come first, products of small operands are made at their size."""
+    result = views[0]
     owned = False
-    for view in ordered[1:]:
+    for view in views[1:]:
         shape = np.broadcast_shapes(result.shape, view.shape)
         if owned and shape == result.shape:
             algebra.combine(result, view, out=result)

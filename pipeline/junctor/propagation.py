@@ -1,9 +1,11 @@
 """The interpreter: a plan and a network's numbers become a program, and the program runs on blocks of cases.
 
-Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and two bounds on what was
-lost to underflow. All operands have entries of at most 1. One contraction of K operands over R terms then loses at most
-R K tiny in each entry (tiny: the smallest normal number), and hands on a loss of its operands multiplied by at most the
-largest sum over r of the others (`growth`); rescaling divides both by the largest entry M of the result.
+Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and two bounds on what
+was lost to underflow. All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the
+operands have a product that is a normal number, and the smallest of the result is one, a contraction loses nothing:
+its zeros are true. Otherwise, with K operands over R terms, it loses at most R K tiny in each entry (tiny: the
+smallest normal number). What its operands lost it hands on multiplied by at most the largest sum over r of the others
+(`growth`); rescaling divides both by the largest entry M of the result.
 
 - `lost` bounds the whole difference from the exact message. It grows from message to message.
 - `open` bounds the loss that still has to be weighed. Where both messages of an edge exist, a loss in one of them moves
@@ -20,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,10 @@ from junctor_kernels.reference import Algebra
 
 from junctor.model import Factor, Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
+from junctor.support import Support, support_of
+from junctor.values import Floats, Table, Value, lost_below, lost_here, scaled_to
 
-Floats = npt.NDArray[np.float64]
-Table = npt.NDArray[np.floating[Any]]
-Lowering = Callable[..., Contraction]
+HowToLower = Callable[..., Contraction]
 
 # Share of the probability that a row of an answer may have lost to underflow before it is computed in a wider format.
 LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
@@ -66,16 +68,6 @@ class Outcome:
 
 
 @dataclass(eq=False, slots=True)
-class _Value:
-    """A table [entries, cases or 1], the logarithm of its scale and the bounds on its lost terms, each [cases or 1]."""
-
-    table: Table
-    log_scale: Floats
-    lost: Floats
-    open: Floats
-
-
-@dataclass(eq=False, slots=True)
 class _Bounds:
     """What remains of a table for weighing losses once its entries are gone."""
 
@@ -86,10 +78,14 @@ class _Bounds:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Columns:
-    """A factor as columns: [entries over free variables, configurations of observed ones], scaled column by column."""
+    """A factor as columns: [entries over free variables, configurations of observed ones], scaled column by column.
+
+    log_scale, least: of every column, as in a value.
+    """
 
     table: Table
     log_scale: Floats
+    least: Floats
     observed: tuple[int, ...]
     radices: tuple[int, ...]
 
@@ -101,6 +97,15 @@ class _Columns:
         return column
 
 
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A reduction: its operands in the order in which they are combined, its strides, and the growth of losses."""
+
+    operands: tuple[int, ...]
+    contraction: Contraction
+    growth: float
+
+
 class Program:
     """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done."""
 
@@ -108,21 +113,30 @@ class Program:
         self.plan = plan
         self.algebra = algebra
         self.scratch_entries = reference.SCRATCH_ENTRIES
-        self._tiny = float(np.finfo(algebra.dtype).tiny) if algebra.combine is np.multiply else 0.0
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
         self._totals = frozenset(plan.totals)
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
         self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.columns: dict[int, _Columns] = {}
-        self.shared: dict[int, _Value] = {}
-        self.lowered: dict[int, tuple[Contraction, float]] = {}
+        self.shared: dict[int, Value] = {}
+        self.lowered: dict[int, Lowered] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
         self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
         for step in plan.steps:
             self._bind(step, network)
         self._narrow()
+
+    @cached_property
+    def support(self) -> Support:
+        """Where tables and terms can differ from zero, whatever the evidence."""
+        return support_of(self)
+
+    @property
+    def nonzero_operations(self) -> int:
+        """Entry operations that one case costs where terms that are zero whatever the evidence are skipped."""
+        return sum(terms * len(self.lowered[table].operands) for table, terms in self.support.terms.items())
 
     def run(self, block: Block) -> Outcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
@@ -183,7 +197,9 @@ class Program:
         elif isinstance(step, Slice):
             self.columns[step.out] = self._as_columns(network.factors[step.factor])
         elif isinstance(step, Reduce):
-            self.lowered[step.out] = (self._lower(step, contraction), self._growth(step))
+            operands = self._ordered(step)
+            how = self._lower(step, operands, contraction)
+            self.lowered[step.out] = Lowered(operands, how, self._growth(step))
             if not self.plan.tables[step.out].per_case:
                 self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
@@ -191,50 +207,56 @@ class Program:
         """Bring what was done once into the algebra of the cases."""
         if self._wide is not self.algebra:
             for value in self.shared.values():
-                value.table = value.table.astype(self.algebra.dtype)
-                value.lost = value.lost + self._tiny
-                value.open = value.open + self._tiny
+                with np.errstate(under="ignore"):
+                    value.table = value.table.astype(self.algebra.dtype)
+                here = lost_below(value.least, self.algebra)
+                value.lost = value.lost + here
+                value.open = value.open + here
 
-    def _make(
-        self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, _Value], block: Block
-    ) -> _Value:
+    def _make(self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, Value], block: Block) -> Value:
         if isinstance(step, Slice):
             columns = self.columns[step.out]
             at = columns.at(block)
-            tiny = np.full(1, self._tiny)
-            return _Value(reference.take_cases(columns.table, at), columns.log_scale[at], tiny, tiny)
+            table, least = reference.take_cases(columns.table, at), columns.least[at]
+            lost = lost_below(least, self.algebra)
+            return Value(table, columns.log_scale[at], lost, lost, least)
         if isinstance(step, Likelihood):
-            return _scaled(block.likelihoods[step.variable], self.algebra)
+            return scaled_to(block.likelihoods[step.variable], self.algebra)
         assert isinstance(step, Reduce)
         return self._reduce(step, values, self.algebra)
 
-    def _reduce(self, step: Reduce, values: Mapping[int, _Value], algebra: Algebra) -> _Value:
-        lowered, growth = self.lowered[step.out]
-        operands = [values[table] for table in step.operands]
-        table = reference.reduce(lowered, [value.table for value in operands], algebra, self.scratch_entries)
-        table, shift, largest = reference.rescale(table, algebra)
-        scale = sum((value.log_scale for value in operands), shift)
-        if self.algebra.combine is np.add:
-            return _Value(table, scale, np.zeros(1), np.zeros(1))
-        lost, still_open = self._losses(step, operands, growth, lowered.eliminated_entries)
+    def _reduce(self, step: Reduce, values: Mapping[int, Value], algebra: Algebra) -> Value:
+        lowered = self.lowered[step.out]
+        operands = [values[table] for table in lowered.operands]
+        tables = [value.table for value in operands]
+        table = reference.reduce(lowered.contraction, tables, algebra, self.scratch_entries)
+        scaled = reference.rescale(table, algebra)
+        scale = sum((value.log_scale for value in operands), scaled.log_scale)
+        if algebra.combine is np.add:
+            return Value(table, scale, np.zeros(1), np.zeros(1), scaled.least)
+        here = lost_here(operands, lowered.contraction.eliminated_entries, scaled.least, algebra)
+        lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return _Value(table, scale, lost / largest, still_open / largest)
+            return Value(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
 
-    def _losses(self, step: Reduce, operands: Sequence[_Value], growth: float, terms: int) -> tuple[Floats, Floats]:
-        """Return the bounds on everything lost so far and on what no edge closes, before rescaling."""
-        here = np.full(1, len(operands) * self._tiny * terms)
+    def _losses(self, lowered: Lowered, operands: Sequence[Value], here: Floats) -> tuple[Floats, Floats]:
+        """Return the bounds on everything lost so far and on what no edge closes, before rescaling.
+
+        here: what is lost in this contraction.
+        """
+        growth, terms = lowered.growth, lowered.contraction.eliminated_entries
         in_messages = np.zeros(1)
         open_messages = np.zeros(1)
-        for number, value in zip(step.operands, operands, strict=True):
-            if number in self.columns or (number in self.shared and number not in self._closed):
-                # A fixed table may be the very one that `growth` was read off.
-                here = here + terms * value.lost
-            else:
-                # One more factor of the product of (1 + lost), less 1, without cancellation.
-                in_messages = in_messages + value.lost * (1 + in_messages)
-                if number not in self._closed:
-                    open_messages = open_messages + value.open
         with np.errstate(over="ignore", invalid="ignore"):
+            for number, value in zip(lowered.operands, operands, strict=True):
+                if number in self.columns or (number in self.shared and number not in self._closed):
+                    # A fixed table may be the very one that `growth` was read off.
+                    here = here + terms * value.lost
+                else:
+                    # One more factor of the product of (1 + lost), less 1, without cancellation.
+                    in_messages = in_messages + value.lost * (1 + in_messages)
+                    if number not in self._closed:
+                        open_messages = open_messages + value.open
             # Whatever is lost meets the exact messages, which may exceed the computed ones by all that those lost.
             lost = growth * in_messages + here * (1 + in_messages)
             return lost, (growth * open_messages + here) * (1 + in_messages)
@@ -245,9 +267,10 @@ class Program:
         one, other = bounds[up], bounds[down]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
-            return entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost)) / both
+            moved = entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost))
+            return np.where(moved == 0, 0.0, moved / both)
 
-    def log_of(self, total: _Value) -> Floats:
+    def log_of(self, total: Value) -> Floats:
         """Return the logarithm of a total, a table of one entry."""
         number = total.table[0].astype(np.float64)
         with np.errstate(divide="ignore"):
@@ -263,18 +286,19 @@ class Program:
             posterior: Table = table / table.sum(axis=0)
         return posterior
 
-    def _potential(self, step: Potential, network: Network) -> _Value:
+    def _potential(self, step: Potential, network: Network) -> Value:
         """Multiply factors, each scaled first."""
-        factors = [_scaled(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
+        factors = [scaled_to(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
         lowered = contraction(
             self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
         product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self.scratch_entries)
-        table, shift, largest = reference.rescale(product, self._wide)
-        log_scale = sum((factor.log_scale for factor in factors), shift)
+        scaled = reference.rescale(product, self._wide)
+        log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
+        here = lost_here(factors, 1, scaled.least, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            lost = sum((factor.lost for factor in factors), np.zeros(1)) / largest
-        return _Value(table, log_scale, lost, lost)
+            lost = sum((factor.lost for factor in factors), here) / scaled.largest
+        return Value(product, log_scale, lost, lost, scaled.least)
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""
@@ -282,13 +306,18 @@ class Program:
         free = tuple(v for v in factor.scope if v not in self.plan.pattern.sliced)
         axes = [factor.scope.index(v) for v in (*free, *observed)]
         shape = (math.prod(self._sizes[v] for v in free), math.prod(self._sizes[v] for v in observed))
-        value = _scaled(factor.table.transpose(axes).reshape(shape), self.algebra)
+        value = scaled_to(factor.table.transpose(axes).reshape(shape), self.algebra)
         radices = [math.prod(self._sizes[v] for v in observed[i + 1 :]) for i in range(len(observed))]
-        return _Columns(value.table, value.log_scale, observed, tuple(radices))
+        return _Columns(value.table, value.log_scale, value.least, observed, tuple(radices))
 
-    def _lower(self, step: Reduce, how: Lowering) -> Contraction:
+    def _ordered(self, step: Reduce) -> tuple[int, ...]:
+        """Return the operands in the order in which backends combine them: shared ones first, small ones first."""
         tables = self.plan.tables
-        scopes = [tables[operand].scope for operand in step.operands]
+        return tuple(sorted(step.operands, key=lambda table: (tables[table].per_case, tables[table].entries)))
+
+    def _lower(self, step: Reduce, operands: Sequence[int], how: HowToLower) -> Contraction:
+        tables = self.plan.tables
+        scopes = [tables[operand].scope for operand in operands]
         return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
 
     def _growth(self, step: Reduce) -> float:
@@ -303,7 +332,10 @@ class Program:
         best = 1.0
         for operand in step.operands:
             if operand in self.columns:
-                fixed, lost = self.columns[operand].table, self._tiny
+                fixed, lost = (
+                    self.columns[operand].table,
+                    float(lost_below(self.columns[operand].least, self.algebra).max()),
+                )
             elif operand in self.shared and operand not in self._closed:
                 fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
             else:
@@ -316,12 +348,13 @@ class Program:
         return terms * best
 
     def _trace(
-        self, step: Reduce, values: Mapping[int, _Value], states: dict[int, npt.NDArray[np.int64]], cases: int
+        self, step: Reduce, values: Mapping[int, Value], states: dict[int, npt.NDArray[np.int64]], cases: int
     ) -> None:
         """Fix the variables that `step` maximised over, given those that it kept."""
         kept = [states[v] for v in self.plan.tables[step.out].scope]
-        tables = [values[operand].table for operand in step.operands]
-        found = reference.argmax(self._lower(step, unmerged), tables, kept, cases, self.scratch_entries)
+        operands = self.lowered[step.out].operands
+        tables = [values[operand].table for operand in operands]
+        found = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
 
@@ -332,18 +365,3 @@ def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDA
         return np.zeros(log_value.shape, dtype=np.bool_)
     # Not (a > b), so that a bound of 0/0 is doubtful too.
     return ~(share <= LOSS_TOLERANCE[algebra.name]) | ~np.isfinite(log_value)
-
-
-def _scaled(numbers: Floats, algebra: Algebra) -> _Value:
-    """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to neutral."""
-    largest = numbers.max(axis=0)
-    tiny = float(np.finfo(algebra.dtype).tiny)
-    with np.errstate(divide="ignore", under="ignore"):
-        log_scale = np.log(largest)
-        if algebra.combine is np.add:
-            table = np.log(numbers)
-            table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
-            return _Value(table, log_scale, np.zeros(1), np.zeros(1))
-        largest[largest == 0] = 1.0
-        table = (numbers / largest).astype(algebra.dtype, copy=False)
-    return _Value(table, log_scale, np.full(1, tiny), np.full(1, tiny))

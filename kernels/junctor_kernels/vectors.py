@@ -1,0 +1,114 @@
+"""Vectors of numbers in registers, for kernels whose loops must not be left to the compiler's luck (Numba, LLVM).
+
+A vector holds 64 bytes (16 float32 or 8 float64) where the machine has AVX-512, elsewhere 32, which LLVM splits where
+registers are narrower still. Kernels keep running sums in vectors over a whole loop, where plain loops over an array
+would load and store them in every turn. What is computed does not depend on the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """The Numba type of a vector of float32 or float64."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        self.lanes = BYTES * 8 // dtype.bitwidth
+        super().__init__(name=f"Vector({dtype})")
+
+
+@register_model(Vector)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, of: Vector) -> None:
+        number = ir.FloatType() if of.dtype == types.float32 else ir.DoubleType()
+        super().__init__(manager, of, ir.VectorType(number, of.lanes))
+
+
+def _load(_typing: Any, array: Any, _index: Any) -> Any:
+    """Return the vector that starts at `index` of a flat array."""
+    vector = Vector(array.dtype)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = _place(context, builder, signature.args[0], args, context.get_value_type(vector))
+        return builder.load(place, align=array.dtype.bitwidth // 8)
+
+    return vector(array, types.intp), code
+
+
+def _store(_typing: Any, array: Any, _index: Any, vector: Any) -> Any:
+    """Write a vector to a flat array from `index` on."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        place = _place(context, builder, signature.args[0], args, args[2].type)
+        builder.store(args[2], place, align=array.dtype.bitwidth // 8)
+
+    return types.void(array, types.intp, vector), code
+
+
+def _spread(_typing: Any, number: Any) -> Any:
+    """Return a vector that is `number` everywhere."""
+    vector = Vector(number)
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(vector)
+        nothing = ir.Constant(kind, ir.Undefined)
+        first = builder.insert_element(nothing, args[0], ir.Constant(ir.IntType(32), 0))
+        return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), None))
+
+    return vector(number), code
+
+
+def _multiply_add(_typing: Any, one: Any, _other: Any, _total: Any) -> Any:
+    """Return one * other + total, rounded once where the machine can."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = args[0].type
+        name = f"llvm.fmuladd.v{one.lanes}f{one.dtype.bitwidth}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(function, args)
+
+    return one(one, one, one), code
+
+
+def _elementwise(name: str, build: Callable[..., Any], doc: str) -> Any:
+    def typed(_typing: Any, one: Any, _other: Any) -> Any:
+        def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return build(builder, *args)
+
+        return one(one, one), code
+
+    typed.__name__, typed.__doc__ = name, doc
+    return intrinsic(typed)
+
+
+def _larger(builder: Any, one: Any, other: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+
+def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
+    above = builder.fcmp_ordered(">", other, ir.Constant(other.type, None))
+    lower = builder.fcmp_ordered("<", other, least)
+    return builder.select(builder.and_(above, lower), other, least)
+
+
+load, store, spread, multiply_add = intrinsic(_load), intrinsic(_store), intrinsic(_spread), intrinsic(_multiply_add)
+add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
+subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
+multiply = _elementwise("multiply", lambda builder, one, other: builder.fmul(one, other), "Return one * other.")
+larger = _elementwise("larger", _larger, "Return the larger of each pair.")
+least_above_zero = _elementwise("least_above_zero", _least_above_zero, "Return `other` where it is in (0, least).")
+
+
+def _place(context: Any, builder: Any, kind: Any, args: Any, vector: Any) -> Any:
+    array = context.make_array(kind)(context, builder, args[0])
+    return builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
