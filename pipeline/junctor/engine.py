@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +15,17 @@ from junctor_kernels.reference import Algebra
 
 from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.grouping import Choice, Group, Patterns, Prices, patterns_of
 from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.memory import OPERATION_SECONDS, Memory, Prepared
+from junctor.memory import (
+    COMPILED_OPERATION_SECONDS,
+    OPERATION_SECONDS,
+    Memory,
+    Prepared,
+)
 from junctor.model import Network
 from junctor.planning.budget import Budget
-from junctor.planning.compile import DEFAULT_EFFORT, compile_plan
-from junctor.planning.patterns import Cost, Found, share_patterns
+from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 from junctor.propagation import Block, Outcome, Program
@@ -25,6 +33,7 @@ from junctor.query import Query, target_names
 
 if TYPE_CHECKING:
     from junctor.compiled import CompiledProgram
+    from junctor.rowwise import RowEngine
 
 Rows = npt.NDArray[np.int64]
 
@@ -37,12 +46,17 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
 # Plans, and programs (plans with their numbers), that an engine keeps for the next batch.
 KEPT_PLANS = 1024
 KEPT_PROGRAMS = 256
-# Evidence patterns of a batch that are looked at one by one; rarer ones share a plan unless it does not fit.
-MOST_PATTERNS = 1024
+# Seconds of work in NumPy from which compiled code pays for being loaded (a second; some more the first time on a
+# machine).
+COMPILED_SECONDS = 2.0
 # Seconds that planning and preparing take for each variable; coarse, only to decide which patterns share a plan.
 PLANNING_SECONDS = 4e-4
-# Scores of the search for an order that are worth computing for each row that will use it.
-EFFORT_PER_ROW = 20
+# Entry operations of a plan for each one of the tree that the row engine makes of the same pattern.
+PLAN_OPERATIONS = 1.7
+# What bringing the evidence of a cell into the form of a likelihood takes.
+LIKELIHOOD_SECONDS = 1e-7
+# Patterns that are looked at for what a row of its own takes.
+SAMPLED_PATTERNS = 16
 
 
 class Engine:
@@ -69,38 +83,119 @@ class Engine:
 
         What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
         """
-        key = pattern, effort_for(rows)
+        key = pattern, rounded(rows)
         if key not in self._plans:
             if len(self._plans) >= KEPT_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             targets = None if self.query.targets is None else self.targets
-            self._plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", effort_for(rows))
+            self._plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", rounded(rows))
         return self._plans[key]
 
-    def groups(self, batch: EvidenceBatch) -> list[tuple[Pattern, Rows]]:
-        """Return the patterns that get a plan, each with its rows (ascending; invalid rows are in none)."""
-        found, numbers, rows = patterns_of(batch, MOST_PATTERNS)
-        if not found:
-            return []
-        shared = share_patterns(found, self._cost)
-        if found[-1].rows == 0 and not self._cost(shared[-1].pattern).fits:
-            # What serves all the rare patterns does not fit; perhaps each of them does.
-            found, numbers, rows = patterns_of(batch)
-            shared = share_patterns(found, self._cost)
-        group_of = np.empty(len(found), dtype=np.int64)
-        for g, group in enumerate(shared):
-            group_of[list(group.members)] = g
-        of_row = group_of[numbers]
-        return [(group.pattern, rows[of_row == g]) for g, group in enumerate(shared)]
+    def groups(self, batch: EvidenceBatch) -> list[Group]:
+        """Return the rows that share a plan, and those that are answered one by one; invalid rows are in none."""
+        found = patterns_of(batch)
+        if len(found.counts) > 1:
+            choice = Choice(found, self._plain_prices())
+            if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
+                # Enough work for better prices, and the row engine, to pay for being loaded.
+                choice = Choice(found, self._prices(found), search=True)
+            return self._fitting(choice.groups(), found)
+        return [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
 
-    def answer(self, batch: EvidenceBatch) -> Answers:
-        """Return the answers to all rows of `batch`, in its order."""
+    def _fitting(self, groups: list[Group], found: Patterns) -> list[Group]:
+        """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
+        result: list[Group] = []
+        for group in groups:
+            if group.alone or group.patterns == 1 or self._fits(group.pattern):
+                result.append(group)
+            elif self._has_row_engine:
+                result.append(replace(group, alone=True))
+            else:
+                result.extend(found.exact(group.rows))
+        return result
+
+    def answer(self, batch: EvidenceBatch, held: int = 0) -> Answers:
+        """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers."""
         answers = self._blank(batch)
-        budget = Budget(self.allowed, answers.nbytes)
-        for pattern, rows in self.groups(batch):
-            prepared = self._prepare(pattern, len(rows), len(rows) * self.rows // batch.rows, budget)
-            self._climb(prepared, batch, rows, answers, self._ladder)
+        budget = Budget(self.allowed, answers.nbytes + held)
+        groups = self.groups(batch)
+        compiled = self.loads_compiled(groups, batch)
+        for group in groups:
+            if group.alone:
+                self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()))
+                left = self.row_engine.answer(batch, group.rows, answers)
+                shared = patterns_of(batch).exact(left)
+            else:
+                shared = [group]
+            for each in shared:
+                self._answer_group(each, batch, answers, budget, compiled)
         return answers
+
+    def _answer_group(
+        self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, compiled: bool
+    ) -> None:
+        to_come = self.to_come(batch, len(group.rows))
+        prepared = self._prepare(group.pattern, len(group.rows), to_come, budget, compiled)
+        self._climb(prepared, batch, group.rows, answers, self._ladder)
+
+    def loads_compiled(self, groups: Sequence[Group], batch: EvidenceBatch) -> bool:
+        """Tell whether the rows to come are worth loading the compiled backend for."""
+        if any(group.alone for group in groups):
+            return True
+        seconds = 0.0
+        for group in groups:
+            to_come = self.to_come(batch, len(group.rows))
+            seconds += to_come * plain_seconds(self.plan(group.pattern, to_come))
+        return seconds > COMPILED_SECONDS
+
+    def to_come(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return how many rows like these `rows` of a batch are to come in all batches."""
+        return max(rows, rows * self.rows // batch.rows)
+
+    @property
+    def _has_row_engine(self) -> bool:
+        return self.query.kind == "posteriors" and self.query.precision != "log"
+
+    @cached_property
+    def row_engine(self) -> RowEngine:
+        """The engine for rows that are answered one by one."""
+        from junctor.rowwise import RowEngine
+
+        return RowEngine(self.network, self.targets, self.allowed)
+
+    def _plain_prices(self) -> Prices:
+        return Prices(
+            lambda pattern: plain_seconds(self.plan(pattern)),
+            lambda pattern: (len(self.network.variables) - len(pattern.sliced)) * PLANNING_SECONDS,
+            self._fits,
+        )
+
+    def _prices(self, found: Patterns) -> Prices:
+        """Return prices from the trees of the row engine, which are found in no time."""
+        rows = self.row_engine
+
+        def price(pattern: Pattern) -> float:
+            operations, _, _ = rows.work(pattern.sliced, pattern.weighted)
+            return (
+                operations * PLAN_OPERATIONS * COMPILED_OPERATION_SECONDS + len(pattern.weighted) * LIKELIHOOD_SECONDS
+            )
+
+        def alone() -> float:
+            seconds = [
+                rows.seconds(found.observed(p), found.soft(p))
+                for p in range(0, len(found.counts), -(-len(found.counts) // SAMPLED_PATTERNS))
+            ]
+            return sum(seconds) / len(seconds)
+
+        return Prices(
+            price,
+            lambda pattern: (len(self.network.variables) - len(pattern.sliced)) * PLANNING_SECONDS,
+            lambda pattern: rows.work(pattern.sliced, pattern.weighted)[1] * 8 < self.allowed,
+            alone() if self._has_row_engine else math.inf,
+        )
+
+    def _fits(self, pattern: Pattern) -> bool:
+        return Memory(self.plan(pattern), len(self._ladder)).least <= self.allowed
 
     def _climb(
         self, prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: Answers, ladder: Sequence[Algebra]
@@ -114,7 +209,7 @@ class Engine:
         for start in range(0, len(rows), cases):
             part = rows[start : start + cases]
             block = block_of(batch, part, prepared.plan.pattern, self.network.cardinalities)
-            outcome = prepared.program(ladder[0]).explain(block) if self.query.kind == "mpe" else program.run(block)
+            outcome = program.explain(block) if self.query.kind == "mpe" else program.run(block)
             self._write(outcome, block, part, answers)
             if outcome.doubtful.any():
                 doubtful.append(part[outcome.doubtful])
@@ -156,80 +251,34 @@ class Engine:
             dict(batch.invalid),
         )
 
-    def _prepare(self, pattern: Pattern, rows: int, to_come: int, budget: Budget) -> Prepared:
+    def _prepare(self, pattern: Pattern, rows: int, to_come: int, budget: Budget, compiled: bool) -> Prepared:
         """Return the plan ready to run; older programs give way until it fits."""
-        key = pattern, effort_for(rows)
+        key = pattern, rounded(to_come)
         prepared = self._prepared.pop(key, None)
         if prepared is None:
-            prepared = Prepared(self.network, self.plan(pattern, rows), self._ladder)
+            prepared = Prepared(self.network, self.plan(pattern, to_come), self._ladder)
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed
-        prepared.memory.fit(budget, budget.free - held, rows, to_come)
+        prepared.memory.fit(budget, budget.free - held, rows, to_come if compiled else 0)
         self._prepared[key] = prepared
         return prepared
 
-    def _cost(self, pattern: Pattern) -> Cost:
-        plan = self.plan(pattern)
-        free = len(self.network.variables) - len(pattern.sliced)
-        memory = Memory(plan, len(self._ladder))
-        # Capped, because integers of any size do not fit a float.
-        operations = min(plan.case_operations, 10**30)
-        return Cost(free * PLANNING_SECONDS, operations * OPERATION_SECONDS, memory.least <= self.allowed)
+
+def rounded(rows: int) -> int:
+    """Return a count of rows in steps of four times, so that similar counts make the same plan."""
+    return 1 << 2 * ((rows - 1).bit_length() // 2)
 
 
-def effort_for(rows: int) -> int:
-    """Return the scores that the search for an order may compute, in steps of four, so that similar counts agree."""
-    effort = EFFORT_PER_ROW
-    while effort < min(DEFAULT_EFFORT, EFFORT_PER_ROW * rows):
-        effort *= 4
-    return min(effort, DEFAULT_EFFORT)
+def plain_seconds(plan: Plan) -> float:
+    """Return the seconds that a case takes in NumPy."""
+    # Capped, because integers of any size do not fit a float.
+    return min(plan.case_operations, 10**30) * OPERATION_SECONDS
 
 
 def shape_of(network: Network) -> Shape:
     """Return what planning needs to know of a network."""
     return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
-
-
-def patterns_of(batch: EvidenceBatch, most: int | None = None) -> tuple[list[Found], Rows, Rows]:
-    """Return the patterns of the valid rows, the number of each valid row's pattern, and the valid rows themselves.
-
-    Where there are more than `most` patterns, the most frequent ones are followed by one that serves all others and
-    counts no rows.
-    """
-    valid = np.ones(batch.rows, dtype=np.bool_)
-    valid[list(batch.invalid)] = False
-    rows = np.flatnonzero(valid)
-    if not rows.size:
-        return [], rows, rows
-    hard, soft = sorted(batch.states), sorted(batch.likelihoods)
-    seen = np.zeros((batch.rows, len(hard) + len(soft)), dtype=np.bool_)
-    for column, variable in enumerate(hard):
-        seen[:, column] = batch.states[variable] != UNOBSERVED
-    for column, variable in enumerate(soft, start=len(hard)):
-        seen[batch.likelihoods[variable].rows, column] = True
-    # A leading bit keeps the key from being empty where the table has no evidence columns at all.
-    packed = np.packbits(np.pad(seen[rows], ((0, 0), (1, 0))), axis=1)
-    keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
-    _, first, numbers, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    numbers = numbers.ravel()
-    marks = seen[rows[first]]
-    if most is None or len(counts) <= most:
-        return [_found(marks[i : i + 1], int(counts[i]), hard, soft) for i in range(len(counts))], numbers, rows
-    order = np.argsort(-counts, kind="stable")
-    place = np.empty(len(counts), dtype=np.int64)
-    place[order] = np.minimum(np.arange(len(counts)), most)
-    found = [_found(marks[i : i + 1], int(counts[i]), hard, soft) for i in order[:most]]
-    return [*found, _found(marks[order[most:]], 0, hard, soft)], place[numbers], rows
-
-
-def _found(marks: npt.NDArray[np.bool_], rows: int, hard: Sequence[int], soft: Sequence[int]) -> Found:
-    """Return the pattern of marks [patterns, columns]: what all observe, and all other evidence that any has."""
-    variables = np.array([*hard, *soft], dtype=np.int64)
-    is_hard = np.arange(variables.size) < len(hard)
-    everywhere = np.asarray(marks.all(axis=0)) & is_hard
-    somewhere = np.asarray(marks.any(axis=0)) & ~everywhere
-    return Found(frozenset(variables[everywhere].tolist()), frozenset(variables[somewhere].tolist()), rows)
 
 
 def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Block:

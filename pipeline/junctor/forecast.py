@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from junctor.engine import LADDERS, MOST_PATTERNS, Engine, patterns_of
+import numpy as np
+
+from junctor.engine import LADDERS, Engine
 from junctor.evidence.batch import EvidenceBatch
+from junctor.grouping import Group, patterns_of
 from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory
 from junctor.planning.budget import Budget
-from junctor.planning.compile import DEFAULT_EFFORT
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
-from junctor.planning.patterns import Found
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
 from junctor.results import answer_width
@@ -24,33 +25,33 @@ ROW_SECONDS = 5e-6
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
 SURVEY_SECONDS = 5.0
 SURVEY_SHARE = 0.1
+# Rows that the order of the tree that is shown is searched for: a fraction of a second.
+TREE_ROWS = 100
+# Rows that are looked at where each has a tree of its own.
+SAMPLED_ROWS = 16
 # Patterns of a batch that are looked at, those with the fewest observed variables: they need the most memory.
 SURVEYED_PATTERNS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One evidence pattern of a batch: rows, plan, bytes that it needs at least and will take, and on which backend."""
+    """One group of rows: how it is answered, entry operations, bytes that it needs at least and will take, seconds.
 
-    rows: int
-    plan: Plan
+    plan: None where each row has a tree of its own. operations: of all its rows. seconds: of one core; coarse, infinite
+    where no number holds them.
+    """
+
+    group: Group
+    plan: Plan | None
+    operations: int
     least: int
     projected: int
-    compiled: bool = False
+    seconds: float
 
     @property
-    def operations(self) -> int:
-        """Entry operations of all its rows."""
-        return self.plan.shared_operations + self.rows * self.plan.case_operations
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of one core for all its rows; coarse, infinite where no number holds them."""
-        operation = COMPILED_OPERATION_SECONDS if self.compiled else OPERATION_SECONDS
-        try:
-            return self.operations * operation + self.rows * ROW_SECONDS
-        except OverflowError:
-            return math.inf
+    def rows(self) -> int:
+        """Rows of the group."""
+        return len(self.group.rows)
 
 
 def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int) -> tuple[int, float]:
@@ -70,7 +71,7 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int) -> tupl
             continue
         found = forecast(engine, batch)
         least = max((least, *(each.least for each in found)))
-        seen = sorted([*seen, *(each.plan.pattern for each in found)], key=lambda each: len(each.sliced))
+        seen = sorted([*seen, *(each.group.pattern for each in found)], key=lambda each: len(each.sliced))
         seconds.append(sum(each.seconds for each in found))
         if len(seconds) == 1:
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
@@ -78,40 +79,75 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int) -> tupl
 
 
 def _has_new_patterns(engine: Engine, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:
-    fewest = sorted(patterns_of(batch, MOST_PATTERNS)[0], key=lambda each: len(each.observed))[:SURVEYED_PATTERNS]
-    return any(not any(_covers(engine, pattern, each) for pattern in seen) for each in fewest)
+    found = patterns_of(batch)
+    fewest = np.argsort(found.marks[:, : found.hard].sum(axis=1), kind="stable")[:SURVEYED_PATTERNS].tolist()
+    each = [(found.observed(p), found.soft(p)) for p in fewest]
+    return any(not any(_covers(engine, pattern, *marks) for pattern in seen) for marks in each)
 
 
-def _covers(engine: Engine, pattern: Pattern, found: Found) -> bool:
+def _covers(engine: Engine, pattern: Pattern, observed: frozenset[int], soft: frozenset[int]) -> bool:
     # Whatever is observed too makes tables smaller, but with targets it can also make more of the network matter.
     evidence = pattern.sliced | pattern.weighted
-    grows = engine.query.targets is not None and not (found.observed | found.soft) <= evidence
-    return pattern.sliced <= found.observed - found.soft and not grows
+    grows = engine.query.targets is not None and not (observed | soft) <= evidence
+    return pattern.sliced <= observed and not grows
 
 
 def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True) -> list[Forecast]:
-    """Return a forecast for each pattern, most work first.
+    """Return a forecast for each group of rows, most work first.
 
     Raises BudgetError where one does not fit; without `refuse` it only says what that one would need.
     """
+    groups = engine.groups(batch)
+    compiled = engine.loads_compiled(groups, batch)
+    found = [
+        _row_by_row(engine, batch, group) if group.alone else _planned(engine, batch, group, compiled, refuse)
+        for group in groups
+    ]
+    return sorted(found, key=lambda each: -each.operations)
+
+
+def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool, refuse: bool) -> Forecast:
     explain = engine.query.kind == "mpe"
     formats = 1 if explain else len(LADDERS[engine.query.precision])
     itemsize = 4 if engine.query.precision == "single" and not explain else 8
     budget = Budget(engine.allowed, batch.rows * answer_width(engine.network, engine.query))
-    found = []
-    for pattern, rows in engine.groups(batch):
-        plan = engine.plan(pattern, len(rows))
-        memory = Memory(plan, formats, compiles=not explain and engine.query.precision != "log")
-        projected = memory.least + budget.reserved
-        if refuse or projected <= engine.allowed:
-            memory.fit(budget, budget.free, len(rows), len(rows) * engine.rows // batch.rows)
-            projected = memory.projected(itemsize) + budget.reserved
-        found.append(Forecast(len(rows), plan, memory.least + budget.reserved, projected, memory.lanes > 0))
-    return sorted(found, key=lambda each: -each.operations)
+    rows, to_come = len(group.rows), engine.to_come(batch, len(group.rows))
+    plan = engine.plan(group.pattern, to_come)
+    memory = Memory(plan, formats, compiles=engine.query.precision != "log")
+    projected = memory.least + budget.reserved
+    if refuse or projected <= engine.allowed:
+        memory.fit(budget, budget.free, rows, to_come if compiled else 0)
+        projected = memory.projected(itemsize) + budget.reserved
+    operations = plan.shared_operations + rows * plan.case_operations
+    seconds = seconds_of(operations, rows, memory.lanes > 0)
+    return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
+
+
+def seconds_of(operations: int, rows: int, compiled: bool) -> float:
+    """Return about what entry operations for so many rows take on one core; infinite where no number holds it."""
+    operation = COMPILED_OPERATION_SECONDS if compiled else OPERATION_SECONDS
+    try:
+        return operations * operation + rows * ROW_SECONDS
+    except OverflowError:
+        return math.inf
+
+
+def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:
+    """Return the forecast of rows that are answered one by one, from the trees of some of them."""
+    from junctor.rowwise import room_bytes
+
+    sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
+    trees = [engine.row_engine.work(each.pattern.sliced, each.pattern.weighted) for each in sample]
+    seconds = [engine.row_engine.seconds(each.pattern.sliced, each.pattern.weighted) for each in sample]
+    share = len(group.rows) / len(sample)
+    entries = max((entries for _, entries, _ in trees if entries <= engine.row_engine.entries), default=0)
+    bytes_ = room_bytes(engine.network, int(entries)) + batch.rows * answer_width(engine.network, engine.query)
+    operations = sum(operations for operations, _, _ in trees if math.isfinite(operations))
+    return Forecast(group, None, int(share * operations), bytes_, bytes_, share * sum(seconds))
 
 
 def tree_of(shape: Shape) -> JunctionTree:
     """Return the junction tree of all variables, as it is without evidence."""
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(everything), shape.scopes)
-    return junction_tree(best_order(graph, mask_of(everything), shape.cardinalities, DEFAULT_EFFORT), shape)
+    return junction_tree(best_order(graph, mask_of(everything), shape.cardinalities, TREE_ROWS), shape)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
@@ -16,12 +15,13 @@ from junctor.planning.arena import arena
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.plan import Plan
 from junctor.propagation import Program
+from junctor.support import LISTING_ENTRIES, MOST_LISTED
 
 if TYPE_CHECKING:
     from junctor.compiled import CompiledProgram
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
-LANE = 16
+LANE = 32
 # An entry operation of the NumPy kernels and of the compiled ones; coarse, for choices and forecasts.
 OPERATION_SECONDS = 1.5e-9
 COMPILED_OPERATION_SECONDS = 2e-10
@@ -33,10 +33,10 @@ BLOCK_BYTES = 1 << 25
 STEP_BYTES = 4096
 # Numbers that travel with a case beside its tables: scales, bounds, indices, masks and their temporaries.
 CASE_NUMBERS = 64
-# Seconds of work in NumPy from which the compiled backend pays for being loaded (a second; some more the first time on
-# a machine), and the cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
-COMPILED_SECONDS = 2.0
-LEAST_LANES, MOST_LANES = 128, 512
+# Seconds that it takes to lower a step of a plan for the compiled backend.
+LOWERING_SECONDS = 3e-5
+# Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
+LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
@@ -77,7 +77,8 @@ class Memory:
     def fit(self, budget: Budget, free: int, rows: int, to_come: int = 0) -> None:
         """Settle scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
 
-        rows: cases of this batch that use the plan. to_come: about how many do in the whole run.
+        rows: cases of this batch that use the plan. to_come: about how many do in the whole run, 0 where that run does
+        not load the compiled backend at all.
         """
         if self.least > free:
             clique = approximate(max(self.plan.clique_entries, default=0))
@@ -89,18 +90,18 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
-        self._fit_lanes(spare // 2, max(rows, to_come))
+        self._fit_lanes(spare // 2, to_come)
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
             self.scratch *= 2
 
     def _fit_lanes(self, spare: int, rows: int) -> None:
-        """Settle whether the compiled backend is worth its while for so many rows, and the cases of its blocks."""
+        """Settle whether lowering pays for so many rows, and the cases of a block of the compiled backend."""
         self.lanes = 0
         operations = min(rows * self.plan.case_operations, 10**30)
-        if not self.compiles or operations * OPERATION_SECONDS < COMPILED_SECONDS:
+        if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
-        lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES, padded(self.rows)))
-        lanes = min(lanes, (spare - self._lowered) // self._lane_bytes) // LANE * LANE
+        lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES))
+        lanes = min(lanes, padded(self.rows), (spare - self._lowered) // self._lane_bytes) // LANE * LANE
         self.lanes = max(0, lanes)
 
     @cached_property
@@ -140,7 +141,7 @@ class Memory:
         inputs = len(self.plan.pattern.sliced) + 2 * sum(sizes[v] for v in self.plan.pattern.weighted)
         inputs += 3 * len(self.plan.edges)
         # The compiled backend keeps scales and bounds of all tables.
-        inputs += 3 * len(self.plan.tables)
+        inputs += 4 * len(self.plan.tables)
         explained = len(self.plan.shape.cardinalities) if self.plan.traceback else 0
         tables = (self._case_entries + results) * itemsize
         return tables + 8 * (inputs + explained + 3 * max(sizes) + CASE_NUMBERS)
@@ -152,11 +153,19 @@ def padded(cases: int) -> int:
 
 
 def lowered_bytes(plan: Plan) -> int:
-    """Return what the offsets of a plan take in the compiled backend, and what it takes to make them."""
-    total = 0
+    """Return what offsets and lists of terms of a plan take in the compiled backend, and what it takes to make them."""
+    total = longest = listed = products = 0
     for step in plan.reductions(per_case=True):
-        total += len(step.operands) * (plan.tables[step.out].entries + plan.shape.entries(step.eliminated))
-    return 3 * 8 * total
+        kept, terms = plan.tables[step.out].entries, plan.shape.entries(step.eliminated)
+        # Tiles that are not full repeat entries, a third more at most; each entry has a place for its result as well.
+        total += (len(step.operands) + 1) * (4 * kept // 3 + terms) + kept
+        longest, listed = max(longest, terms), listed + kept * terms
+        shared = [plan.tables[table].scope for table in step.operands if not plan.tables[table].per_case]
+        if len(shared) > 1:
+            products += plan.shape.entries(frozenset().union(*shared))
+    traced = total if plan.traceback else 0
+    listing = min(listed, LISTING_ENTRIES)
+    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing
 
 
 @dataclass(eq=False)
@@ -171,8 +180,7 @@ class Prepared:
     _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        linear = self.ladder[0].combine is np.multiply
-        self.memory = Memory(self.plan, len(self.ladder), compiles=linear)
+        self.memory = Memory(self.plan, len(self.ladder), compiles=self.ladder[0] is not reference.LOG)
 
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""

@@ -1,0 +1,158 @@
+"""Rows that are answered one by one, each with a tree of its own, on the compiled row engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import rowplan, rowwise
+from junctor_kernels.orders import WEIGHTED_MIN_FILL, pack, weights_of
+
+from junctor.answers import IMPOSSIBLE, OK, Answers
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.model import Network
+from junctor.planning.elimination import moral_graph
+
+Rows = npt.NDArray[np.int64]
+Arrays = tuple[npt.NDArray[Any], ...]
+
+# Rows that go through compiled code in one call.
+ROWS = 64
+# Entries of the arena to begin with; it grows with the rows that need more.
+ARENA_ENTRIES = 1 << 16
+# What an entry operation takes, and a table with its messages; coarse, to choose what is answered here.
+OPERATION_SECONDS = 5e-10
+TABLE_SECONDS = 1.4e-6
+
+
+class RowEngine:
+    """Answers rows of evidence on one network, sum-product in double precision; keeps its arena from call to call.
+
+    targets: variables whose posteriors are wanted. allowed: bytes that it may take.
+    """
+
+    def __init__(self, network: Network, targets: Sequence[int], allowed: int) -> None:
+        self._fixed = room_bytes(network, 0)
+        self.allow(allowed)
+        self._targets = targets
+        self._sizes = network.cardinalities
+        self._factors = factors_of(network)
+        self._wanted = np.zeros(len(self._sizes), dtype=np.bool_)
+        self._wanted[list(targets)] = True
+        widths = np.where(self._wanted, self._sizes, 0)
+        self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
+        self._width = int(widths.sum())
+        # As many likelihoods as variables, at most.
+        self._tree = rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes))
+        self._work = rowwise.work(max(1, min(self.entries, ARENA_ENTRIES)), len(self._tree.nodes.tables))
+
+    def allow(self, allowed: int) -> None:
+        """Settle how many entries the messages of a row may have in so many bytes."""
+        self.entries = (allowed - self._fixed) // 8
+
+    def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
+        """Return entry operations, entries of messages and number of tables of a row; infinite where it has no tree."""
+        states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
+        states[list(observed)] = 0
+        kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
+        if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, self._tree):
+            return math.inf, math.inf, math.inf
+        operations, entries, tables = self._tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]
+        return float(operations), float(entries), float(tables)
+
+    def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
+        """Return about what a row takes; infinite where its messages are too large."""
+        operations, entries, tables = self.work(observed, soft)
+        return operations * OPERATION_SECONDS + tables * TABLE_SECONDS if entries <= self.entries else math.inf
+
+    def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+        """Write the answers to `rows`; returns those that need a wider number format or have too large a tree."""
+        left = [self._answer(batch, rows[i : i + ROWS], answers) for i in range(0, len(rows), ROWS)]
+        empty: Rows = np.zeros(0, dtype=np.int64)
+        return np.concatenate([empty, *left])
+
+    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+        """Write the answers to a few rows; returns those that are left to others."""
+        posteriors = np.zeros((len(rows), self._width))
+        log_values = np.zeros(len(rows))
+        status = np.zeros(len(rows), dtype=np.int64)
+        self._propagate(self._evidence(batch, rows), (posteriors, log_values, status))
+        impossible = status == rowwise.IMPOSSIBLE
+        done = impossible | (status == rowwise.ANSWERED)
+        at, log_values[impossible] = rows[done], -np.inf
+        answers.log_value[at] = log_values[done]
+        answers.status[at] = np.where(impossible[done], IMPOSSIBLE, OK)
+        for v in self._targets:
+            answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
+        for row in rows[impossible]:
+            answers.reasons[int(row)] = "the evidence has probability 0"
+        left: Rows = rows[~done]
+        return left
+
+    def _propagate(self, evidence: Arrays, results: Arrays) -> None:
+        """Run the kernel over some rows, with a larger arena where one needs it."""
+        status = results[2]
+        row = 0
+        while row < len(status):
+            room = (self._tree, self._work)
+            row = rowwise.answer_rows(self._factors, evidence, self._wanted, self._starts, row, room, results)
+            if row < len(status):
+                needed = int(self._tree.nodes.counts[rowplan.ARENA])
+                if needed > self.entries:
+                    status[row] = rowwise.TOO_LARGE
+                    row += 1
+                else:
+                    self._work = rowwise.work(min(self.entries, 2 * needed), len(self._tree.nodes.tables))
+
+    def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
+        """Return states, soft variables, likelihoods and where each kind of them begins, as the kernel takes them."""
+        states = np.full((len(rows), len(self._sizes)), -1, dtype=np.int64)
+        for v, column in batch.states.items():
+            states[:, v] = column[rows]
+        kinds = sorted(batch.likelihoods)
+        places = np.cumsum([0, *(self._sizes[v] for v in kinds)], dtype=np.int64)
+        soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
+        likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
+        for kind, v in enumerate(kinds):
+            given = batch.likelihoods[v]
+            _, here, there = np.intersect1d(rows, given.rows, assume_unique=True, return_indices=True)
+            soft[here, kind] = v
+            likelihoods[here, places[kind] : places[kind + 1]] = given.values[there]
+        return states, soft, likelihoods, places
+
+
+def room_bytes(network: Network, entries: int) -> int:
+    """Return what a row engine takes whose rows have messages of at most so many entries."""
+    variables, factors = len(network.variables), len(network.factors)
+    tables = 2 * (factors + variables) + 3 * variables
+    fixed = sum(2 * factor.table.size + 4 * len(factor.scope) for factor in network.factors)
+    return 8 * (fixed + entries + tables * (rowplan.MOST_AXES + rowplan.COLUMNS + 8) + 2 * variables * variables // 64)
+
+
+def factors_of(network: Network) -> rowplan.Factors:
+    """Return the factors of a network as flat arrays."""
+    starts, places = [0], [0]
+    scopes: list[int] = []
+    strides: list[int] = []
+    tables = [np.ascontiguousarray(factor.table, dtype=np.float64) for factor in network.factors]
+    for factor, table in zip(network.factors, tables, strict=True):
+        scopes.extend(factor.scope)
+        # Not those of the array: NumPy leaves them open where an axis has one entry.
+        strides.extend(math.prod(table.shape[axis + 1 :]) for axis in range(len(factor.scope)))
+        starts.append(len(scopes))
+        places.append(places[-1] + table.size)
+    graph = moral_graph(len(network.cardinalities), [factor.scope for factor in network.factors])
+    return rowplan.Factors(
+        cards=np.array(network.cardinalities, dtype=np.int64),
+        starts=np.array(starts, dtype=np.int64),
+        scopes=np.array(scopes, dtype=np.int64),
+        strides=np.array(strides, dtype=np.int64),
+        places=np.array(places, dtype=np.int64),
+        values=np.concatenate([np.zeros(0), *(table.ravel() for table in tables)]),
+        directed=int(network.kind == "bayes"),
+        graph=pack(graph, len(graph)),
+        weights=weights_of(network.cardinalities),
+    )
