@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import junctor
@@ -15,12 +16,14 @@ import pyarrow as pa
 import pytest
 from junctor import run as steps
 from junctor.distribution import Resources
-from junctor.engine import Engine, patterns_of
+from junctor.engine import Engine
 from junctor.errors import BudgetError, EvidenceError, RunError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.forecast import Forecast, forecast, survey
 from junctor.generate import evidence_table, grid, random_network, sample
+from junctor.grouping import patterns_of
 from junctor.model import Factor, Network, Variable
+from junctor.partition import Part, PartTask, Stages, propagate_partition
 from junctor.query import Query
 from junctor.run import Job, Manifest, run
 from junctor.storage import RunDirectory
@@ -147,6 +150,7 @@ def test_manifest_says_what_was_done(job: Job) -> None:
         assert part["rows"] == parquet.read_metadata(path).num_rows == sum(part["statuses"].values())
     assert sum(part["rows"] for part in record["parts"]) == record["rows"] == ROWS
     assert steps.read_manifest(job.directory) == manifest
+    assert min(manifest.stages.reading, manifest.stages.propagating, manifest.stages.writing) > 0
 
 
 class StopError(Exception):
@@ -154,15 +158,14 @@ class StopError(Exception):
 
 
 def stop_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `propagate_partition` work `parts` times, then break."""
-    real, left = steps.propagate_partition, iter(range(parts))
+    """Let a run answer so many `parts`, then break."""
+    real = steps.propagate_here
 
-    def propagate_partition(task: steps.PartTask, memory: int) -> steps.Part:
-        if next(left, None) is None:
-            raise StopError
-        return real(task, memory)
+    def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
+        yield from real(tasks[:parts], memory)
+        raise StopError
 
-    monkeypatch.setattr(steps, "propagate_partition", propagate_partition)
+    monkeypatch.setattr(steps, "propagate_here", propagate_here)
 
 
 def test_a_run_goes_on_where_it_stopped(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +301,7 @@ def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.M
     planned: list[int] = []
 
     def counting(engine: Engine, batch: EvidenceBatch) -> list[Forecast]:
-        planned.append(len(patterns_of(batch)[0]))
+        planned.append(len(patterns_of(batch).counts))
         return forecast(engine, batch)
 
     monkeypatch.setattr("junctor.forecast.forecast", counting)
@@ -343,9 +346,9 @@ def test_damaged_files_are_named(job: Job) -> None:
 
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
-    task = steps.PartTask(job.output, 0, Query(), "", "0.0.0", 1)
+    task = PartTask(job.output, 0, Query(), "", "0.0.0", 1, 1)
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
-        steps.propagate_partition(task, 10**9)
+        propagate_partition(task, 10**9)
 
 
 def test_progress_hears_of_every_row(job: Job) -> None:

@@ -88,15 +88,15 @@ def plan(job: steps.Job, resources: Resources) -> steps.Outlook:
 
 
 @_step
-def propagate(job: steps.Job, resources: Resources, outlook: steps.Outlook) -> int:
+def propagate(job: steps.Job, resources: Resources, outlook: steps.Outlook) -> steps.Work:
     """Answer all partitions; Dask works inside this task."""
     return steps.propagate(job, resources, outlook, _Artifact(_display.get()))
 
 
 @_step
-def finalise(job: steps.Job, reused: int, seconds: float) -> steps.Manifest:
+def finalise(job: steps.Job, work: steps.Work, seconds: float) -> steps.Manifest:
     """Write the manifest."""
-    return steps.finalise(job, reused, seconds, _display.get())
+    return steps.finalise(job, work, seconds, _display.get())
 
 
 @flow(name="junctor-score-batch", persist_result=False, result_serializer="json")  # type: ignore[untyped-decorator]
@@ -224,8 +224,8 @@ def _all_steps(job: steps.Job, resources: Resources, started: float) -> dict[str
     ingest_network(job)
     ingest_evidence(job)
     outlook = plan(job, resources)
-    reused = propagate(job, resources, outlook)
-    manifest = finalise(job, reused, time.monotonic() - started)
+    work = propagate(job, resources, outlook)
+    manifest = finalise(job, work, time.monotonic() - started)
     create_markdown_artifact(_summary(job, manifest), key="junctor-summary", description="What the run did")
     return asdict(manifest)
 

@@ -72,11 +72,15 @@ class WorkersLostError(Exception):
 
 
 def distribute(
-    function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources
+    function: Callable[[Task, int], Result],
+    tasks: Sequence[Task],
+    resources: Resources,
+    here: Callable[[Sequence[Task], int], Iterator[Result]] | None = None,
 ) -> Iterator[Result]:
     """Yield `function(task, memory)` for every task, in the order in which they finish.
 
-    memory: the bytes that one call may take. Functions, tasks and results have to be small and picklable. A
+    memory: the bytes that one call may take. here: does all tasks in this process, where that is what is asked for; by
+    default one after the other. Functions, tasks and results have to be small and picklable. A
     JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
     worker that dies goes to another one. Raises RunError where no worker survives.
     """
@@ -89,6 +93,8 @@ def distribute(
     workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
     if workers > 1:
         yield from _on_this_machine(function, tasks, workers, allowed // workers)
+    elif here is not None:
+        yield from here(tasks, allowed)
     else:
         yield from (function(task, allowed) for task in tasks)
 

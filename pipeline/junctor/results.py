@@ -120,10 +120,12 @@ def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query:
 
 def write_answers(table: pa.Table, path: Path) -> None:
     """Write a result table as Parquet."""
-    # Dictionaries are for the few different words of a column; trying them on posteriors costs eight times as much
-    # as all the rest.
+    # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
+    # try them on posteriors can take four times as long as all the rest. Nobody asks for the least posterior either.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
-    parquet.write_table(table, path, use_dictionary=words, compression="zstd", compression_level=1)
+    beside = [field.name for field in table.schema if not pa.types.is_fixed_size_list(field.type)]
+    options = {"use_dictionary": words, "write_statistics": beside}
+    parquet.write_table(table, path, compression="zstd", compression_level=1, **options)
 
 
 def states_of(schema: pa.Schema) -> dict[str, list[str]]:

@@ -8,20 +8,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from junctor.answers import STATUS_NAMES
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute
-from junctor.errors import BudgetError, RunError
+from junctor.errors import RunError
 from junctor.machine import usable_cores
+from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
 from junctor.query import Query
@@ -36,11 +35,6 @@ from junctor.storage import (
     spec_of,
     write_json,
 )
-
-if TYPE_CHECKING:
-    from junctor.engine import Engine
-    from junctor.model import Network
-
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
 WORKER_SECONDS = 5.0
@@ -85,18 +79,20 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One finished part: `file` relative to the run directory, its rows, bytes and rows of each status."""
+class Work:
+    """What a call did to the partitions: how many it found done already, and the seconds that the others took."""
 
-    file: str
-    rows: int
-    bytes: int
-    statuses: dict[str, int]
+    reused: int
+    stages: Stages
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A finished run. `seconds` is the time of the call that finished it, which found `reused_parts` done already."""
+    """A finished run.
+
+    `seconds` is the time of the call that finished it, which found `reused_parts` done already; `stages` says what the
+    other parts took.
+    """
 
     spec: RunSpec
     rows: int
@@ -104,22 +100,8 @@ class Manifest:
     parts: tuple[Part, ...]
     reused_parts: int
     seconds: float
+    stages: Stages
     finished_at: str
-
-
-@dataclass(frozen=True, slots=True)
-class PartTask:
-    """One partition to answer: all that a worker has to be told. `rows`: of all partitions together."""
-
-    directory: str
-    part: int
-    query: Query
-    network_digest: str
-    junctor_version: str
-    rows: int
-
-    def __str__(self) -> str:
-        return f"partition {self.part}"
 
 
 def run(job: Job, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -136,8 +118,8 @@ def run(job: Job, resources: Resources | None = None, progress: Progress | None 
         ingest_network(job, progress)
         ingest_evidence(job, progress)
         outlook = plan(job, resources, progress)
-        reused = propagate(job, resources, outlook, progress)
-        return finalise(job, reused, time.monotonic() - started, progress)
+        work = propagate(job, resources, outlook, progress)
+        return finalise(job, work, time.monotonic() - started, progress)
 
 
 def check_resources(resources: Resources) -> None:
@@ -230,12 +212,12 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
-    _, engine = _engine(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows)
+    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows)
     return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
 
 
-def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> int:
-    """Answer all partitions that have no part yet; return how many had one."""
+def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
+    """Answer all partitions that have no part yet."""
     directory, spec = job.directory, job.directory.read_spec()
     ingested = _ingested(directory)
     pending = _pending(directory, spec, ingested)
@@ -246,13 +228,23 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", ingested.rows, ingested.rows - left)
     tasks = [
-        PartTask(str(directory.path), i, spec.as_query(), spec.network_digest, spec.junctor_version, ingested.rows)
+        PartTask(
+            directory=str(directory.path),
+            part=i,
+            query=spec.as_query(),
+            network_digest=spec.network_digest,
+            junctor_version=spec.junctor_version,
+            rows=ingested.rows,
+            partition_rows=spec.partition_rows,
+        )
         for i in pending
     ]
     resources = replace(resources, workers=workers_for(resources, outlook))
-    for part in distribute(propagate_partition, tasks, resources):
+    total = Stages()
+    for part, stages in distribute(propagate_partition, tasks, resources, propagate_here):
         progress.advance(part.rows)
-    return ingested.partitions - len(pending)
+        total += stages
+    return Work(ingested.partitions - len(pending), total.rounded())
 
 
 def workers_for(resources: Resources, outlook: Outlook) -> int:
@@ -275,39 +267,13 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
     return fitting
 
 
-def propagate_partition(task: PartTask, memory: int) -> Part:
-    """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
-
-    Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
-    """
-    from junctor.evidence.encoded import read_partition
-    from junctor.results import answers_table, write_answers
-
-    _refuse_other_version(task)
-    directory = RunDirectory(Path(task.directory))
-    target = directory.answers_part(task.query.kind, task.part)
-    source = directory.evidence_part(task.part)
-    # One at a time in a process, so that the memory is not taken twice where a worker has several threads.
-    with _one_at_a_time:
-        network, engine = _engine(str(directory.network), task.network_digest, task.query, memory, task.rows)
-        evidence = read_partition(source)
-        try:
-            answers = engine.answer(evidence.batch)
-            table = answers_table(answers, evidence.case_ids, network, task.query)
-        except MemoryError as error:
-            raise BudgetError(
-                f"{task} ran out of memory ({error}): lower --memory, --workers or --partition-rows"
-            ) from error
-        with aside(target) as temporary:
-            write_answers(table, temporary)
-    return read_part(directory, task.query, task.part)
-
-
-def finalise(job: Job, reused: int, seconds: float, progress: Progress) -> Manifest:
+def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manifest:
     """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
     directory, spec = job.directory, job.directory.read_spec()
     if directory.manifest.exists():
-        manifest = replace(read_manifest(directory), reused_parts=reused, seconds=round(seconds, 3))
+        manifest = replace(
+            read_manifest(directory), reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages
+        )
     else:
         progress.stage("finishing")
         numbers = range(_ingested(directory).partitions)
@@ -317,7 +283,8 @@ def finalise(job: Job, reused: int, seconds: float, progress: Progress) -> Manif
         parts = tuple(read_part(directory, spec.as_query(), i) for i in numbers)
         statuses = {name: sum(part.statuses[name] for part in parts) for name in STATUS_NAMES}
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = Manifest(spec, sum(part.rows for part in parts), statuses, parts, reused, round(seconds, 3), now)
+        rows = sum(part.rows for part in parts)
+        manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
         write_json(directory.manifest, {"format_version": FORMAT_VERSION, **asdict(manifest)})
     if job.csv and not directory.csv(spec.query).exists():
         from junctor.export import write_csv
@@ -344,48 +311,7 @@ def manifest_of(record: dict[str, Any]) -> Manifest:
     """Return the manifest that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
-    return Manifest(spec=spec_of(record["spec"]), parts=parts, **fields)
-
-
-def read_part(directory: RunDirectory, query: Query, number: int) -> Part:
-    """Return what a finished part says of itself, without reading its rows."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    from junctor.results import statuses_of
-
-    path = directory.answers_part(query.kind, number)
-    try:
-        with explained(path), parquet.ParquetFile(path) as file:
-            rows, statuses = file.metadata.num_rows, statuses_of(file.schema_arrow)
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
-        raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
-    return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
-
-
-_one_at_a_time = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _engine(network_file: str, digest: str, query: Query, memory: int, rows: int) -> tuple[Network, Engine]:
-    """Return network and engine, kept for the next partition of the same run in this process."""
-    from junctor.engine import Engine
-    from junctor.formats import read_network
-
-    if not Path(network_file).exists():
-        raise RunError(
-            f"{network_file} is not there for this worker: the run directory has to be on a disk that all share"
-        )
-    network = read_network(network_file)
-    if network.digest != digest:
-        raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory, rows)
-
-
-def _refuse_other_version(task: PartTask) -> None:
-    found = version("junctor")
-    if found != task.junctor_version:
-        raise RunError(f"a worker has junctor {found}, this run needs {task.junctor_version}: install the same on all")
+    return Manifest(spec=spec_of(record["spec"]), parts=parts, stages=Stages(**record["stages"]), **fields)
 
 
 def _pending(directory: RunDirectory, spec: RunSpec, ingested: Ingested) -> list[int]:

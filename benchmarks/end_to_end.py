@@ -1,0 +1,216 @@
+"""Speed from Parquet to Parquet, as users call it, and where the time goes.
+
+    uv run python benchmarks/end_to_end.py alarm.bif [--rows 1000000] [--workers 0 2] [--repeats 3] [--encodings]
+
+Makes a table of evidence with one pattern, a fifth of the variables observed, in a temporary folder. Prints the rows a
+second of the whole command, interpreter and all, median of the repeats: plainly and as a Prefect flow (on the server
+that PREFECT_API_URL names, or else on one of its own, which has to start). Then the share of each stage of a run in
+this process, where files are read and written beside propagation. With --encodings, what Parquet's encodings and
+compressions make of one partition of answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from junctor import compiled, engine, generate, propagation, rowwise
+from junctor import run as steps
+from junctor.distribution import Resources
+from junctor.evidence.encoded import read_partition
+from junctor.formats import read_network
+from junctor.progress import Silence
+from junctor.query import Query
+from junctor.results import answers_table
+from junctor.run import Job
+from pyarrow import parquet
+
+# What propagation consists of: the functions whose time is taken, without changing what they do.
+INSIDE: dict[str, tuple[Any, str]] = {
+    "patterns and plans": (engine.Engine, "groups"),
+    "gathering evidence": (engine, "block_of"),
+    "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
+    "contraction and marginals, NumPy": (propagation.Program, "run"),
+    "rows one by one": (rowwise.RowEngine, "answer"),
+    "collecting answers": (engine.Engine, "_write"),
+}
+COMPRESSIONS = [("none", None), ("snappy", None), ("lz4", None), ("zstd", 1), ("zstd", 3)]
+
+
+def make_evidence(network: str, rows: int, path: Path) -> None:
+    batches = generate.evidence_batches(read_network(network), rows, observed=0.2, pattern="fixed", seed=0)
+    first = next(batches)
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        writer.write_batch(first)
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def command_seconds(job: Job, workers: int, flow: bool) -> float:
+    """Return the wall time of `junctor run`, from a new interpreter to its end."""
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", job.network, job.evidence]
+    command += ["--output", job.output, "--precision", job.query.precision, "--workers", str(workers), "--quiet"]
+    started = time.perf_counter()
+    subprocess.run(
+        [*command, "--prefect" if flow else "--no-prefect"], check=True, stdout=subprocess.DEVNULL, stderr=sys.stderr
+    )
+    return time.perf_counter() - started
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - started
+
+
+@contextmanager
+def stopwatches() -> Iterator[dict[str, float]]:
+    """Add up the seconds of the functions in INSIDE while the block runs."""
+    found = dict.fromkeys(INSIDE, 0.0)
+    originals = {name: getattr(owner, function) for name, (owner, function) in INSIDE.items()}
+
+    def watched(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            result, seconds = timed(lambda: originals[name](*args, **options))
+            found[name] += seconds
+            return result
+
+        return call
+
+    for name, (owner, function) in INSIDE.items():
+        setattr(owner, function, watched(name))
+    try:
+        yield found
+    finally:
+        for name, (owner, function) in INSIDE.items():
+            setattr(owner, function, originals[name])
+
+
+def stage_seconds(job: Job) -> dict[str, float]:
+    """Run all in this process; return the seconds of each stage, those inside propagation too."""
+    resources, silence = Resources(workers=0), Silence()
+    with job.directory.locked(), stopwatches() as inside:
+        _, network = timed(lambda: steps.ingest_network(job, silence))
+        _, evidence = timed(lambda: steps.ingest_evidence(job, silence))
+        outlook, planning = timed(lambda: steps.plan(job, resources, silence))
+        work, wall = timed(lambda: steps.propagate(job, resources, outlook, silence))
+    stages = asdict(work.stages)
+    rest = stages["propagating"] - sum(inside.values())
+    return {
+        "network: reading": network,
+        "evidence: reading, encoding, writing": evidence,
+        "planning ahead": planning,
+        "all partitions": wall,
+        "- reading (beside propagation)": stages["reading"],
+        "- propagating": stages["propagating"],
+        **{f"  - {name}": seconds for name, seconds in inside.items()},
+        "  - the rest (loading compiled code, memory, Arrow)": rest,
+        "- writing (beside propagation)": stages["writing"],
+        "- propagation waiting for files": stages["waiting"],
+    }
+
+
+def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -> Iterator[str]:
+    """Yield a row of a table for each way to write one partition of answers: MB and CPU seconds for a million rows."""
+    network, query = read_network(network_file), Query(precision=precision)
+    partition = read_partition(evidence)
+    answers = engine.Engine(network, query, rows=10**7).answer(partition.batch)
+    table = answers_table(answers, partition.case_ids, network, query)
+    posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
+    words = [name for name in table.column_names if name not in posteriors]
+    leaves = [f"{name}.list.element" for name in posteriors]
+    million = 10**6 / table.num_rows
+    for encoding in ("plain", "dictionary", "byte_stream_split"):
+        options: dict[str, Any] = {"use_dictionary": words, "write_statistics": words}
+        if encoding == "dictionary":
+            options["use_dictionary"] = words + leaves
+        elif encoding == "byte_stream_split":
+            options["use_byte_stream_split"] = leaves
+        for compression, level in COMPRESSIONS:
+            options |= {"compression": compression, "compression_level": level}
+            seconds, size = written(table, folder / "encoded.parquet", options)
+            name = compression if level is None else f"{compression}-{level}"
+            yield f"{precision} | {encoding} | {name} | {million * size / 1e6:,.0f} | {million * seconds:.2f}"
+
+
+def written(table: pa.Table, path: Path, options: dict[str, Any]) -> tuple[float, int]:
+    """Return the fewest CPU seconds of three, and the bytes."""
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        parquet.write_table(table, path, **options)
+        seconds.append(time.process_time() - started)
+    return min(seconds), path.stat().st_size
+
+
+def print_commands(job_for: Callable[[], Job], options: argparse.Namespace) -> None:
+    print("workers | how | seconds | rows/s\n---|---|---|---")
+    ways = {"plain": False} if options.no_flow else {"plain": False, "flow": True}
+    kinds = [(workers, how) for workers in options.workers for how in ways]
+    # In turns, so that a machine that is busy for a while slows all of them down.
+    found: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
+    for _ in range(options.repeats):
+        for workers, how in kinds:
+            found[workers, how].append(command_seconds(job_for(), workers, ways[how]))
+    for (workers, how), seconds in found.items():
+        median = statistics.median(seconds)
+        print(f"{workers} | {how} | {median:.2f} ({min(seconds):.2f}) | {options.rows / median:,.0f}", flush=True)
+
+
+def print_stages(job: Job) -> None:
+    found = stage_seconds(job)
+    steps_of_all = ("network", "evidence", "planning", "all")
+    total = sum(seconds for name, seconds in found.items() if name.startswith(steps_of_all))
+    print(f"\nstage | seconds | share of {total:.2f} s\n---|---|---")
+    for name, seconds in found.items():
+        print(f"{name} | {seconds:.2f} | {seconds / total:.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("network")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precision", choices=("double", "single"), default="double")
+    parser.add_argument("--no-flow", action="store_true", help="leave the Prefect flow out")
+    parser.add_argument("--encodings", action="store_true", help="measure encodings of the answers instead")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        # Where nobody has a server, the flow starts one; its settings are not the user's.
+        os.environ.setdefault("PREFECT_PROFILES_PATH", str(Path(folder) / "profiles.toml"))
+        make_evidence(options.network, options.rows, Path(folder) / "evidence.parquet")
+        numbers = iter(range(10**6))
+
+        def job_for() -> Job:
+            output = str(Path(folder) / f"out{next(numbers)}")
+            return Job(
+                options.network, str(Path(folder) / "evidence.parquet"), output, Query(precision=options.precision)
+            )
+
+        if options.encodings:
+            job = job_for()
+            with job.directory.locked():
+                steps.ingest_network(job, Silence())
+                steps.ingest_evidence(job, Silence())
+            print("precision | encoding | compression | MB | CPU seconds\n---|---|---|---|---")
+            for line in encodings(options.network, job.directory.evidence_part(0), options.precision, Path(folder)):
+                print(line, flush=True)
+        else:
+            print_commands(job_for, options)
+            print_stages(job_for())
+
+
+if __name__ == "__main__":
+    main()

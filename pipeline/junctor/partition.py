@@ -1,0 +1,234 @@
+"""One partition, from its evidence file to its part file: read, answer, write.
+
+Where one process does all partitions, the next one is read and the last one written while one is propagated: compiled
+kernels, Parquet and the disk all work without Python's lock. Three partitions are in memory at the most: one as
+evidence, one as answers in the making, one as answers on their way to the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from junctor.errors import BudgetError, RunError
+from junctor.query import Query
+from junctor.storage import RunDirectory, aside, explained
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from junctor.engine import Engine
+    from junctor.evidence.encode import EncodedPartition
+    from junctor.model import Network
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """One partition to answer: all that a worker has to be told.
+
+    rows: of all partitions together. partition_rows: of a whole one.
+    """
+
+    directory: str
+    part: int
+    query: Query
+    network_digest: str
+    junctor_version: str
+    rows: int
+    partition_rows: int
+
+    def __str__(self) -> str:
+        return f"partition {self.part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One finished part: `file` relative to the run directory, its rows, bytes and rows of each status."""
+
+    file: str
+    rows: int
+    bytes: int
+    statuses: dict[str, int]
+
+
+@dataclass(slots=True)
+class Stages:
+    """Seconds that partitions took, of all processes together.
+
+    Others are read and written while one is propagated; waiting is how long propagation stood still for files.
+    """
+
+    reading: float = 0.0
+    propagating: float = 0.0
+    writing: float = 0.0
+    waiting: float = 0.0
+
+    def __add__(self, other: Stages) -> Stages:
+        return Stages(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def rounded(self) -> Stages:
+        """Return them in whole milliseconds."""
+        return Stages(*(round(seconds, 3) for seconds in astuple(self)))
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Add to `stage` what the block takes."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + time.perf_counter() - started)
+
+
+def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
+    """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
+
+    Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
+    """
+    partition = _Partition(task)
+    # One at a time in a process, so that the memory is not taken twice where a worker has several threads.
+    with _one_at_a_time:
+        with partition.stages.time("waiting"):
+            partition.read()
+        partition.answer(memory)
+        with partition.stages.time("waiting"):
+            return partition.write()
+
+
+def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
+    """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
+
+    Propagation stays in the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
+    """
+    partitions = [_Partition(task) for task in tasks]
+    with ThreadPoolExecutor(2, thread_name_prefix="junctor-files") as threads:
+        reading = threads.submit(partitions[0].read)
+        writing: Future[tuple[Part, Stages]] | None = None
+        for i, partition in enumerate(partitions):
+            with partition.stages.time("waiting"):
+                reading.result()
+            if i + 1 < len(partitions):
+                reading = threads.submit(partitions[i + 1].read)
+            partition.answer_beside(memory, writing)
+            if writing is not None:
+                yield partition.wait_for(writing)
+            writing = threads.submit(partition.write)
+        if writing is not None:
+            yield partition.wait_for(writing)
+
+
+def read_part(directory: RunDirectory, query: Query, number: int) -> Part:
+    """Return what a finished part says of itself, without reading its rows."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from junctor.results import statuses_of
+
+    path = directory.answers_part(query.kind, number)
+    try:
+        with explained(path), parquet.ParquetFile(path) as file:
+            rows, statuses = file.metadata.num_rows, statuses_of(file.schema_arrow)
+    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
+    return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
+
+
+class _Partition:
+    """A partition under way; holds its evidence until it is answered, and its answers until they are written."""
+
+    def __init__(self, task: PartTask) -> None:
+        self.task = task
+        self.stages = Stages()
+        self._directory = RunDirectory(Path(task.directory))
+        self._evidence: EncodedPartition | None = None
+        self._answers: pa.Table | None = None
+
+    def read(self) -> None:
+        from junctor.evidence.encoded import read_partition
+
+        _refuse_strange_worker(self.task, self._directory)
+        with self.stages.time("reading"):
+            self._evidence = read_partition(self._directory.evidence_part(self.task.part))
+
+    def answer(self, memory: int, waiting: int = 0) -> None:
+        """Propagate with `memory` bytes, of which answers that wait to be written take `waiting` partitions' worth."""
+        from junctor.results import answer_width, answers_table
+
+        task, evidence = self.task, self._evidence
+        assert evidence is not None
+        with self.stages.time("propagating"):
+            network, engine = engine_for(
+                str(self._directory.network), task.network_digest, task.query, memory, task.rows
+            )
+            held = waiting * task.partition_rows * answer_width(network, task.query)
+            try:
+                self._answers = answers_table(
+                    engine.answer(evidence.batch, held), evidence.case_ids, network, task.query
+                )
+            except MemoryError as error:
+                raise BudgetError(
+                    f"{task} ran out of memory ({error}): lower --memory, --workers or --partition-rows"
+                ) from error
+        self._evidence = None
+
+    def answer_beside(self, memory: int, writing: Future[tuple[Part, Stages]] | None) -> None:
+        """Propagate while another partition is written, or after that where the memory is too short for both.
+
+        What is held back does not depend on how far that other one is: a run has to repeat itself.
+        """
+        alone = self.task.rows <= self.task.partition_rows
+        try:
+            self.answer(memory, waiting=0 if alone else 1)
+        except BudgetError:
+            if alone:
+                raise
+            if writing is not None:
+                self.wait_for(writing)
+            self.answer(memory)
+
+    def wait_for(self, writing: Future[tuple[Part, Stages]]) -> tuple[Part, Stages]:
+        with self.stages.time("waiting"):
+            return writing.result()
+
+    def write(self) -> tuple[Part, Stages]:
+        from junctor.results import write_answers
+
+        task = self.task
+        with self.stages.time("writing"):
+            with aside(self._directory.answers_part(task.query.kind, task.part)) as temporary:
+                write_answers(self._answers, temporary)
+            self._answers = None
+            return read_part(self._directory, task.query, task.part), self.stages
+
+
+_one_at_a_time = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def engine_for(network_file: str, digest: str, query: Query, memory: int, rows: int) -> tuple[Network, Engine]:
+    """Return network and engine, kept for the next partition of the same run in this process."""
+    from junctor.engine import Engine
+    from junctor.formats import read_network
+
+    network = read_network(network_file)
+    if network.digest != digest:
+        raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
+    return network, Engine(network, query, memory, rows)
+
+
+def _refuse_strange_worker(task: PartTask, directory: RunDirectory) -> None:
+    found = version("junctor")
+    if found != task.junctor_version:
+        raise RunError(f"a worker has junctor {found}, this run needs {task.junctor_version}: install the same on all")
+    if not directory.network.exists():
+        raise RunError(
+            f"{directory.network} is not there for this worker: the run directory has to be on a disk that all share"
+        )
