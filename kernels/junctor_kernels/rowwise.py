@@ -55,8 +55,6 @@ TINY = float(np.finfo(np.float64).tiny)
 LOG_2 = float(np.log(2.0))
 # Axes of a contraction: entries, then the stride in each operand and in the result; innermost first.
 SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
-# Entries of a result that are kept in registers while terms are added up.
-TILE = 8
 
 
 class Work(NamedTuple):
@@ -83,35 +81,30 @@ def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other:
     """Add the contraction over `axes[:groups]` of the tables at `one` and `other` to the one at `out`."""
     zero = np.uint64(0)
     a, b, c = one, other, out
-    if axes[0, OUT] == zero and axes[0, SIZE] > np.uint64(1):
-        inner, loop = 1, 1
-        swap = True
-    else:
-        swap = False
-        # The first eliminated group runs inside, with results in registers.
-        loop = 1
-        while loop < groups and axes[loop, OUT] != zero:
-            loop += 1
-        inner = 1
+    # Where the innermost axis is eliminated, dot products; else the first eliminated one runs inside, with results in
+    # registers.
+    dots = axes[0, OUT] == zero and axes[0, SIZE] > np.uint64(1)
+    loop = 1
+    while not dots and loop < groups and axes[loop, OUT] != zero:
+        loop += 1
     terms, step_a, step_b, step_c = np.uint64(1), zero, zero, zero
     if loop < groups:
         terms, step_a, step_b, step_c = axes[loop, SIZE], axes[loop, ONE], axes[loop, OTHER], axes[loop, OUT]
-    for g in range(inner, groups):
+    for g in range(1, groups):
         counters[g] = zero
     size, sa, sb = axes[0, SIZE], axes[0, ONE], axes[0, OTHER]
     while True:
-        if swap:
+        if dots:
             _dots(arena, a, b, c, size, sa, sb, terms, step_a, step_b, step_c)
+        elif sa != zero and sb != zero:
+            _products(arena, a, b, c, size, terms, step_a, step_b)
+        elif sa != zero:
+            _multiples(arena, a, b, c, size, terms, step_a, step_b)
+        elif sb != zero:
+            _multiples(arena, b, a, c, size, terms, step_b, step_a)
         else:
-            if sa != zero and sb != zero:
-                _products(arena, a, b, c, size, terms, step_a, step_b)
-            elif sa != zero:
-                _multiples(arena, a, b, c, size, terms, step_a, step_b)
-            elif sb != zero:
-                _multiples(arena, b, a, c, size, terms, step_b, step_a)
-            else:
-                _constant(arena, a, b, c, size, terms, step_a, step_b)
-        g = inner
+            _constant(arena, a, b, c, size, terms, step_a, step_b)
+        g = 1
         while g < groups:
             if g != loop:
                 counters[g] += np.uint64(1)
@@ -149,15 +142,7 @@ def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a:
             x7 += arena[p + u7] * arena[q + u7]
             p += step_a
             q += step_b
-        r = c + j
-        arena[r] += x0
-        arena[r + u1] += x1
-        arena[r + u2] += x2
-        arena[r + u3] += x3
-        arena[r + u4] += x4
-        arena[r + u5] += x5
-        arena[r + u6] += x6
-        arena[r + u7] += x7
+        _add_tile(arena, c + j, x0, x1, x2, x3, x4, x5, x6, x7)
         j += u8
     while j < size:
         x0 = 0.0
@@ -192,15 +177,7 @@ def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a
                 x7 += arena[p + u7] * f
             p += step_a
             q += step_b
-        r = c + j
-        arena[r] += x0
-        arena[r + u1] += x1
-        arena[r + u2] += x2
-        arena[r + u3] += x3
-        arena[r + u4] += x4
-        arena[r + u5] += x5
-        arena[r + u6] += x6
-        arena[r + u7] += x7
+        _add_tile(arena, c + j, x0, x1, x2, x3, x4, x5, x6, x7)
         j += u8
     while j < size:
         x0 = 0.0
@@ -211,6 +188,20 @@ def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a
             q += step_b
         arena[c + j] += x0
         j += u1
+
+
+@jit
+def _add_tile(
+    arena: Any, at: Any, x0: float, x1: float, x2: float, x3: float, x4: float, x5: float, x6: float, x7: float
+) -> None:
+    arena[at] += x0
+    arena[at + np.uint64(1)] += x1
+    arena[at + np.uint64(2)] += x2
+    arena[at + np.uint64(3)] += x3
+    arena[at + np.uint64(4)] += x4
+    arena[at + np.uint64(5)] += x5
+    arena[at + np.uint64(6)] += x6
+    arena[at + np.uint64(7)] += x7
 
 
 @jit

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 OK, IMPOSSIBLE, INVALID = 0, 1, 2
+NO_PROBABILITY = "the evidence has probability 0"
 STATUS_NAMES = ("ok", "impossible", "invalid")
 
 

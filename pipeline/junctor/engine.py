@@ -13,16 +13,11 @@ import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
-from junctor.answers import IMPOSSIBLE, INVALID, OK, Answers
+from junctor.answers import IMPOSSIBLE, INVALID, NO_PROBABILITY, OK, Answers
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.grouping import Choice, Group, Patterns, Prices, patterns_of
 from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.memory import (
-    COMPILED_OPERATION_SECONDS,
-    OPERATION_SECONDS,
-    Memory,
-    Prepared,
-)
+from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -124,10 +119,10 @@ class Engine:
             if group.alone:
                 self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()))
                 left = self.row_engine.answer(batch, group.rows, answers)
-                shared = patterns_of(batch).exact(left)
+                planned = patterns_of(batch).exact(left) if left.size else []
             else:
-                shared = [group]
-            for each in shared:
+                planned = [group]
+            for each in planned:
                 self._answer_group(each, batch, answers, budget, compiled)
         return answers
 
@@ -164,11 +159,8 @@ class Engine:
         return RowEngine(self.network, self.targets, self.allowed)
 
     def _plain_prices(self) -> Prices:
-        return Prices(
-            lambda pattern: plain_seconds(self.plan(pattern)),
-            lambda pattern: (len(self.network.variables) - len(pattern.sliced)) * PLANNING_SECONDS,
-            self._fits,
-        )
+        """Return prices from plans, for batches that are not worth loading compiled code for."""
+        return Prices(lambda pattern: plain_seconds(self.plan(pattern)), self._planning_seconds, self._fits)
 
     def _prices(self, found: Patterns) -> Prices:
         """Return prices from the trees of the row engine, which are found in no time."""
@@ -189,10 +181,13 @@ class Engine:
 
         return Prices(
             price,
-            lambda pattern: (len(self.network.variables) - len(pattern.sliced)) * PLANNING_SECONDS,
+            self._planning_seconds,
             lambda pattern: rows.work(pattern.sliced, pattern.weighted)[1] * 8 < self.allowed,
             alone() if self._has_row_engine else math.inf,
         )
+
+    def _planning_seconds(self, pattern: Pattern) -> float:
+        return (len(self.network.variables) - len(pattern.sliced)) * PLANNING_SECONDS
 
     def _fits(self, pattern: Pattern) -> bool:
         return Memory(self.plan(pattern), len(self._ladder)).least <= self.allowed
@@ -234,7 +229,7 @@ class Engine:
                 answers.posteriors[variable][at] = 0
                 answers.posteriors[variable][rows, block.states[variable]] = 1
         for row in rows[impossible]:
-            answers.reasons[int(row)] = "the evidence has probability 0"
+            answers.reasons[int(row)] = NO_PROBABILITY
 
     def _blank(self, batch: EvidenceBatch) -> Answers:
         status = np.full(batch.rows, OK, dtype=np.int8)
@@ -297,7 +292,6 @@ def _likelihood(batch: EvidenceBatch, rows: Rows, variable: int, cardinality: in
         result[:, observed] = 0
         result[states[observed], observed] = 1
     if variable in batch.likelihoods:
-        soft = batch.likelihoods[variable]
-        _, here, there = np.intersect1d(rows, soft.rows, assume_unique=True, return_indices=True)
-        result[:, here] = soft.values[there].T
+        here, values = batch.likelihoods[variable].among(rows)
+        result[:, here] = values.T
     return result

@@ -107,14 +107,13 @@ class Choice:
         self._found = found
         self._prices = prices
         self._is_hard = np.arange(len(found.variables)) < found.hard
-        self._shared = self._pattern(found.marks, ~self._common(found.marks))
-        shared = prices.row(self._shared) if prices.fits(self._shared) else math.inf
-        self._alone = prices.alone < shared
-        self._rest = min(prices.alone, shared)
+        shared = self._pattern(found.marks, ~self._common(found.marks))
+        together = prices.row(shared) if prices.fits(shared) else math.inf
+        self._alone = prices.alone < together
+        self._rest = min(prices.alone, together)
         step = -(-len(found.counts) // MOST_PATTERNS)
         self._marks, self._counts = found.marks[::step], found.counts[::step]
         self._scale = found.counts.sum() / self._counts.sum()
-
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
         self.seconds = self._total(self._loose)
         if search:

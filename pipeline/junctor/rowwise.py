@@ -11,7 +11,7 @@ import numpy.typing as npt
 from junctor_kernels import rowplan, rowwise
 from junctor_kernels.orders import WEIGHTED_MIN_FILL, pack, weights_of
 
-from junctor.answers import IMPOSSIBLE, OK, Answers
+from junctor.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model import Network
 from junctor.planning.elimination import moral_graph
@@ -88,7 +88,7 @@ class RowEngine:
         for v in self._targets:
             answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
         for row in rows[impossible]:
-            answers.reasons[int(row)] = "the evidence has probability 0"
+            answers.reasons[int(row)] = NO_PROBABILITY
         left: Rows = rows[~done]
         return left
 
@@ -117,10 +117,9 @@ class RowEngine:
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):
-            given = batch.likelihoods[v]
-            _, here, there = np.intersect1d(rows, given.rows, assume_unique=True, return_indices=True)
+            here, values = batch.likelihoods[v].among(rows)
             soft[here, kind] = v
-            likelihoods[here, places[kind] : places[kind + 1]] = given.values[there]
+            likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, soft, likelihoods, places
 
 

@@ -20,6 +20,11 @@ class Likelihood:
     rows: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
 
+    def among(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return the places in `rows` (all different) that have this evidence, and its values there."""
+        _, here, there = np.intersect1d(rows, self.rows, assume_unique=True, return_indices=True)
+        return here, self.values[there]
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EvidenceBatch:
