@@ -1,12 +1,13 @@
 """Speed from Parquet to Parquet, as users call it, and where the time goes.
 
-    uv run python benchmarks/end_to_end.py alarm.bif [--rows 1000000] [--workers 0 2] [--repeats 3] [--encodings]
+    uv run python benchmarks/end_to_end.py alarm.bif [--rows 1000000] [--workers 0 2] [--flow] [--encodings]
 
-Makes a table of evidence with one pattern, a fifth of the variables observed, in a temporary folder. Prints the rows a
-second of the whole command, interpreter and all, median of the repeats: plainly and as a Prefect flow (on the server
-that PREFECT_API_URL names, or else on one of its own, which has to start). Then the share of each stage of a run in
-this process, where files are read and written beside propagation. With --encodings, what Parquet's encodings and
-compressions make of one partition of answers.
+Makes a table of evidence with one pattern, a fifth of the variables observed, in a temporary folder. Prints the seconds
+and the rows a second of the whole command by the clock on the wall, interpreter and all, median of the repeats, and the
+stages that its manifest names. With --flow also as a Prefect flow: on a server that is there already (the one that
+PREFECT_API_URL names, or one that runs while the benchmark does), and on one that the command starts for itself. Then
+the share of each stage of a run in this process, where files are read and written beside propagation on one thread.
+With --encodings, what Parquet's encodings and compressions make of one partition of answers.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from junctor import compiled, engine, generate, propagation, rowwise
+from junctor import compiled, distinct, engine, execution, generate, propagation, rowwise
 from junctor import run as steps
+from junctor.cli.prefect_server import EmbeddedServer, embed
 from junctor.distribution import Resources
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
@@ -39,11 +41,12 @@ from pyarrow import parquet
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
     "patterns and plans": (engine.Engine, "groups"),
-    "gathering evidence": (engine, "block_of"),
+    "gathering evidence": (execution, "block_of"),
     "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
     "contraction and marginals, NumPy": (propagation.Program, "run"),
     "rows one by one": (rowwise.RowEngine, "answer"),
-    "collecting answers": (engine.Engine, "_write"),
+    "collecting answers": (execution, "write"),
+    "copying answers of equal rows": (distinct.Distinct, "spread"),
 }
 COMPRESSIONS = [("none", None), ("snappy", None), ("lz4", None), ("zstd", 1), ("zstd", 3)]
 
@@ -57,15 +60,32 @@ def make_evidence(network: str, rows: int, path: Path) -> None:
             writer.write_batch(batch)
 
 
-def command_seconds(job: Job, workers: int, flow: bool) -> float:
-    """Return the wall time of `junctor run`, from a new interpreter to its end."""
+def command_stages(job: Job, workers: int, how: str, server: str) -> dict[str, float]:
+    """Return the wall time of `junctor run`, from a new interpreter to its end, and what it says of its stages."""
     command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", job.network, job.evidence]
     command += ["--output", job.output, "--precision", job.query.precision, "--workers", str(workers), "--quiet"]
+    command.append("--no-prefect" if how == "plain" else "--prefect")
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment["PREFECT_LOGGING_LEVEL"] = "CRITICAL"
+    if how == "flow":
+        environment["PREFECT_API_URL"] = server
     started = time.perf_counter()
-    subprocess.run(
-        [*command, "--prefect" if flow else "--no-prefect"], check=True, stdout=subprocess.DEVNULL, stderr=sys.stderr
-    )
-    return time.perf_counter() - started
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    seconds = time.perf_counter() - started
+    manifest = steps.read_manifest(job.directory)
+    return {"seconds": seconds, "its steps": manifest.seconds, **asdict(manifest.stages)}
+
+
+@contextmanager
+def prefect_server(folder: Path) -> Iterator[str]:
+    """Yield the address of the user's Prefect server, or of one that runs as long as the block."""
+    if (address := os.environ.get("PREFECT_API_URL")) is None:
+        server = EmbeddedServer(embed(folder))
+        server.wait()
+        yield os.environ["PREFECT_API_URL"]
+        server.stop()
+    else:
+        yield address
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -99,7 +119,7 @@ def stopwatches() -> Iterator[dict[str, float]]:
 
 def stage_seconds(job: Job) -> dict[str, float]:
     """Run all in this process; return the seconds of each stage, those inside propagation too."""
-    resources, silence = Resources(workers=0), Silence()
+    resources, silence = Resources(workers=0, threads=1), Silence()
     with job.directory.locked(), stopwatches() as inside:
         _, network = timed(lambda: steps.ingest_network(job, silence))
         _, evidence = timed(lambda: steps.ingest_evidence(job, silence))
@@ -154,18 +174,23 @@ def written(table: pa.Table, path: Path, options: dict[str, Any]) -> tuple[float
     return min(seconds), path.stat().st_size
 
 
-def print_commands(job_for: Callable[[], Job], options: argparse.Namespace) -> None:
-    print("workers | how | seconds | rows/s\n---|---|---|---")
-    ways = {"plain": False} if options.no_flow else {"plain": False, "flow": True}
+def print_commands(job_for: Callable[[], Job], options: argparse.Namespace, server: str) -> None:
+    ways = ("plain", "flow", "flow, own server") if options.flow else ("plain",)
     kinds = [(workers, how) for workers in options.workers for how in ways]
     # In turns, so that a machine that is busy for a while slows all of them down.
-    found: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
+    found: dict[tuple[int, str], list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(options.repeats):
-        for workers, how in kinds:
-            found[workers, how].append(command_seconds(job_for(), workers, ways[how]))
-    for (workers, how), seconds in found.items():
-        median = statistics.median(seconds)
-        print(f"{workers} | {how} | {median:.2f} ({min(seconds):.2f}) | {options.rows / median:,.0f}", flush=True)
+        for kind in kinds:
+            found[kind].append(command_stages(job_for(), *kind, server))
+    stages = list(found[kinds[0]][0])
+    print(
+        " | ".join(["workers", "how", "rows/s", "fewest seconds", *stages]) + "\n" + "---|" * (3 + len(stages)) + "---"
+    )
+    for (workers, how), runs in found.items():
+        medians = [statistics.median(run[stage] for run in runs) for stage in stages]
+        fewest = min(run["seconds"] for run in runs)
+        cells = [f"{options.rows / medians[0]:,.0f}", f"{fewest:.2f}", *(f"{seconds:.2f}" for seconds in medians)]
+        print(" | ".join([str(workers), how, *cells]), flush=True)
 
 
 def print_stages(job: Job) -> None:
@@ -184,7 +209,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precision", choices=("double", "single"), default="double")
-    parser.add_argument("--no-flow", action="store_true", help="leave the Prefect flow out")
+    parser.add_argument("--flow", action="store_true", help="the Prefect flow as well")
     parser.add_argument("--encodings", action="store_true", help="measure encodings of the answers instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +233,8 @@ def main() -> None:
             for line in encodings(options.network, job.directory.evidence_part(0), options.precision, Path(folder)):
                 print(line, flush=True)
         else:
-            print_commands(job_for, options)
+            with prefect_server(Path(folder)) if options.flow else nullcontext("") as server:
+                print_commands(job_for, options, server)
             print_stages(job_for())
 
 

@@ -1,10 +1,11 @@
 """Speed of the engine on network files: one evidence pattern, a fifth of the variables observed.
 
-    uv run python benchmarks/engine.py NETWORK ... [--rows 2000] [--precision double single]
+    uv run python benchmarks/engine.py NETWORK ... [--rows 2000] [--precision double single] [--threads 2] [--distinct]
 
-Prints, for each network and precision: cases a CPU second of one thread (median of three runs, plan and program made
-before), entry operations a case (exact) and those of them that are not zero whatever the evidence, operations a second
-(zeros counted as done), and how many rows climbed to a wider number format.
+Prints, for each network and precision: cases a second (median of three runs, plan and program made before; CPU seconds
+of one thread, seconds of the clock for more), entry operations a case (exact) and those of them that are not zero
+whatever the evidence, operations a second (zeros counted as done), and how many rows climbed to a wider number format.
+Equal rows are answered one by one, unless --distinct.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from junctor import distinct, execution
 from junctor.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
+from junctor.memory import Prepared
 from junctor.model import Network
 from junctor.query import Query
+from junctor_kernels.reference import Algebra
 
 
 def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
@@ -29,34 +36,39 @@ def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
     return EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(observed)})
 
 
-def measure(network: Network, batch: EvidenceBatch, precision: str) -> str:
+def measure(network: Network, batch: EvidenceBatch, precision: str, threads: int) -> str:
     # As in a run of millions of rows, for which the compiled backend is loaded.
-    engine = Engine(network, Query(precision=precision), rows=10**7)
-    climbed = count_climbs(engine)
-    engine.answer(batch)
-    first = list(climbed)
+    engine = Engine(network, Query(precision=precision), rows=10**7, threads=threads)
+    with counted_rows() as rows:
+        engine.answer(batch)
+    clock = time.process_time if threads == 1 else time.perf_counter
     seconds = []
     for _ in range(3):
-        start = time.process_time()
+        start = clock()
         engine.answer(batch)
-        seconds.append(time.process_time() - start)
+        seconds.append(clock() - start)
     (prepared,) = engine._prepared.values()
     operations = prepared.plan.case_operations
-    nonzero = prepared.program(engine._ladder[0]).nonzero_operations
+    nonzero = prepared.program(engine.ladder[0]).nonzero_operations
     rate = batch.rows / statistics.median(seconds)
-    return f"{precision} | {rate:,.0f} | {operations:,} | {nonzero:,} | {rate * operations:.2e} | {sum(first[1:]):,}"
+    return f"{precision} | {rate:,.0f} | {operations:,} | {nonzero:,} | {rate * operations:.2e} | {sum(rows[1:]):,}"
 
 
-def count_climbs(engine: Engine) -> list[int]:
+@contextmanager
+def counted_rows() -> Iterator[list[int]]:
+    """Count the rows that each number format is asked for."""
     counts: list[int] = []
-    climb = engine._climb
+    answer_in = execution.answer_in
 
-    def counting(prepared: object, batch: object, rows: np.ndarray, *rest: object) -> None:
+    def counting(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: np.ndarray, *rest: Any) -> Any:
         counts.append(len(rows))
-        climb(prepared, batch, rows, *rest)
+        return answer_in(prepared, algebra, batch, rows, *rest)
 
-    engine._climb = counting
-    return counts
+    execution.answer_in = counting
+    try:
+        yield counts
+    finally:
+        execution.answer_in = answer_in
 
 
 def main() -> None:
@@ -64,14 +76,21 @@ def main() -> None:
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--precision", nargs="+", default=["double", "single"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--distinct", action="store_true", help="answer equal rows once")
     options = parser.parse_args()
+    if not options.distinct:
+        distinct.LEAST_ROWS = options.rows + 1
     print("network | precision | cases/s | operations a case | not zero | operations/s | rows that climbed")
     print("---|---|---|---|---|---|---")
     for path in options.networks:
         network = read_network(path)
         batch = batch_of(network, options.rows, seed=1)
         for precision in options.precision:
-            print(f"{path.rsplit('/', 1)[-1].split('.')[0]} | {measure(network, batch, precision)}", flush=True)
+            print(
+                f"{path.rsplit('/', 1)[-1].split('.')[0]} | {measure(network, batch, precision, options.threads)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

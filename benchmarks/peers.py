@@ -6,8 +6,9 @@ All posteriors of all unobserved variables; a fifth of the variables observed, v
 of batch: `fixed` (every row observes the same variables), `missing` (5 % of those cells missing at random), `varied`
 (every row its own random set). pyAgrum runs its two exact engines for hard evidence, each with evidence changed in
 place and with a fresh set, and the fastest of the four counts. The two alternate, each round on new rows; times are
-medians of rounds, without planning and with it. Rows that pyAgrum refuses for lack of memory do not count in its time.
-pyAgrum comes with an environment of its own; Junctor does not depend on it.
+medians of rounds, without planning and with it. Both may save work on equal rows: we answer the different rows of a
+batch once, pyAgrum keeps messages that a change of evidence does not reach. Rows that pyAgrum refuses for lack of
+memory do not count in its time. pyAgrum comes with an environment of its own; Junctor does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -35,7 +36,6 @@ from junctor.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
-from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.model import Network
 from junctor.query import Precision, Query
 
@@ -112,25 +112,16 @@ def evidence(network: Network, kind: str, rows: int, seed: int, turn: int) -> Ro
 
 
 class Ours:
-    """Our engine, or as many as there are threads, each on its share of a batch."""
+    """Our engine, on as many threads."""
 
     def __init__(self, network: Network, precision: Precision, threads: int) -> None:
-        memory = int(DEFAULT_SHARE * available_memory() / threads)
-        query = Query(precision=precision)
-        self._engines = [Engine(network, query, memory, rows=TO_COME // threads) for _ in range(threads)]
+        self._engine = Engine(network, Query(precision=precision), rows=TO_COME, threads=threads)
 
-    def answer(self, states: Rows) -> list[Answers]:
-        """Answer a batch; its parts come in order."""
-        parts = [part for part in np.array_split(states, len(self._engines)) if len(part)]
-        if len(parts) == 1:
-            return [_answer(self._engines[0], parts[0])]
-        with ThreadPoolExecutor(len(parts)) as pool:
-            return list(pool.map(_answer, self._engines, parts))
-
-
-def _answer(engine: Engine, states: Rows) -> Answers:
-    columns = {int(v): np.ascontiguousarray(states[:, v]) for v in np.flatnonzero((states != UNOBSERVED).any(axis=0))}
-    return engine.answer(EvidenceBatch(len(states), columns))
+    def answer(self, states: Rows) -> Answers:
+        """Answer a batch."""
+        seen = np.flatnonzero((states != UNOBSERVED).any(axis=0))
+        columns = {int(v): np.ascontiguousarray(states[:, v]) for v in seen}
+        return self._engine.answer(EvidenceBatch(len(states), columns))
 
 
 @dataclass(frozen=True)
@@ -192,21 +183,22 @@ class Contest:
 
 
 def _difference(
-    truth: Sequence[tuple[Tables | None, float]], cases: Sequence[States], answers: Sequence[Answers]
+    truth: Sequence[tuple[Tables | None, float]], cases: Sequence[States], answers: Answers
 ) -> tuple[float, float]:
     """Return the largest difference of a posterior and of log P(e) (in parts of itself beyond 1), on rows of both."""
-    rows = [(part, row) for part in answers for row in range(len(part.status))]
     posterior = log = 0.0
-    for (expected, log_value), case, (part, row) in zip(truth, cases, rows, strict=False):
+    for row, ((expected, log_value), case) in enumerate(zip(truth, cases, strict=False)):
+        if row == len(answers.status):
+            break
         if expected is None:
             continue
-        if part.status[row] != OK:
+        if answers.status[row] != OK:
             return math.inf, math.inf
-        free = [v for v in part.targets if v not in case]
-        worst = (np.abs(part.posteriors[v][row] - table).max() for v, table in zip(free, expected, strict=True))
+        free = [v for v in answers.targets if v not in case]
+        worst = (np.abs(answers.posteriors[v][row] - table).max() for v, table in zip(free, expected, strict=True))
         posterior = max(posterior, float(max(worst, default=0.0)))
         if not math.isnan(log_value):
-            log = max(log, abs(float(part.log_value[row]) - log_value) / max(1.0, abs(log_value)))
+            log = max(log, abs(float(answers.log_value[row]) - log_value) / max(1.0, abs(log_value)))
     return posterior, log
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,29 @@ def test_the_embedded_server_keeps_its_files_in_the_run(tmp_path: Path, monkeypa
     assert os.environ["PREFECT_LOGGING_LEVEL"] == "DEBUG"
 
 
+def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Set here, so that what the server sets is forgotten afterwards.
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    kept = tmp_path / "cache" / "junctor" / f"prefect-{version('prefect')}.db"
+    for name in ("first", "second"):
+        monkeypatch.setenv("PREFECT_HOME", str(tmp_path / name))
+        server = prefect_server.EmbeddedServer(prefect_server.embed(tmp_path))
+        # Nobody has one ready for the first.
+        assert kept.exists() == (name == "second")
+        assert (tmp_path / name / "prefect.db").exists() == kept.exists()
+        server.wait()
+        assert os.environ["PREFECT_API_URL"].startswith("http://127.0.0.1:")
+        assert kept.exists()
+        # The server sees its standard input end, as it would if we were killed.
+        server.stop()
+        assert server._process.returncode == 0
+        assert (tmp_path / name / "server.log").read_text() == ""
+
+
 def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     # Prefect takes a server that ends while it starts for one whose port was taken, and would start another for ever.
     job = make_job(tmp_path)
@@ -89,5 +113,5 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{tmp_path}/nowhere/prefect.db"
     done = subprocess.run(args, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 6
-    assert done.stderr.splitlines()[-1].startswith("error: Prefect could not run the flow (its server ended 3 times")
+    assert done.stderr.splitlines()[-1].startswith("error: Prefect's server did not start (")
     assert "--no-prefect" in done.stderr

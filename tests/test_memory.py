@@ -74,7 +74,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     batch = observed(network, 80, every=4)
     allowed = least(network, query, batch) + spare
-    engine = Engine(network, query, memory=allowed)
+    engine = Engine(network, query, memory=allowed, threads=3 if compiled else 1)
     # What Numba loads is no part of a plan.
     Engine(network, query).answer(batch)
     answers, peak = measured(engine, batch)
@@ -83,6 +83,20 @@ def test_measured_peak_is_at_most_the_planned_one(
     projected = max(prepared.memory.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
     assert projected <= allowed
     assert peak <= projected
+
+
+def test_answers_to_different_rows_stay_within_the_budget() -> None:
+    network = layered(layers=5, width=6, states=3, parents=2, seed=5)
+    few = observed(network, 100, every=4)
+    again = np.random.default_rng(1).integers(0, 100, 2000)
+    batch = EvidenceBatch(2000, {v: column[again] for v, column in few.states.items()})
+    engine = Engine(network, Query(), memory=least(network, Query(), batch) + (1 << 22))
+    (group,) = engine.groups(batch)
+    assert group.answered <= 100
+    _, peak = measured(engine, batch)
+    (prepared,) = engine._prepared.values()
+    assert prepared.memory.rows == group.answered
+    assert peak <= engine.allowed
 
 
 def test_grid_in_little_memory_gives_the_same_answers() -> None:

@@ -25,7 +25,7 @@ from junctor.evidence.encoded import read_partition
 from junctor.forecast import forecast
 from junctor.generate import evidence_table, random_network, sample
 from junctor.model import Network
-from junctor.partition import PartTask, Stages, propagate_here, propagate_partition
+from junctor.partition import WRITERS, PartTask, Stages, propagate_here, propagate_partition
 from junctor.progress import Silence
 from junctor.query import Query
 from junctor.results import answer_width
@@ -141,7 +141,7 @@ def test_one_is_read_and_one_written_while_one_is_propagated(job: Job, monkeypat
 
 
 @pytest.mark.parametrize("slow", ["read", "answer", "write"])
-def test_three_partitions_are_alive_at_the_most(job: Job, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_partitions_are_alive_at_the_most(job: Job, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: set[int] = set()
     most: list[int] = []
 
@@ -153,10 +153,12 @@ def test_three_partitions_are_alive_at_the_most(job: Job, slow: str, monkeypatch
     on(monkeypatch, "write", after=lambda task: alive.remove(task.part))
     on(monkeypatch, slow, before=lambda _: time.sleep(0.02))
     list(propagate_here(tasks_of(job), MEMORY))
-    assert max(most) <= 3
+    assert max(most) <= 4
 
 
-def test_memory_does_not_grow_with_the_number_of_partitions(tmp_path: Path, network: Network) -> None:
+def test_memory_does_not_grow_with_the_number_of_partitions(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = 20_000
     table = evidence_table(network, sample(network, 8 * rows, seed=1), observed=0.5, pattern="fixed", seed=2)
     junctor.write_network(network, tmp_path / "net.bif")
@@ -167,8 +169,10 @@ def test_memory_does_not_grow_with_the_number_of_partitions(tmp_path: Path, netw
         ingest_evidence(job, Silence())
     tasks = tasks_of(job)
     list(propagate_here(tasks[:1], MEMORY))  # what is imported and planned is no part of it
+    # So slow that all which may wait does.
+    on(monkeypatch, "write", before=lambda _: time.sleep(0.1))
     peaks = []
-    for some in (tasks[:3], tasks):
+    for some in (tasks[:4], tasks):
         tracemalloc.start()
         list(propagate_here(some, MEMORY))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -204,9 +208,12 @@ def test_an_error_of_the_writer_comes_through_and_leaves_no_half_part(
         patch.setattr(results, "write_answers", write_answers)
         with pytest.raises(ValueError, match="the writer stumbled"):
             run(job, Resources(workers=0))
-    assert list(parts_of(job)) == ["part-00000.parquet"]
+    # Others that were under way are finished.
+    whole = parts_of(job)
+    assert "part-00000.parquet" in whole
+    assert "part-00001.parquet" not in whole
     assert no_thread_is_left()
-    assert run(job, Resources(workers=0)).reused_parts == 1
+    assert run(job, Resources(workers=0)).reused_parts == len(whole)
 
 
 def test_the_last_part_can_fail_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +256,7 @@ def least_memory(job: Job, network: Network) -> int:
 def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     list(propagate_here(tasks_of(job), MEMORY))
     expected = parts_of(job)
-    least, waiting = least_memory(job, network), PARTITION_ROWS * answer_width(network, Query())
+    least, waiting = least_memory(job, network), WRITERS * PARTITION_ROWS * answer_width(network, Query())
     writing: set[int] = set()
     beside: list[int] = []
     held: list[int] = []

@@ -248,8 +248,10 @@ def test_a_full_disk_stops_the_run_which_then_goes_on(job: Job, monkeypatch: pyt
         patch.setattr(parquet, "write_table", full)
         with pytest.raises(RunError, match=r"part-00002\.parquet: no space left"):
             run(job, HERE)
-    assert len(part_times(job)) == 2
-    assert run(job, HERE).reused_parts == 2
+    # Others that were under way are finished.
+    whole = part_times(job)
+    assert "part-00002.parquet" not in whole
+    assert run(job, HERE).reused_parts == len(whole) >= 2
 
 
 def test_strict_refuses_the_row(job: Job) -> None:
@@ -329,12 +331,14 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
         survey(engine, [nothing, seen], 2)
 
 
-def test_workers_are_as_many_as_the_work_and_the_memory_allow() -> None:
+def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     outlook = steps.Outlook(least=100, seconds=1000.0)
     assert steps.workers_for(Resources(workers=8, memory=1000), outlook) == 8
     assert steps.workers_for(Resources(workers=8, memory=399), outlook) == 3
     assert steps.workers_for(Resources(memory=10**9), steps.Outlook(100, 1.0)) == 0
-    assert steps.workers_for(Resources(memory=10**9), outlook) >= 1
+    for cores, workers in ((2, 0), (steps.WORKER_CORES, 1), (4 * steps.WORKER_CORES, 4)):
+        monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
+        assert steps.workers_for(Resources(memory=10**9), outlook) == workers
 
 
 def test_damaged_files_are_named(job: Job) -> None:

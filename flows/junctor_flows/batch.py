@@ -7,13 +7,10 @@ than the partition.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict
-from itertools import count
+from dataclasses import asdict, fields
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -25,16 +22,11 @@ from junctor.query import Precision, Query, QueryKind
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Failed
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Times that the embedded server may be started: Prefect chooses another port where one was taken meanwhile, but takes
-# every failure for that, and would try for ever.
-SERVER_STARTS = 3
 
 # Who shows progress beside Prefect: set by `score_as_flow`. A flow's own arguments have to be JSON.
 _display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
@@ -119,6 +111,7 @@ def score_batch(
     insecure_scheduler: bool = False,
     network_format: str | None = None,
     evidence_format: str | None = None,
+    threads: int | None = None,
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
@@ -138,7 +131,7 @@ def score_batch(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = Resources(workers, memory, scheduler, insecure_scheduler)
+    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads)
     started = time.monotonic()
     try:
         steps.check_resources(resources)
@@ -150,74 +143,24 @@ def score_batch(
 
 def score_as_flow(job: steps.Job, resources: Resources, progress: Progress) -> steps.Manifest:
     """Run the flow for the command line: its progress there too, its errors as they are; RunError without a server."""
+    arguments = {
+        **{each.name: getattr(job, each.name) for each in fields(job)},
+        "query": job.query.kind,
+        "targets": None if job.query.targets is None else list(job.query.targets),
+        "precision": job.query.precision,
+        **asdict(resources),
+    }
     token = _display.set(progress)
     try:
-        _start_embedded_server()
-        state = score_batch(
-            job.network,
-            job.evidence,
-            job.output,
-            job.query.kind,
-            None if job.query.targets is None else list(job.query.targets),
-            job.query.precision,
-            job.partition_rows,
-            job.case_id,
-            job.ignore_extra,
-            job.strict,
-            job.overwrite,
-            job.csv,
-            resources.workers,
-            resources.memory,
-            resources.scheduler,
-            resources.insecure_scheduler,
-            job.network_format,
-            job.evidence_format,
-            return_state=True,
-        )
+        # A flow sleeps for its heartbeats to end, half a second as a rule, and whoever sits at a terminal sees it live.
+        with temporary_settings(set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            state = score_batch(**arguments, return_state=True)
     except Exception as error:
         # The state holds what goes wrong inside the flow; this went wrong around it.
         raise RunError(f"Prefect could not run the flow ({error}): see to its server, or use --no-prefect") from error
     finally:
         _display.reset(token)
     return steps.manifest_of(state.result())  # or raises what made it fail
-
-
-def _start_embedded_server() -> None:
-    """Start the server that Prefect would start by itself, where none is configured.
-
-    A terminal interrupts all processes of a command; the server has to live on, to hear how the flow ended. It
-    inherits blocked signals from the thread that starts it, while this one can still be interrupted.
-    """
-    failures: list[Exception] = []
-
-    def start() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            if not PREFECT_API_URL.value():
-                _limit_server_starts()
-            get_client(sync_client=True)
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=start, daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _limit_server_starts() -> None:
-    from prefect.server.api.server import SubprocessASGIServer
-
-    server = SubprocessASGIServer()  # the only one, which Prefect will start
-    launch, tries = server._run_uvicorn_command, count(1)
-
-    def limited() -> Any:
-        if next(tries) > SERVER_STARTS:
-            raise RuntimeError(f"its server ended {SERVER_STARTS} times while it started")
-        return launch()
-
-    server._run_uvicorn_command = limited
 
 
 def _all_steps(job: steps.Job, resources: Resources, started: float) -> dict[str, Any]:

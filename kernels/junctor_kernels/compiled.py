@@ -14,6 +14,7 @@ import numpy as np
 from junctor_kernels.contract import contract
 from junctor_kernels.jit import jit
 from junctor_kernels.layout import (
+    COLUMNS,
     CONSTANT,
     ENTRIES,
     FACTOR,
@@ -39,7 +40,6 @@ from junctor_kernels.layout import (
     TERMS,
     TOTAL,
     VARIABLES,
-    WIDTH,
 )
 from junctor_kernels.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
@@ -103,7 +103,7 @@ def explain(code: Any, work: Any) -> None:
 
 @jit
 def _slice(step: Any, observed: Any, columns: Any, facts: Any, states: Any, at: Any, arena: Any, bounds: Any) -> None:
-    cases, width = bounds.shape[2], step[WIDTH]
+    cases, width = bounds.shape[2], step[COLUMNS]
     scale = bounds[SCALE, step[SLOT]]
     for b in range(cases):
         at[b] = 0

@@ -11,9 +11,10 @@ CLOSED, OPEN, CONSTANT = 0, 1, 2
 LINES, PAIRS, PRODUCTS = 0, 1, 2
 # Columns of `steps`, for all steps and for reductions ...
 KIND, SLOT, ROW, ENTRIES, TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT, HOW, TILES, OUT, SPAN, STRIDE = range(14)
+SIZE, LINES_OF_TILE = 14, 15
 # ... and what some of them are for a slice: its columns and variables, and where its columns and their facts lie.
-WIDTH, OBSERVED, VARIABLES, PLACE, FACTS = TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT
-STEP_COLUMNS = 14
+COLUMNS, OBSERVED, VARIABLES, PLACE, FACTS = TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT
+STEP_COLUMNS = 16
 # Rows of `bounds` for every slot: log scale, the two bounds of `junctor.propagation`, the smallest entry above zero.
 SCALE, LOST, STILL_OPEN, LEAST = 0, 1, 2, 3
 # Rows of `lanes`: temporaries of one number a case.
@@ -24,9 +25,10 @@ class Code(NamedTuple):
     """A plan with its numbers, lowered.
 
     steps: int64 [n, STEP_COLUMNS]. A FIXED step makes nothing: its table is shared, and only its part in results
-    counts. parents: int64 [m, 2], slot and role of every operand. operands: int64 [m, 2], where its A and R begin in
-    `offsets`. span, terms: the terms of every tile, as in `junctor_kernels.contract`. results: int64 [n, 4], 1 for a
-    total, first posterior row, slot of the message up, slot of its total; -1 where none. growth: float64 [n].
+    counts. parents: int64 [m, 2], slot and role of every operand. operands: int64 [m, 3], where its A and R begin in
+    `offsets`, and its slot where it is a message (-1: nothing to rescale). span, terms: the terms of every tile, as in
+    `junctor_kernels.contract`. results: int64 [n, 4], 1 for a total, first posterior row, slot of the message up, slot
+    of its total; -1 where none. growth: float64 [n].
     observed: int64 [m, 2], row of `states` and radix. columns, facts: sliced factors, and float64 [2, all columns]
     their log scales and smallest entries above zero. shared: tables without cases, flat. tiny: the smallest normal
     number. trace: int64 [n, 6] for a step traced back: first parent, parents, first kept variable, kept variables,

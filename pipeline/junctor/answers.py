@@ -22,6 +22,7 @@ class Answers:
     posteriors: variable index -> float [rows, cardinality] (float32 in single precision); empty for explanations.
     states: variable index -> int32 [rows], the most probable states; empty for posteriors.
     reasons: row -> why it is not OK.
+    memory: all posteriors in one flat array, in the order of the targets, where they lie in one.
     """
 
     targets: tuple[int, ...]
@@ -30,6 +31,7 @@ class Answers:
     posteriors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    memory: npt.NDArray[np.floating] | None = None
 
     @property
     def nbytes(self) -> int:

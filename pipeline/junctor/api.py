@@ -23,6 +23,7 @@ def posteriors(
     precision: Precision = "double",
     *,
     memory: int | str | None = None,
+    threads: int | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -31,14 +32,15 @@ def posteriors(
 
     network: a Network, or the path of a network file. evidence: pandas or Arrow table, dict of columns or list of
     rows; one column a variable, null where it is not observed. targets: variable names, None for all. memory: bytes
-    that propagation may take, None for a share of what is free. case_id, ignore_extra, strict: as for evidence files.
+    that propagation may take, None for a share of what is free. threads: None for all cores that this process may use;
+    answers do not depend on it. case_id, ignore_extra, strict: as for evidence files.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
     `ok` is null but for its reason. Raises ModelError, EvidenceError or BudgetError.
     """
     query = _query("posteriors", targets, precision)
-    return _answer(network, evidence, query, memory, case_id, ignore_extra, strict)
+    return _answer(network, evidence, query, memory, threads, case_id, ignore_extra, strict)
 
 
 def most_probable(
@@ -48,6 +50,7 @@ def most_probable(
     precision: Precision = "double",
     *,
     memory: int | str | None = None,
+    threads: int | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -59,7 +62,7 @@ def most_probable(
     `reason`.
     """
     query = _query("mpe", targets, precision)
-    return _answer(network, evidence, query, memory, case_id, ignore_extra, strict)
+    return _answer(network, evidence, query, memory, threads, case_id, ignore_extra, strict)
 
 
 def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
@@ -73,6 +76,7 @@ def _answer(
     evidence: Any,
     query: Query,
     memory: int | str | None,
+    threads: int | None,
     case_id: str | None,
     ignore_extra: bool,
     strict: bool,
@@ -82,6 +86,7 @@ def _answer(
     from junctor.engine import Engine
     from junctor.evidence.encode import as_arrow, encode_table
     from junctor.formats import read_network
+    from junctor.machine import usable_cores
     from junctor.results import answers_table, default_partition_rows
 
     if not isinstance(network, Network):
@@ -89,7 +94,7 @@ def _answer(
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
     allowed = parse_bytes(str(memory)) if memory is not None else None
-    engine = Engine(network, query, allowed, table.num_rows)
+    engine = Engine(network, query, allowed, table.num_rows, usable_cores() if threads is None else threads)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(

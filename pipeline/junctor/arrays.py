@@ -1,7 +1,8 @@
-"""Arrow arrays made from their buffers.
+"""Arrow arrays made from their buffers, and back.
 
-`pyarrow.array` imports pandas wherever it is installed, whatever it is given. That takes most of a second, which is
-more than ten rows are worth; these functions take what we have, NumPy arrays and strings, straight to Arrow.
+`pyarrow.array` imports pandas wherever it is installed, whatever it is given, and `to_numpy` does. That takes most of a
+second, which is more than ten rows are worth; these functions take what we have, NumPy arrays and strings, straight to
+Arrow.
 """
 
 from __future__ import annotations
@@ -36,6 +37,26 @@ def string_array(values: Sequence[str | None]) -> pa.Array:
     null = np.array([value is None for value in values], dtype=np.bool_)
     buffers = [_validity(null), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def string_list_array(values: Sequence[Sequence[str] | None]) -> pa.Array:
+    """Return a column of lists of strings, null for None."""
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value or ()) for value in values], out=offsets[1:])
+    strings = string_array([text for value in values for text in value or ()])
+    buffers = [_validity(np.array([value is None for value in values], dtype=np.bool_)), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.list_(pa.string()), len(values), buffers, children=[strings])
+
+
+def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
+    """Return the integers or doubles of a column, `null` where there is none; shares the memory where none is null."""
+    validity, data = column.buffers()
+    end = column.offset + len(column)
+    values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]
+    if not column.null_count:
+        return values
+    valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[column.offset :]
+    return np.where(valid, values, values.dtype.type(null))
 
 
 def _validity(null: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:

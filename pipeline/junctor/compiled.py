@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import compiled
+from junctor_kernels.answers import write_posteriors
 from junctor_kernels.contract import LANE_BYTES
 from junctor_kernels.layout import LANES, Work
 from junctor_kernels.vectors import BYTES
 
+from junctor.answers import Answers
 from junctor.lowering import Lowering
 from junctor.propagation import Block, Outcome, Program, doubtful_rows
 
@@ -18,13 +21,15 @@ from junctor.propagation import Block, Outcome, Program, doubtful_rows
 class CompiledProgram:
     """Runs blocks of at most `cases` cases of a program in compiled code: sum-product, or max-sum for explanations.
 
-    Lanes beyond the last case of a block repeat it. Raises ValueError where `cases` does not fill whole vectors.
+    Up to `threads` threads may do so at once, each at a `place` below that: an outcome lies in the memory of its place
+    until the next block. Lanes beyond the last case of a block repeat it. Raises ValueError where `cases` does not fill
+    whole vectors.
     """
 
-    def __init__(self, program: Program, cases: int) -> None:
+    def __init__(self, program: Program, cases: int, threads: int = 1) -> None:
         self._program = program
         self._plan = program.plan
-        self.cases = cases
+        self.cases, self.threads = cases, threads
         dtype = program.algebra.dtype
         if cases % (LANE_BYTES // dtype.itemsize):
             raise ValueError(f"found blocks of {cases} cases, expected a multiple of {LANE_BYTES // dtype.itemsize}")
@@ -32,70 +37,102 @@ class CompiledProgram:
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
         lowering = Lowering(program, cases, self._rows)
-        self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
-        self._fixed = {
-            variable: program.normalised(program.shared[table].table)
-            for variable, table in program.plan.marginals
-            if table in program.shared
-        }
-        lanes = np.zeros((LANES, cases), dtype=dtype)
+        self._likelihoods = lowering.likelihoods
+        self._posteriors = dict(lowering.posteriors)
+        entries = lowering.posterior_rows
+        for variable, table in self._plan.marginals:
+            if table in program.shared:
+                self._posteriors[variable], entries = entries, entries + len(program.shared[table].table)
+        self._posterior_rows = entries
+        self._places: npt.NDArray[np.int64] | None = None
         self._code = lowering.code()
-        self._work = Work(
-            np.zeros(cases, dtype=np.int64),
-            np.zeros((max(1, len(self._rows)), cases), dtype=np.int64),
-            np.ones((max(1, lowering.likelihood_rows), cases)),
-            aligned(max(1, lowering.arena_rows) * cases, dtype),
-            np.zeros((4, max(1, len(lowering.slots)), cases)),
-            np.ones(max(1, len(lowering.slots)), dtype=np.bool_),
-            lanes,
-            lanes.view(np.int32 if dtype.itemsize == 4 else np.int64),
-            np.zeros((max(1, lowering.posterior_rows), cases), dtype=dtype),
-            np.zeros((3, cases)),
-        )
-        self._set_constant_bounds(lowering)
+        self._works = [self._work(lowering, dtype) for _ in range(threads)]
+        self._tables = [self._tables_of(work) for work in self._works]
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: Block, place: int = 0) -> Outcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
-        cases, found = block.cases, self._take(block)
-        compiled.propagate(self._code, self._work)
+        cases, work = block.cases, self._works[place]
+        found = self._take(block, work)
+        compiled.propagate(self._code, work)
         log_value = found[0, :cases] + self._program.constants(block)
-        posteriors: dict[int, npt.NDArray[Any]] = dict(self._fixed)
-        for variable, row in self._posteriors.items():
-            posteriors[variable] = self._work.posteriors[row : row + self._plan.shape.cardinalities[variable], :cases]
+        posteriors = self._tables[place]
+        if cases < self.cases:
+            posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
         doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
         return Outcome(log_value, posteriors, {}, doubtful)
 
-    def explain(self, block: Block) -> Outcome:
+    def explain(self, block: Block, place: int = 0) -> Outcome:
         """Find a most probable explanation of every case of a block."""
-        cases, found = block.cases, self._take(block)
-        compiled.explain(self._code, self._work)
+        cases, work = block.cases, self._works[place]
+        found = self._take(block, work)
+        compiled.explain(self._code, work)
         log_value = found[0, :cases] + self._program.constants(block)
-        states = {variable: self._work.states[row, :cases] for variable, row in self._rows.items()}
+        states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return Outcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
-    def _take(self, block: Block) -> npt.NDArray[np.float64]:
+    def write(self, answers: Answers, rows: npt.NDArray[np.int64], place: int = 0) -> None:
+        """Write the posteriors that the last run at a place found to `rows` of the answers."""
+        if self._places is None:
+            self._places = self._places_of(answers.targets)
+        if self._places.size:
+            work = self._works[place]
+            write_posteriors(work.posteriors, work.states, self._places, rows, answers.memory)
+
+    def _places_of(self, targets: Sequence[int]) -> npt.NDArray[np.int64]:
+        sizes = [self._plan.shape.cardinalities[v] for v in targets]
+        observed = [int(v not in self._posteriors) for v in targets]
+        rows = [self._rows[v] if seen else self._posteriors[v] for v, seen in zip(targets, observed, strict=True)]
+        before = np.cumsum([0, *sizes])[:-1]
+        return np.array([observed, rows, sizes, before], dtype=np.int64).T.copy()
+
+    def _take(self, block: Block, work: Work) -> npt.NDArray[np.float64]:
         """Bring the evidence of a block into its memory and return the cleared results."""
         for variable, column in block.states.items():
-            line = self._work.states[self._rows[variable]]
+            line = work.states[self._rows[variable]]
             line[: block.cases] = column
             line[block.cases :] = column[-1]
         for variable, row in self._likelihoods.items():
             values = block.likelihoods[variable]
-            lines = self._work.likelihoods[row : row + len(values)]
+            lines = work.likelihoods[row : row + len(values)]
             lines[:, : block.cases] = values
             lines[:, block.cases :] = values[:, -1:]
-        found: npt.NDArray[np.float64] = self._work.found
+        found: npt.NDArray[np.float64] = work.found
         found.fill(0)
         return found
 
-    def _set_constant_bounds(self, lowering: Lowering) -> None:
+    def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> Work:
+        """Return the memory of a place, with the bounds of tables that no case changes."""
+        cases, slots = self.cases, max(1, len(lowering.slots))
+        lanes = np.zeros((LANES, cases), dtype=dtype)
+        work = Work(
+            np.zeros(cases, dtype=np.int64),
+            np.zeros((max(1, len(self._rows)), cases), dtype=np.int64),
+            np.ones((max(1, lowering.likelihood_rows), cases)),
+            aligned(max(1, lowering.arena_rows) * cases, dtype),
+            np.zeros((4, slots, cases)),
+            np.ones(slots, dtype=np.bool_),
+            lanes,
+            lanes.view(np.int32 if dtype.itemsize == 4 else np.int64),
+            np.zeros((max(1, self._posterior_rows), cases), dtype=dtype),
+            np.zeros((3, cases)),
+        )
         for table, slot in lowering.slots.items():
             if table not in self._program.shared:
                 continue
             value = self._program.shared[table]
             scale = self._program.log_of(value) if table in self._plan.totals else value.log_scale
-            self._work.bounds[:, slot] = np.array([scale[0], value.lost[0], value.open[0], value.least[0]])[:, None]
-            self._work.lossless[slot] = not (value.lost.any() or value.open.any())
+            work.bounds[:, slot] = np.array([scale[0], value.lost[0], value.open[0], value.least[0]])[:, None]
+            work.lossless[slot] = not (value.lost.any() or value.open.any())
+        return work
+
+    def _tables_of(self, work: Work) -> dict[int, npt.NDArray[Any]]:
+        """Return the posteriors in the memory of a place; those that no case changes are filled in."""
+        sizes = self._plan.shape.cardinalities
+        tables = {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}
+        for variable, table in self._plan.marginals:
+            if table in self._program.shared:
+                tables[variable][:] = self._program.normalised(self._program.shared[table].table)
+        return tables
 
 
 def aligned(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

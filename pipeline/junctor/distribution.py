@@ -52,15 +52,18 @@ logger = logging.getLogger("junctor")
 class Resources:
     """Where the partitions are worked on.
 
-    workers: processes on this machine; None for one a core, 0 or 1 for this process itself, without Dask.
+    workers: processes on this machine; None for as many as the work is worth, 0 or 1 for this process itself, without
+    Dask.
     memory: bytes that propagation may take in all workers together; None for a share of what is free.
     scheduler: address of a Dask scheduler whose workers are used instead.
+    threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
     """
 
     workers: int | None = None
     memory: int | None = None
     scheduler: str | None = None
     insecure_scheduler: bool = False
+    threads: int | None = None
 
 
 class WorkersLostError(Exception):
@@ -97,6 +100,20 @@ def distribute(
         yield from here(tasks, allowed)
     else:
         yield from (function(task, allowed) for task in tasks)
+
+
+def threads_for(resources: Resources, workers: int) -> int | None:
+    """Return the threads of each of so many worker processes; None where each has to see for itself."""
+    if resources.threads is not None or resources.scheduler is not None:
+        return resources.threads
+    return max(1, usable_cores() // max(1, workers))
+
+
+def threads_here() -> int:
+    """Return the threads that a task on a scheduler's worker may use: those that the worker was started with."""
+    from distributed import get_worker
+
+    return int(get_worker().state.nthreads)
 
 
 def allowed_memory(resources: Resources) -> int:

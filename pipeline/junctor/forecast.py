@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from junctor_kernels.reference import LOG
 
-from junctor.engine import LADDERS, Engine
+from junctor.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.grouping import Group, patterns_of
 from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory
@@ -37,8 +38,8 @@ SURVEYED_PATTERNS = 16
 class Forecast:
     """One group of rows: how it is answered, entry operations, bytes that it needs at least and will take, seconds.
 
-    plan: None where each row has a tree of its own. operations: of all its rows. seconds: of one core; coarse, infinite
-    where no number holds them.
+    plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
+    one core; coarse, infinite where no number holds them.
     """
 
     group: Group
@@ -107,19 +108,18 @@ def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True) -> list[
 
 
 def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool, refuse: bool) -> Forecast:
-    explain = engine.query.kind == "mpe"
-    formats = 1 if explain else len(LADDERS[engine.query.precision])
-    itemsize = 4 if engine.query.precision == "single" and not explain else 8
-    budget = Budget(engine.allowed, batch.rows * answer_width(engine.network, engine.query))
-    rows, to_come = len(group.rows), engine.to_come(batch, len(group.rows))
+    width = answer_width(engine.network, engine.query)
+    budget = Budget(engine.allowed, batch.rows * width)
+    rows, to_come = group.answered, engine.uses(group, batch)
     plan = engine.plan(group.pattern, to_come)
-    memory = Memory(plan, formats, compiles=engine.query.precision != "log")
+    memory = Memory(plan, len(engine.ladder), compiles=engine.ladder[0] is not LOG)
     projected = memory.least + budget.reserved
     if refuse or projected <= engine.allowed:
-        memory.fit(budget, budget.free, rows, to_come if compiled else 0)
-        projected = memory.projected(itemsize) + budget.reserved
+        memory.fit(budget, budget.free, rows, to_come if compiled else 0, engine.threads)
+        copied = 0 if group.few is None else group.few.nbytes + rows * width
+        projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
     operations = plan.shared_operations + rows * plan.case_operations
-    seconds = seconds_of(operations, rows, memory.lanes > 0)
+    seconds = seconds_of(operations, len(group.rows), memory.lanes > 0)
     return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
 
 
@@ -139,7 +139,7 @@ def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:
     sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
     trees = [engine.row_engine.work(each.pattern.sliced, each.pattern.weighted) for each in sample]
     seconds = [engine.row_engine.seconds(each.pattern.sliced, each.pattern.weighted) for each in sample]
-    share = len(group.rows) / len(sample)
+    share = group.answered / len(sample)
     entries = max((entries for _, entries, _ in trees if entries <= engine.row_engine.entries), default=0)
     bytes_ = room_bytes(engine.network, int(entries)) + batch.rows * answer_width(engine.network, engine.query)
     operations = sum(operations for operations, _, _ in trees if math.isfinite(operations))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.distinct import Distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.shape import Pattern
 
@@ -60,12 +61,21 @@ class Patterns:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`alone`)."""
+    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`alone`).
+
+    few: the different ones among the rows, where only those are answered.
+    """
 
     pattern: Pattern
     rows: Rows
     patterns: int = 1
     alone: bool = False
+    few: Distinct | None = None
+
+    @property
+    def answered(self) -> int:
+        """How many rows are answered, and not copied from others."""
+        return len(self.rows) if self.few is None else self.few.batch.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,7 @@ class Choice:
 
     def _search(self) -> None:
         """Find columns that are better left loose: they cost little and are often missing."""
-        share = self._counts @ self._marks / self._counts.sum()
+        share = self._found.counts @ self._found.marks / self._found.counts.sum()
         # What is observed in fewer rows than not would only tell rows apart.
         seldom = (share < 0.5) | ~self._is_hard
         order = self._by_price(seldom, share)
@@ -151,12 +161,14 @@ class Choice:
     def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:
         """Return the columns that are often observed but not always, the cheapest to leave loose first."""
         often = np.flatnonzero(~seldom & (share < 1))
+        # Rounded, so that the next batch of the same kind gets the same order, and its plans serve again.
+        missing = 2.0 ** np.round(np.log2(1 - share[often]))
         base = self._price(~seldom, seldom)
         added = []
-        for column in often:
+        for column, rows in zip(often, missing, strict=True):
             loose = seldom.copy()
             loose[column] = True
-            added.append((self._price(~loose, loose) - base) / (1 - share[column]))
+            added.append((self._price(~loose, loose) - base) / rows)
         return [int(often[i]) for i in np.argsort(added, kind="stable")]
 
     def _total(self, loose: Mask) -> float:

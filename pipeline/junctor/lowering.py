@@ -12,6 +12,7 @@ from junctor_kernels.axes import Contraction, Strides, unmerged
 from junctor_kernels.layout import Code
 
 from junctor import tiles
+from junctor.collector import collector_paused
 from junctor.planning.arena import arena
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
 from junctor.propagation import Lowered, Program
@@ -42,13 +43,24 @@ class Lowering:
     """Walks through the steps of a plan and collects the arrays of its `Code` for blocks of `cases` cases.
 
     state_rows: variable -> row of the block's states. likelihoods: variable -> first row of the block's likelihoods.
-    posteriors: variable -> first row of the block's posteriors. slots: table -> its place among the bounds.
+    posteriors: variable -> first row of the block's posteriors. slots: table -> its place among the bounds. tables: the
+    table of every lowered step. shapes: lines and entries of a line that tiles may have. places: where tables lie in
+    the arena and its rows, if not one behind the other in the order of the plan.
     """
 
-    def __init__(self, program: Program, cases: int, state_rows: dict[int, int]) -> None:
+    @collector_paused()
+    def __init__(
+        self,
+        program: Program,
+        cases: int,
+        state_rows: dict[int, int],
+        shapes: tuple[tuple[int, int], ...] = tiles.CPU_SHAPES,
+        places: tuple[dict[int, int], int] | None = None,
+    ) -> None:
         plan = program.plan
-        self._program, self._plan, self._cases = program, plan, cases
-        self._place, self.arena_rows = arena(plan)
+        self._program, self._plan, self._cases, self._shapes = program, plan, cases, shapes
+        self._place, self.arena_rows = places or arena(plan)
+        self.tables: list[int] = []
         self._totals = frozenset(plan.totals)
         self._marginal_of = {table: variable for variable, table in plan.marginals}
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
@@ -61,7 +73,7 @@ class Lowering:
         self._state_rows = state_rows
         self._steps: list[tuple[int, ...]] = []
         self._parents: list[tuple[int, int]] = []
-        self._operands: list[tuple[int, int]] = []
+        self._operands: list[tuple[int, int, int]] = []
         self._results: list[tuple[int, int, int, int]] = []
         self._growth: list[float] = []
         self._observed: list[tuple[int, int]] = []
@@ -70,6 +82,8 @@ class Lowering:
         self._variables: list[tuple[int, int]] = []
         numbers = program.algebra.dtype
         self._offsets, self._span, self._terms = Pool(np.int64), Pool(np.int64), Pool(np.int32)
+        self._spans: dict[tiles.Terms, int] = {}
+        self._eliminated: dict[tuple[object, ...], int] = {}
         self._columns, self._scales, self._leasts = Pool(numbers), Pool(np.float64), Pool(np.float64)
         self._shared = Pool(numbers)
         self._shared_place: dict[int, int] = {}
@@ -87,7 +101,7 @@ class Lowering:
         return Code(
             _table(self._steps, layout.STEP_COLUMNS),
             _table(self._parents, 2),
-            _table(self._operands, 2),
+            _table(self._operands, 3),
             self._offsets.joined(),
             self._span.joined(),
             self._terms.joined(),
@@ -130,6 +144,7 @@ class Lowering:
                 marginal = self.posteriors[self._marginal_of[table]] = self.posterior_rows
                 self.posterior_rows += entries
         edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
+        self.tables.append(table)
         self._results.append((int(table in self._totals), marginal, *edge))
         step = (kind, self._slot(table), row, entries, *rest)
         self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
@@ -151,15 +166,18 @@ class Lowering:
         factors = [k for k, operand in enumerate(lowered.operands) if operand in self._program.shared]
         walk, span, stride = self._walk(table, lowered, rows)
         first = len(self._operands)
-        self._operands.append(self._factor(lowered, factors, walk.order) if factors else (-1, -1))
+        self._operands.append((*(self._factor(lowered, factors, walk.order) if factors else (-1, -1)), -1))
         for k in walk.rows:
-            at = self._place[lowered.operands[k]] * self._cases
-            self._operands.append(self._both_offsets(what, what.operands[k], walk.order, at, self._cases))
+            operand = lowered.operands[k]
+            at = self._place[operand] * self._cases
+            slot = self._slot(operand) if operand in self._program.lowered else -1
+            self._operands.append((*self._both_offsets(what, what.operands[k], walk.order, at, self._cases), slot))
         row = self._place[table] * self._cases
         out = self._offsets.add(row + walk.order * self._cases)
         count = len(self._operands) - first
         terms = what.eliminated_entries
-        return terms, parents, len(lowered.operands), first, count, walk.how, walk.tiles, out, span, stride
+        counts = terms, parents, len(lowered.operands), first, count
+        return *counts, walk.how, walk.tiles, out, span, stride, walk.size, walk.shape[0]
 
     def _walk(self, table: int, lowered: Lowered, rows: Sequence[int]) -> tuple[tiles.Walk, int, int]:
         """Choose tiles or single entries, all terms or lists of them; returns the walk, its span and its stride."""
@@ -167,15 +185,19 @@ class Lowering:
         pairs = what.kept_entries * what.eliminated_entries
         nonzero = self._program.support.terms[table]
         # All shared operands are one factor.
-        walk = tiles.tiled(what, rows, factor=len(rows) < len(lowered.operands))
-        alone = tiles.plain(what, rows)
+        walks = tiles.walks(what, tuple(rows), len(rows) < len(lowered.operands), self._shapes)
         if nonzero > (1 - tiles.LISTED_FROM) * pairs or self._terms.size + nonzero > MOST_LISTED:
-            return walk or alone, self._span.add([0, what.eliminated_entries]), 0
+            return walks[0], self._span.add([0, what.eliminated_entries]), 0
         masks = [self._program.support.tables[operand] for operand in lowered.operands]
-        terms = tiles.listed(what, walk or alone, masks)
-        if walk and terms.listed.size * tiles.TILE_COST > nonzero:
-            walk, terms = None, tiles.listed(what, alone, masks)
-        return walk or alone, self._span.add(self._terms.add(terms.listed) + terms.begins), 1
+        found = [(walk, tiles.listed(what, walk, masks)) for walk in walks]
+        walk, terms = min(found, key=lambda each: each[1].listed.size * each[0].term_cost)
+        return walk, self._span_of(terms), 1
+
+    def _span_of(self, terms: tiles.Terms) -> int:
+        """Append lists of terms, equal ones once, and return where their span begins."""
+        if terms not in self._spans:
+            self._spans[terms] = self._span.add(self._terms.add(terms.listed) + terms.begins)
+        return self._spans[terms]
 
     def _factor(self, lowered: Lowered, factors: Sequence[int], order: npt.NDArray[np.int64]) -> tuple[int, int]:
         """Append offsets of the shared operands; where there are several, of their product, which is made here."""
@@ -192,8 +214,14 @@ class Lowering:
         self, what: Contraction, strides: Strides, order: npt.NDArray[np.int64], place: int, width: int
     ) -> tuple[int, int]:
         kept = tiles.offsets(what.kept, strides.kept)[order]
-        eliminated = tiles.offsets(what.eliminated, strides.eliminated)
-        return self._offsets.add(place + kept * width), self._offsets.add(eliminated * width)
+        return self._offsets.add(place + kept * width), self._terms_at(what.eliminated, strides.eliminated, width)
+
+    def _terms_at(self, sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> int:
+        """Append the offsets along eliminated axes, equal ones once, and return where they begin."""
+        name = sizes, strides, width
+        if name not in self._eliminated:
+            self._eliminated[name] = self._offsets.add(tiles.offsets(sizes, strides) * width)
+        return self._eliminated[name]
 
     def _add_parents(self, operands: Sequence[int]) -> int:
         first = len(self._parents)
@@ -222,7 +250,7 @@ class Lowering:
             width = self._cases if per_case else 1
             place = self._place[operand] * width if per_case else self._shared_at(operand)
             at = self._offsets.add(np.array(strides.kept, dtype=np.int64) * width)
-            terms = self._offsets.add(tiles.offsets(what.eliminated, strides.eliminated) * width)
+            terms = self._terms_at(what.eliminated, strides.eliminated, width)
             self._traced.append((place, int(per_case), at, terms))
         count = len(self._traced) - first
         self._trace.append((first, count, first_kept, len(kept), first_kept + len(kept), len(step.eliminated)))

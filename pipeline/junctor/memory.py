@@ -47,7 +47,7 @@ class Memory:
     """Bytes of a plan: `fixed` for its programs, and so many for each case of a block; `fit` settles the rest.
 
     formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
-    has. lanes: cases of its blocks, 0 where NumPy does the work.
+    has. lanes: cases of its blocks, 0 where NumPy does the work. threads: how many of its blocks are under way at once.
     """
 
     plan: Plan
@@ -57,7 +57,9 @@ class Memory:
     allowed: int = 0
     rows: int = 1
     lanes: int = 0
+    threads: int = 1
     fixed: int = field(init=False)
+    _compiled_room: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         shape = self.plan.shape
@@ -74,11 +76,11 @@ class Memory:
         """Bytes that one case at a time needs, in the widest format."""
         return self.fixed + self._scratch_bytes(LEAST_SCRATCH) + self._case_bytes(8)
 
-    def fit(self, budget: Budget, free: int, rows: int, to_come: int = 0) -> None:
+    def fit(self, budget: Budget, free: int, rows: int, to_come: int = 0, threads: int = 1) -> None:
         """Settle scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
 
         rows: cases of this batch that use the plan. to_come: about how many do in the whole run, 0 where that run does
-        not load the compiled backend at all.
+        not load the compiled backend at all. threads: that blocks of it may run on; fewer where memory is short.
         """
         if self.least > free:
             clique = approximate(max(self.plan.clique_entries, default=0))
@@ -90,18 +92,21 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
-        self._fit_lanes(spare // 2, to_come)
+        self._compiled_room = spare // 2
+        self._fit_lanes(to_come, threads)
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
             self.scratch *= 2
 
-    def _fit_lanes(self, spare: int, rows: int) -> None:
+    def _fit_lanes(self, rows: int, threads: int) -> None:
         """Settle whether lowering pays for so many rows, and the cases of a block of the compiled backend."""
         self.lanes = 0
         operations = min(rows * self.plan.case_operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
+        room = (self._compiled_room - self._lowered) // self._lane_bytes
+        self.threads = max(1, min(threads, room // LANE))
         lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES))
-        lanes = min(lanes, padded(self.rows), (spare - self._lowered) // self._lane_bytes) // LANE * LANE
+        lanes = min(lanes, padded(-(-self.rows // self.threads)), room // self.threads) // LANE * LANE
         self.lanes = max(0, lanes)
 
     @cached_property
@@ -115,7 +120,9 @@ class Memory:
 
     def cases(self, itemsize: int) -> int:
         """Return how many cases of a number format fit in a block."""
-        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - self._compiled_bytes
+        # Not what the compiled backend takes, but what it may: threads must not change a block, nor its rounding.
+        compiled = self._compiled_room if self.lanes else 0
+        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - compiled
         each = self._case_bytes(itemsize)
         return max(1, min(free // each, BLOCK_BYTES // each, MOST_CASES, self.scratch, self.rows))
 
@@ -126,7 +133,7 @@ class Memory:
 
     @property
     def _compiled_bytes(self) -> int:
-        return self._lowered + self.lanes * self._lane_bytes if self.lanes else 0
+        return self._lowered + self.threads * self.lanes * self._lane_bytes if self.lanes else 0
 
     def _scratch_bytes(self, entries: int) -> int:
         return reference.SCRATCH_ARRAYS * entries * 8
@@ -194,9 +201,10 @@ class Prepared:
         """Return the first program for the compiled backend, or None where that is not worth its while."""
         if not self.memory.lanes:
             return None
-        # One for smaller blocks still serves; one for larger blocks holds more than was planned this time.
-        if self._compiled is None or self._compiled.cases > self.memory.lanes:
+        lanes, threads = self.memory.lanes, self.memory.threads
+        # One for smaller blocks still serves; one for larger blocks or more threads holds more than was planned now.
+        if self._compiled is None or self._compiled.cases > lanes or self._compiled.threads > threads:
             from junctor.compiled import CompiledProgram
 
-            self._compiled = CompiledProgram(self.program(self.ladder[0]), self.memory.lanes)
+            self._compiled = CompiledProgram(self.program(self.ladder[0]), lanes, threads)
         return self._compiled

@@ -1,15 +1,16 @@
 """One partition, from its evidence file to its part file: read, answer, write.
 
-Where one process does all partitions, the next one is read and the last one written while one is propagated: compiled
-kernels, Parquet and the disk all work without Python's lock. Three partitions are in memory at the most: one as
-evidence, one as answers in the making, one as answers on their way to the disk.
+Where one process does all partitions, the next one is read and the last two are written while one is propagated:
+compiled kernels, Parquet and the disk all work without Python's lock. Four partitions are in memory at the most: one as
+evidence, one as answers in the making, two as answers on their way to the disk.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -18,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
 from junctor.query import Query
 from junctor.storage import RunDirectory, aside, explained
@@ -30,11 +32,16 @@ if TYPE_CHECKING:
     from junctor.model import Network
 
 
+# Partitions that are written at a time: to lay out and compress answers takes about as long as to compute them, and far
+# longer where rows repeat. The same on every machine, because the memory that it takes decides what plans may take.
+WRITERS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class PartTask:
     """One partition to answer: all that a worker has to be told.
 
-    rows: of all partitions together. partition_rows: of a whole one.
+    rows: of all partitions together. partition_rows: of a whole one. threads: to use; None for all of a Dask worker.
     """
 
     directory: str
@@ -44,6 +51,7 @@ class PartTask:
     junctor_version: str
     rows: int
     partition_rows: int
+    threads: int | None = 1
 
     def __str__(self) -> str:
         return f"partition {self.part}"
@@ -106,23 +114,23 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
 def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
     """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
 
-    Propagation stays in the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
+    Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
     """
     partitions = [_Partition(task) for task in tasks]
-    with ThreadPoolExecutor(2, thread_name_prefix="junctor-files") as threads:
+    writing: deque[Future[tuple[Part, Stages]]] = deque()
+    with ThreadPoolExecutor(1 + WRITERS, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
-        writing: Future[tuple[Part, Stages]] | None = None
         for i, partition in enumerate(partitions):
             with partition.stages.time("waiting"):
                 reading.result()
             if i + 1 < len(partitions):
                 reading = threads.submit(partitions[i + 1].read)
             partition.answer_beside(memory, writing)
-            if writing is not None:
-                yield partition.wait_for(writing)
-            writing = threads.submit(partition.write)
-        if writing is not None:
-            yield partition.wait_for(writing)
+            if len(writing) == WRITERS:
+                yield partition.wait_for(writing.popleft())
+            writing.append(threads.submit(partition.write))
+        while writing:
+            yield partition.wait_for(writing.popleft())
 
 
 def read_part(directory: RunDirectory, query: Query, number: int) -> Part:
@@ -165,8 +173,9 @@ class _Partition:
         task, evidence = self.task, self._evidence
         assert evidence is not None
         with self.stages.time("propagating"):
+            threads = task.threads or threads_here()
             network, engine = engine_for(
-                str(self._directory.network), task.network_digest, task.query, memory, task.rows
+                str(self._directory.network), task.network_digest, task.query, memory, task.rows, threads
             )
             held = waiting * task.partition_rows * answer_width(network, task.query)
             try:
@@ -179,19 +188,19 @@ class _Partition:
                 ) from error
         self._evidence = None
 
-    def answer_beside(self, memory: int, writing: Future[tuple[Part, Stages]] | None) -> None:
-        """Propagate while another partition is written, or after that where the memory is too short for both.
+    def answer_beside(self, memory: int, writing: Iterable[Future[tuple[Part, Stages]]]) -> None:
+        """Propagate while others are written, or after that where the memory is too short for all of them.
 
-        What is held back does not depend on how far that other one is: a run has to repeat itself.
+        What is held back does not depend on how far those others are: a run has to repeat itself.
         """
         alone = self.task.rows <= self.task.partition_rows
         try:
-            self.answer(memory, waiting=0 if alone else 1)
+            self.answer(memory, waiting=0 if alone else WRITERS)
         except BudgetError:
             if alone:
                 raise
-            if writing is not None:
-                self.wait_for(writing)
+            for each in writing:
+                self.wait_for(each)
             self.answer(memory)
 
     def wait_for(self, writing: Future[tuple[Part, Stages]]) -> tuple[Part, Stages]:
@@ -213,7 +222,9 @@ _one_at_a_time = threading.Lock()
 
 
 @lru_cache(maxsize=1)
-def engine_for(network_file: str, digest: str, query: Query, memory: int, rows: int) -> tuple[Network, Engine]:
+def engine_for(
+    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
+) -> tuple[Network, Engine]:
     """Return network and engine, kept for the next partition of the same run in this process."""
     from junctor.engine import Engine
     from junctor.formats import read_network
@@ -221,7 +232,7 @@ def engine_for(network_file: str, digest: str, query: Query, memory: int, rows: 
     network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory, rows)
+    return network, Engine(network, query, memory, rows, threads)
 
 
 def _refuse_strange_worker(task: PartTask, directory: RunDirectory) -> None:

@@ -30,6 +30,7 @@ from junctor_kernels import reference
 from junctor_kernels.axes import Contraction, contraction, unmerged
 from junctor_kernels.reference import Algebra
 
+from junctor.collector import collector_paused
 from junctor.model import Factor, Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.support import Support, support_of
@@ -45,11 +46,11 @@ LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
 class Block:
     """Evidence of some cases in the form a plan takes it.
 
-    states: sliced variable -> int64 [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
+    states: sliced variable -> integers [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
     """
 
     cases: int
-    states: Mapping[int, npt.NDArray[np.int64]]
+    states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
 
 
@@ -93,7 +94,7 @@ class _Columns:
         """Return the column of every case."""
         column = np.zeros(block.cases, dtype=np.int64)
         for variable, radix in zip(self.observed, self.radices, strict=True):
-            column += block.states[variable] * radix
+            column += np.multiply(block.states[variable], radix, dtype=np.int64)
         return column
 
 
@@ -109,6 +110,7 @@ class Lowered:
 class Program:
     """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done."""
 
+    @collector_paused()
     def __init__(self, plan: Plan, network: Network, algebra: Algebra) -> None:
         self.plan = plan
         self.algebra = algebra

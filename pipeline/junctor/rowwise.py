@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,28 +16,39 @@ from junctor.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model import Network
 from junctor.planning.elimination import moral_graph
+from junctor.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
-# Rows that go through compiled code in one call.
-ROWS = 64
+# Rows that go through compiled code in one call: as many as these bytes of answers hold, so that what Python does for
+# each call does not weigh on small networks, and Ctrl-C does not wait on large ones.
+CALL_BYTES = 1 << 19
+LEAST_ROWS, MOST_ROWS = 64, 1024
 # Entries of the arena to begin with; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
 # What an entry operation takes, and a table with its messages; coarse, to choose what is answered here.
-OPERATION_SECONDS = 5e-10
-TABLE_SECONDS = 1.4e-6
+OPERATION_SECONDS = 4e-10
+TABLE_SECONDS = 9e-7
+
+
+@dataclass
+class _Room:
+    """What a thread works in: a tree, the arena of its messages, and how many entries that may grow to."""
+
+    tree: rowplan.Tree
+    work: rowwise.Work
+    most: int
 
 
 class RowEngine:
-    """Answers rows of evidence on one network, sum-product in double precision; keeps its arena from call to call.
+    """Answers rows of evidence on one network, sum-product in double precision; keeps its arenas from call to call.
 
-    targets: variables whose posteriors are wanted. allowed: bytes that it may take.
+    targets: variables whose posteriors are wanted. allowed: bytes that it may take. threads: that rows are answered on.
     """
 
-    def __init__(self, network: Network, targets: Sequence[int], allowed: int) -> None:
+    def __init__(self, network: Network, targets: Sequence[int], allowed: int, threads: int = 1) -> None:
         self._fixed = room_bytes(network, 0)
-        self.allow(allowed)
         self._targets = targets
         self._sizes = network.cardinalities
         self._factors = factors_of(network)
@@ -46,21 +58,31 @@ class RowEngine:
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
         self._width = int(widths.sum())
         # As many likelihoods as variables, at most.
-        self._tree = rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes))
-        self._work = rowwise.work(max(1, min(self.entries, ARENA_ENTRIES)), len(self._tree.nodes.tables))
+        trees = [rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes)) for _ in range(threads)]
+        self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
+        self.allow(allowed)
 
     def allow(self, allowed: int) -> None:
         """Settle how many entries the messages of a row may have in so many bytes."""
         self.entries = (allowed - self._fixed) // 8
+        for room in self._rooms:
+            self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)
+
+    def _resize(self, room: _Room, most: int) -> None:
+        """Let the arena of a room have `most` entries; one that has more shrinks."""
+        room.most = most
+        if room.work.arena.size > max(1, most):
+            room.work = rowwise.work(1, len(room.tree.nodes.tables))
 
     def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
         """Return entry operations, entries of messages and number of tables of a row; infinite where it has no tree."""
         states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
         states[list(observed)] = 0
+        tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
-        if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, self._tree):
+        if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, tree):
             return math.inf, math.inf, math.inf
-        operations, entries, tables = self._tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]
+        operations, entries, tables = tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]
         return float(operations), float(entries), float(tables)
 
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
@@ -70,16 +92,32 @@ class RowEngine:
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write the answers to `rows`; returns those that need a wider number format or have too large a tree."""
-        left = [self._answer(batch, rows[i : i + ROWS], answers) for i in range(0, len(rows), ROWS)]
-        empty: Rows = np.zeros(0, dtype=np.int64)
-        return np.concatenate([empty, *left])
+        tasks = self._calls(rows)
+        shared = self._rooms[0].most
+        found = in_threads(lambda part, place: self._answer(batch, part, answers, place), tasks, len(self._rooms))
+        status = np.concatenate([np.zeros(0, dtype=np.int64), *found])
+        large = np.flatnonzero(status == rowwise.TOO_LARGE)
+        if large.size and len(self._rooms) > 1:
+            # What is too large for the share of a thread may fit where one thread has it all.
+            for place, room in enumerate(self._rooms):
+                self._resize(room, 0 if place else self.entries)
+            status[large] = np.concatenate([self._answer(batch, part, answers, 0) for part in self._calls(rows[large])])
+            for room in self._rooms:
+                self._resize(room, shared)
+        left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
+        return left
 
-    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
-        """Write the answers to a few rows; returns those that are left to others."""
+    def _calls(self, rows: Rows) -> list[Rows]:
+        """Return the rows of each call."""
+        count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
+        return [rows[start : start + count] for start in range(0, len(rows), count)]
+
+    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, place: int) -> npt.NDArray[np.int64]:
+        """Write the answers to a few rows but those that are left to others; returns the status of each."""
         posteriors = np.zeros((len(rows), self._width))
         log_values = np.zeros(len(rows))
         status = np.zeros(len(rows), dtype=np.int64)
-        self._propagate(self._evidence(batch, rows), (posteriors, log_values, status))
+        self._propagate(self._rooms[place], self._evidence(batch, rows), (posteriors, log_values, status))
         impossible = status == rowwise.IMPOSSIBLE
         done = impossible | (status == rowwise.ANSWERED)
         at, log_values[impossible] = rows[done], -np.inf
@@ -89,23 +127,23 @@ class RowEngine:
             answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
         for row in rows[impossible]:
             answers.reasons[int(row)] = NO_PROBABILITY
-        left: Rows = rows[~done]
-        return left
+        return status
 
-    def _propagate(self, evidence: Arrays, results: Arrays) -> None:
+    def _propagate(self, room: _Room, evidence: Arrays, results: Arrays) -> None:
         """Run the kernel over some rows, with a larger arena where one needs it."""
         status = results[2]
         row = 0
         while row < len(status):
-            room = (self._tree, self._work)
-            row = rowwise.answer_rows(self._factors, evidence, self._wanted, self._starts, row, room, results)
+            both = (room.tree, room.work)
+            row = rowwise.answer_rows(self._factors, evidence, self._wanted, self._starts, row, both, results)
             if row < len(status):
-                needed = int(self._tree.nodes.counts[rowplan.ARENA])
-                if needed > self.entries:
+                needed = int(room.tree.nodes.counts[rowplan.ARENA])
+                if needed > room.most:
                     status[row] = rowwise.TOO_LARGE
                     row += 1
                 else:
-                    self._work = rowwise.work(min(self.entries, 2 * needed), len(self._tree.nodes.tables))
+                    larger = min(room.most, max(2 * needed, ARENA_ENTRIES))
+                    room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
     def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
         """Return states, soft variables, likelihoods and where each kind of them begins, as the kernel takes them."""

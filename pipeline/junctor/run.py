@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from junctor.answers import STATUS_NAMES
-from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute
+from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
 from junctor.machine import usable_cores
 from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
@@ -38,6 +38,8 @@ from junctor.storage import (
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
 WORKER_SECONDS = 5.0
+# Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
+WORKER_CORES = 4
 
 logger = logging.getLogger("junctor")
 
@@ -212,7 +214,9 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
-    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows)
+    # The very engine that goes on where this process does the work itself.
+    threads = threads_for(resources, 1) or 1
+    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)
     return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
 
 
@@ -227,6 +231,8 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             directory.manifest.unlink(missing_ok=True)
     left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", ingested.rows, ingested.rows - left)
+    resources = replace(resources, workers=workers_for(resources, outlook))
+    threads = threads_for(resources, min(resources.workers or 1, len(pending)))
     tasks = [
         PartTask(
             directory=str(directory.path),
@@ -236,10 +242,10 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             junctor_version=spec.junctor_version,
             rows=ingested.rows,
             partition_rows=spec.partition_rows,
+            threads=threads,
         )
         for i in pending
     ]
-    resources = replace(resources, workers=workers_for(resources, outlook))
     total = Stages()
     for part, stages in distribute(propagate_partition, tasks, resources, propagate_here):
         progress.advance(part.rows)
@@ -252,7 +258,7 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
     if resources.workers is not None:
         workers = resources.workers
     else:
-        workers = int(min(usable_cores(), outlook.seconds / WORKER_SECONDS))
+        workers = int(min(usable_cores() // WORKER_CORES, outlook.seconds / WORKER_SECONDS))
     allowed = allowed_memory(resources)
     if workers * outlook.least <= allowed:
         return workers

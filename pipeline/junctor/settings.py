@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
 
     workers: Annotated[int, Field(ge=0)] | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
     memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     scheduler: str | None = None
     insecure_scheduler: bool = False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
+from junctor_kernels.axes import Contraction
 
+from junctor.collector import collector_paused
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ Mask = npt.NDArray[np.bool_]
 # Terms that a program may list for the compiled backend, and entries that are looked at together for that.
 MOST_LISTED = 1 << 22
 LISTING_ENTRIES = 1 << 18
+# What is found out about contractions of at most so many terms is kept, for so many of them: plans of one network share
+# most of their small contractions, and have some of them many times.
+SMALL_CONTRACTION = 1024
+REMEMBERED = 8192
 
 
 @dataclass(eq=False)
@@ -33,6 +40,7 @@ class Support:
     terms: dict[int, int] = field(default_factory=dict)
 
 
+@collector_paused()
 def support_of(program: Program) -> Support:
     """Propagate what is not zero through the plan; a likelihood may be positive everywhere, a slice in any column."""
     support = Support()
@@ -54,6 +62,18 @@ def support_of(program: Program) -> Support:
 
 def _terms(step: Reduce, program: Program, tables: Mapping[int, Mask]) -> npt.NDArray[np.floating]:
     """Return for each kept entry how many of its terms can differ from zero: the sum over them of ones."""
-    lowered = program.lowered[step.out]
-    ones = [tables[operand].astype(np.float64)[:, None] for operand in lowered.operands]
-    return reference.reduce(lowered.contraction, ones, reference.DOUBLE, program.scratch_entries)[:, 0]
+    what = program.lowered[step.out].contraction
+    masks = [tables[operand] for operand in program.lowered[step.out].operands]
+    if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
+        return _small_counts(what, tuple(mask.tobytes() for mask in masks))
+    return _counts(what, masks, program.scratch_entries)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _small_counts(what: Contraction, masks: tuple[bytes, ...]) -> npt.NDArray[np.floating]:
+    return _counts(what, [np.frombuffer(mask, dtype=np.bool_) for mask in masks], SMALL_CONTRACTION)
+
+
+def _counts(what: Contraction, masks: Sequence[Mask], scratch_entries: int) -> npt.NDArray[np.floating]:
+    ones = [mask.astype(np.float64)[:, None] for mask in masks]
+    return reference.reduce(what, ones, reference.DOUBLE, scratch_entries)[:, 0]

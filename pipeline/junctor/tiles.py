@@ -5,45 +5,58 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.axes import Contraction, Strides
+from junctor_kernels.axes import Contraction
 from junctor_kernels.contract import TILE
 from junctor_kernels.layout import LINES, PAIRS, PRODUCTS
 
-from junctor.support import LISTING_ENTRIES, Mask
+from junctor.support import LISTING_ENTRIES, REMEMBERED, SMALL_CONTRACTION, Mask
 
 Ints = npt.NDArray[np.int64]
 
 # Terms are listed where more than this share of them is zero.
 LISTED_FROM = 0.25
-# What a term of a tile of four costs against a term of a single entry (measured: 5.5e10 against 3.5e10 operations a
-# second, so that a tile has to replace more than two and a half entries).
-TILE_COST = 2.5
+# Lines that a tile of the CPU kernels has, and entries of a line.
+CPU_SHAPES = ((1, TILE),)
+# A tile must not have more than so many times the entries that it is made for.
+MOST_PADDING = 4 / 3
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The order of kept entries, in tiles of four or alone.
+    """The order of kept entries, in tiles or alone.
 
-    how: LINES, PAIRS or PRODUCTS. rows: the per-case operands (indices), the one that tiles share first. order: int64,
-    kept entries; those of a tile follow each other, the last ones repeated where a tile is not full.
+    how: LINES, PAIRS or PRODUCTS. rows: the per-case operands (indices), in a tile first the one that the entries of a
+    line share. order: int64, kept entries; those of a tile follow each other line by line, the last lines and the last
+    of each repeated where a tile is not full. shape: lines of a tile and entries of a line.
     """
 
     how: int
     rows: tuple[int, ...]
     order: Ints
+    shape: tuple[int, int]
 
     @property
     def size(self) -> int:
         """Kept entries of a tile."""
-        return 1 if self.how == PRODUCTS else TILE
+        return self.shape[0] * self.shape[1]
 
     @property
     def tiles(self) -> int:
         """Number of tiles."""
         return self.order.size // self.size
+
+    @property
+    def term_cost(self) -> float:
+        """What a term of a tile costs against a term of a single entry: what has to be read for it.
+
+        Measured on a CPU for four entries: 5.5e10 against 3.5e10 operations a second, so that they have to replace two
+        and a half.
+        """
+        return sum(self.shape) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,34 +67,88 @@ class Terms:
     listed: npt.NDArray[np.int32]
 
 
+def walks(
+    what: Contraction, rows: tuple[int, ...], factor: bool, shapes: tuple[tuple[int, int], ...] = CPU_SHAPES
+) -> tuple[Walk, ...]:
+    """Return walks in tiles, the best for dense tables first, then the one entry by entry; small ones are kept."""
+    find = _small_walks if what.kept_entries <= SMALL_CONTRACTION else _walks
+    return find(what, rows, factor, shapes)
+
+
+def _walks(
+    what: Contraction, rows: tuple[int, ...], factor: bool, shapes: tuple[tuple[int, int], ...]
+) -> tuple[Walk, ...]:
+    single = tiled(what, rows, factor, [shape for shape in shapes if shape[0] == 1])
+    double = tiled(what, rows, factor, [shape for shape in shapes if shape[0] > 1])
+    return *(walk for walk in (double, single) if walk), plain(what, rows)
+
+
+_small_walks = lru_cache(maxsize=REMEMBERED)(_walks)
+
+
 def plain(what: Contraction, rows: Sequence[int]) -> Walk:
     """Return the walk entry by entry, which serves operands of any number."""
-    return Walk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64))
+    return Walk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
 
 
-def tiled(what: Contraction, rows: Sequence[int], factor: bool) -> Walk | None:
-    """Return the walk in tiles of four, None where it does not pay or rows are too many."""
-    if len(rows) + factor != 2:
+def tiled(
+    what: Contraction, rows: Sequence[int], factor: bool, shapes: Sequence[tuple[int, int]] = CPU_SHAPES
+) -> Walk | None:
+    """Return the walk in tiles of one of `shapes`; None where none pays, or operands are too many.
+
+    The entries of a line read the first row alike; where a tile has several lines, they read the other operand alike.
+    """
+    if len(rows) + factor != 2 or not shapes:
         return None
-    padding, common = min((_padding(what, what.operands[row]), row) for row in rows)
-    if padding > 4 / 3:
+    choices = [(_padding(what, row, shape), row, shape) for row in rows for shape in shapes]
+    choices = [choice for choice in choices if choice[0] <= MOST_PADDING]
+    if not choices:
         return None
-    walked = [axis for axis, stride in enumerate(what.operands[common].kept) if stride]
-    shared = [axis for axis, stride in enumerate(what.operands[common].kept) if not stride]
-    grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*walked, *shared)
-    grid = grid.reshape(-1, math.prod(what.kept[axis] for axis in shared))
-    grid = np.pad(grid, ((0, 0), (0, -grid.shape[1] % TILE)), mode="edge")
-    return Walk(LINES if factor else PAIRS, (common, *(row for row in rows if row != common)), grid.ravel())
+    _, first, (lines, width) = min(choices, key=lambda choice: choice[0] * (1 / choice[2][0] + 1 / choice[2][1]))
+    common, down, along = _split(what, first, lines)
+    grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*common, *down, *along)
+    sizes = [math.prod(what.kept[axis] for axis in axes) for axes in (common, down, along)]
+    grid = np.pad(grid.reshape(sizes), ((0, 0), (0, -sizes[1] % lines), (0, -sizes[2] % width)), mode="edge")
+    grid = grid.reshape(sizes[0], grid.shape[1] // lines, lines, -1, width).transpose(0, 1, 3, 2, 4)
+    how = LINES if factor else PAIRS
+    return Walk(how, (first, *(row for row in rows if row != first)), grid.ravel(), (lines, width))
 
 
-def _padding(what: Contraction, strides: Strides) -> float:
-    """Return how many times more entries full tiles have than there are, where they share the row of `strides`."""
-    shared = math.prod(size for size, stride in zip(what.kept, strides.kept, strict=True) if not stride)
-    return -(-shared // TILE) * TILE / shared
+def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the kept axes that all operands walk along, those of the first row alone, and those of the others alone.
+
+    Tiles of a single line do not tell the first two apart.
+    """
+    walked = [axis for axis, stride in enumerate(what.operands[first].kept) if stride]
+    others = [operand.kept for k, operand in enumerate(what.operands) if k != first]
+    down = [axis for axis in walked if lines > 1 and not any(strides[axis] for strides in others)]
+    along = [axis for axis in range(len(what.kept)) if axis not in walked]
+    return [axis for axis in walked if axis not in down], down, along
+
+
+def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
+    """Return how many times more entries full tiles have than there are."""
+    _, down, along = _split(what, first, shape[0])
+    lines, entries = (math.prod(what.kept[axis] for axis in axes) for axes in (down, along))
+    return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 
 def listed(what: Contraction, walk: Walk, masks: Sequence[Mask]) -> Terms:
-    """List the terms of every tile that can differ from zero; masks: for each operand, bool [entries]."""
+    """List the terms of every tile that can differ from zero; masks: for each operand, bool [entries].
+
+    Lists of small contractions are kept: the next plan has most of them again.
+    """
+    if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
+        return _small_listed(what, walk, tuple(mask.tobytes() for mask in masks))
+    return _listed(what, walk, masks)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _small_listed(what: Contraction, walk: Walk, masks: tuple[bytes, ...]) -> Terms:
+    return _listed(what, walk, [np.frombuffer(mask, dtype=np.bool_) for mask in masks])
+
+
+def _listed(what: Contraction, walk: Walk, masks: Sequence[Mask]) -> Terms:
     kept = [offsets(what.kept, strides.kept)[walk.order] for strides in what.operands]
     eliminated = [offsets(what.eliminated, strides.eliminated) for strides in what.operands]
     step = max(1, LISTING_ENTRIES // (walk.size * what.eliminated_entries)) * walk.size
@@ -96,9 +163,19 @@ def listed(what: Contraction, walk: Walk, masks: Sequence[Mask]) -> Terms:
     return Terms(np.cumsum(np.concatenate(counts)), np.concatenate(found))
 
 
-def offsets(sizes: Sequence[int], strides: Sequence[int]) -> Ints:
-    """Return the offset of every index over `sizes` (C order): A_k or R_k of a contraction, spelled out."""
+def offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    """Return the offset of every index over `sizes` (C order): A_k or R_k of a contraction, spelled out.
+
+    Not to be written to: short ones are kept, because most of them occur again and again.
+    """
+    return _small_offsets(sizes, strides) if math.prod(sizes) <= SMALL_CONTRACTION else _offsets(sizes, strides)
+
+
+def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
     result = np.zeros(1, dtype=np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         result = (result[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
     return result
+
+
+_small_offsets = lru_cache(maxsize=REMEMBERED)(_offsets)

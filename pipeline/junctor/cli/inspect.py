@@ -147,7 +147,7 @@ def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> lis
     largest = next((each for each in found if each.plan is not None and each.plan.case_operations), None)
     if largest is None or largest.plan is None:
         return []
-    plan, rows = largest.plan, rounded(engine.to_come(batch, largest.rows))
+    plan, rows = largest.plan, rounded(engine.uses(largest.group, batch))
     targets = None if engine.query.targets is None else engine.targets
     explain = engine.query.kind == "mpe"
     savings = count_savings(plan.shape, plan.pattern, targets, explain, rows)

@@ -1,18 +1,32 @@
-"""Whether the user has a Prefect server, and where the embedded one lives; without importing Prefect, which is slow."""
+"""Whether the user has a Prefect server, and one of our own where not; without importing Prefect, which is slow."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
 import tomllib
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from importlib.metadata import version
 from pathlib import Path
 
 from junctor.errors import RunError
 from junctor.planning.budget import format_bytes
-from junctor.storage import explained
+from junctor.storage import aside, explained
 
 # What the embedded server's database may come to. Without it the server would not start, time and again.
 LEAST_SPACE = 64 << 20
+# Seconds that it gets to start, which is more than a slow disk and a new database take, and to end.
+START_SECONDS = 180
+STOP_SECONDS = 5
+
+# A server that lives for one run needs no forms for credentials, which take half a second to register.
+_SETTINGS = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 
 def is_configured() -> bool:
@@ -30,11 +44,11 @@ def is_configured() -> bool:
     return isinstance(profile, dict) and bool(profile.get("PREFECT_API_URL"))
 
 
-def embed(directory: Path) -> None:
+def embed(directory: Path) -> Path:
     """Let the embedded server keep its files below `directory`, and leave the talking to us: errors are raised anyway.
 
-    To be called before Prefect is imported; sets environment variables that the user has not set. Raises RunError
-    where the folder cannot be made, or has no space for a database.
+    To be called before Prefect is imported; sets environment variables that the user has not set. Returns the folder;
+    raises RunError where it cannot be made, or has no space for a database.
     """
     home = Path(os.environ.get("PREFECT_HOME") or directory / ".prefect").expanduser()
     # Prefect makes the folder, but not the one that it lies in.
@@ -48,3 +62,83 @@ def embed(directory: Path) -> None:
         )
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    return home
+
+
+class EmbeddedServer:
+    """A Prefect server with its files in `home`, for this process and as long as it lives.
+
+    It starts in a process of its own while Prefect is imported here, which finds its address in PREFECT_API_URL;
+    `wait` for it before use.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._log = home / "server.log"
+        self._database = home / "prefect.db"
+        self._is_new = not self._database.exists()
+        self._seed()
+        with explained(self._log), open(self._log, "wb") as log, socket.create_server(("127.0.0.1", 0)) as listening:
+            self._port = listening.getsockname()[1]
+            # A session of its own: a terminal interrupts all processes of a command, but this one has to hear how the
+            # flow ended.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "junctor_flows.server", str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+                env={**_SETTINGS, **os.environ},
+            )
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
+        # Before Prefect is imported, so that what Prefect does at the end still finds its server.
+        atexit.register(self.stop)
+
+    def wait(self) -> None:
+        """Wait until it answers; raises RunError where it ended instead."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)
+        try:
+            connection.request("GET", "/api/health")
+            connection.getresponse().read()
+        except (OSError, HTTPException) as error:
+            os.environ.pop("PREFECT_API_URL", None)
+            said = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+            why = next((line for line in reversed(said) if line.strip()), str(error))
+            raise RunError(f"Prefect's server did not start ({why}): see {self._log}, or use --no-prefect") from error
+        finally:
+            connection.close()
+        if self._is_new:
+            self._keep()
+
+    def stop(self) -> None:
+        """End it; what it was told before is kept."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _seed(self) -> None:
+        # An empty database goes through all versions that there ever were of it, which takes half of the start. One
+        # that did is kept for the next run.
+        with suppress(OSError, RunError):
+            if self._is_new and _empty_database().exists():
+                with aside(self._database) as temporary:
+                    shutil.copyfile(_empty_database(), temporary)
+
+    def _keep(self) -> None:
+        with suppress(OSError, RunError, sqlite3.Error):
+            if self._database.exists() and not _empty_database().exists():
+                with aside(_empty_database()) as temporary:
+                    source, copy = sqlite3.connect(self._database), sqlite3.connect(temporary)
+                    source.backup(copy)
+                    source.close()
+                    copy.close()
+
+
+def _empty_database() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "junctor" / f"prefect-{version('prefect')}.db"

@@ -41,7 +41,10 @@ def run(
         bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes, one a core if not given; 0: this process itself.")
+        int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each process; its share of the cores if not given.")
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
@@ -87,6 +90,7 @@ def run(
         memory=settings.memory if memory is None else memory_size(memory),
         scheduler=settings.scheduler if scheduler is None else scheduler,
         insecure_scheduler=settings.insecure_scheduler or insecure_scheduler,
+        threads=settings.threads if threads is None else threads,
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
@@ -96,7 +100,7 @@ def run(
 def score(job: Job, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
     """Do `job`, as a Prefect flow or plainly; None for a flow where a Prefect server is configured."""
     from junctor.cli.failures import interrupted
-    from junctor.cli.prefect_server import embed, is_configured
+    from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
 
     configured = is_configured()
     try:
@@ -104,10 +108,12 @@ def score(job: Job, resources: Resources, prefect: bool | None, progress: Progre
             from junctor.run import run as run_plainly
 
             return run_plainly(job, resources, progress)
-        if not configured:
-            embed(job.directory.path)
+        server = None if configured else EmbeddedServer(embed(job.directory.path))
+        # Imported beside the server, which takes longer to start.
         from junctor_flows.batch import score_as_flow
 
+        if server is not None:
+            server.wait()
         return score_as_flow(job, resources, progress)
     except KeyboardInterrupt:
         raise interrupted("run the same command again to go on") from None

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from junctor.arrays import numbers_of
 from junctor.evidence.batch import UNOBSERVED, Likelihood
 from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
 
@@ -156,8 +157,7 @@ def _factorised(column: pa.Array) -> tuple[list[Any], Integers]:
 def _indices(indices: pa.Array) -> Integers:
     if not pa.types.is_signed_integer(indices.type):
         indices = indices.cast(pa.int64())
-    found: Integers = pc.fill_null(indices, -1).to_numpy(zero_copy_only=False)
-    return found
+    return numbers_of(indices, -1)
 
 
 def _cells(distinct: pa.Array) -> list[Cell]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from junctor.arrays import number_array
 from junctor.errors import EvidenceError, Place
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
 from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
@@ -124,7 +125,7 @@ class Encoder:
 
 def row_numbers(first_row: int, rows: int) -> pa.Array:
     """Return the case ids of a table that has none: int64, from 0."""
-    return pa.array(np.arange(first_row, first_row + rows, dtype=np.int64))
+    return number_array(np.arange(first_row, first_row + rows, dtype=np.int64))
 
 
 def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, first_row: int) -> EncodedPartition:
@@ -151,7 +152,7 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
         for row, reason in batch.invalid.items()
     }
     ids = [part.case_ids for part in parts]
-    case_ids = pa.concat_arrays(ids) if ids else pa.array([], case_id_type)
+    case_ids = pa.concat_arrays(ids) if ids else pa.nulls(0, case_id_type)
     return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row)
 
 

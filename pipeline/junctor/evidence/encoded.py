@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from junctor.arrays import list_array, number_array, numbers_of, string_array
 from junctor.errors import RunError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
 from junctor.evidence.encode import EncodedPartition
@@ -40,7 +40,7 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
         # Parquet has no seconds, for one; the type itself says what to cast back to.
         "case_id": base64.b64encode(pa.schema([(_CASE_ID, partition.case_ids.type)]).serialize()).decode(),
     }
-    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata)})
+    table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata={_METADATA: json.dumps(metadata)})
     with aside(Path(path)) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_statistics=False)
 
@@ -75,14 +75,18 @@ def _columns(partition: EncodedPartition) -> Iterator[tuple[str, pa.Array]]:
         yield f"s{variable}", _packed(states)
     for variable, likelihood in batch.likelihoods.items():
         yield f"l{variable}", _spread(likelihood, batch.rows)
-    reasons = np.full(batch.rows, None, dtype=object)
-    reasons[list(batch.invalid)] = list(batch.invalid.values())
-    yield _REASON, pa.array(reasons, pa.string())
+    yield _REASON, _reasons(batch)
+
+
+def _reasons(batch: EvidenceBatch) -> pa.Array:
+    if not batch.invalid:
+        return pa.nulls(batch.rows, pa.string())
+    return string_array([batch.invalid.get(row) for row in range(batch.rows)])
 
 
 def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
     small = np.min_scalar_type(max(0, int(states.max(initial=0))))
-    return pa.array(states.astype(small), mask=states == UNOBSERVED)
+    return number_array(states.astype(small), states == UNOBSERVED)
 
 
 def _spread(likelihood: Likelihood, rows: int) -> pa.Array:
@@ -91,11 +95,11 @@ def _spread(likelihood: Likelihood, rows: int) -> pa.Array:
     values[likelihood.rows] = likelihood.values
     missing = np.ones(rows, dtype=np.bool_)
     missing[likelihood.rows] = False
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1], mask=pa.array(missing))
+    return list_array(values, missing)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
 
 
 def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
@@ -105,13 +109,17 @@ def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
             continue
         variable = int(name[1:])
         if name.startswith("s"):
-            states[variable] = pc.fill_null(column.cast(pa.int32()), UNOBSERVED).to_numpy(zero_copy_only=False)
+            states[variable] = numbers_of(column.cast(pa.int32()), UNOBSERVED)
         else:
             likelihoods[variable] = _gathered(column)
-    reasons = columns[_REASON]
+    return EvidenceBatch(rows, states, likelihoods, _invalid(columns[_REASON]))
+
+
+def _invalid(reasons: pa.Array) -> dict[int, str]:
+    if reasons.null_count == len(reasons):
+        return {}
     bad = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
-    invalid = dict(zip(bad.tolist(), reasons.take(pa.array(bad)).to_pylist(), strict=True))
-    return EvidenceBatch(rows, states, likelihoods, invalid)
+    return dict(zip(bad.tolist(), reasons.take(number_array(bad)).to_pylist(), strict=True))
 
 
 def _gathered(column: pa.Array) -> Likelihood:

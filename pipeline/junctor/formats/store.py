@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from junctor.arrays import number_array, numbers_of, string_array, string_list_array
 from junctor.errors import ModelError, Place
 from junctor.formats._bytes import publish, read_bytes
 from junctor.model import DraftTable, DraftVariable, Factor, Kind, Network, build_network
@@ -140,25 +141,26 @@ def _groups(network: Network) -> Iterator[list[Factor]]:
 def _variable_rows(network: Network) -> pa.Table:
     count = len(network.variables)
     columns = {
-        "record": ["variable"] * count,
-        "name": [variable.name for variable in network.variables],
-        "states": [list(variable.states) for variable in network.variables],
+        "record": string_array(["variable"] * count),
+        "name": string_array([variable.name for variable in network.variables]),
+        "states": string_list_array([variable.states for variable in network.variables]),
     }
     return _rows(count, columns)
 
 
 def _factor_rows(network: Network, factors: list[Factor]) -> pa.Table:
     offsets = np.cumsum([0, *(factor.table.size for factor in factors)], dtype=np.int32)
+    values = np.concatenate([factor.table.ravel() for factor in factors])
     columns = {
-        "record": ["factor"] * len(factors),
-        "scope": [[network.variables[i].name for i in factor.scope] for factor in factors],
-        "values": pa.ListArray.from_arrays(offsets, np.concatenate([factor.table.ravel() for factor in factors])),
+        "record": string_array(["factor"] * len(factors)),
+        "scope": string_list_array([[network.variables[i].name for i in factor.scope] for factor in factors]),
+        "values": pa.ListArray.from_arrays(number_array(offsets), number_array(values)),
     }
     return _rows(len(factors), columns)
 
 
-def _rows(count: int, columns: dict[str, Any]) -> pa.Table:
-    arrays = [pa.array(columns.get(field.name, [None] * count), field.type) for field in _SCHEMA]
+def _rows(count: int, columns: dict[str, pa.Array]) -> pa.Table:
+    arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in _SCHEMA]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 
 
@@ -271,7 +273,7 @@ def _collect(rows: pa.Table, variables: list[DraftVariable], tables: list[DraftT
             entries = _given(values[i].values, "values", here)
             if entries.null_count:
                 raise ModelError("found a null among the entries, expected numbers", here)
-            tables.append(DraftTable(_given(scopes[i], "scope", here), entries.to_numpy(zero_copy_only=False), here))
+            tables.append(DraftTable(_given(scopes[i], "scope", here), numbers_of(entries, 0), here))
         else:
             raise ModelError(f"found the record {record!r}, expected 'variable' or 'factor'", place)
 

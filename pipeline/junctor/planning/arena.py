@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 
-from junctor.planning.plan import Free, Plan
+from junctor.planning.plan import Free, Plan, Step
 
 
-def arena(plan: Plan) -> tuple[dict[int, int], int]:
-    """Return the first row of every per-case table and the rows in all; first fit, tables never overlap while alive."""
+def arena(plan: Plan, steps: Iterable[Step] | None = None) -> tuple[dict[int, int], int]:
+    """Return the first row of every per-case table and the rows in all; first fit, tables never overlap while alive.
+
+    steps: those of the plan in another order, if not its own.
+    """
     place: dict[int, int] = {}
     alive: list[tuple[int, int]] = []
     rows = 0
-    for step in plan.steps:
+    for step in plan.steps if steps is None else steps:
         if isinstance(step, Free):
             at = place[step.table]
             alive.remove((at, at + plan.tables[step.table].entries))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from junctor.planning.elimination import Order, best_order, moral_graph
+from junctor.planning.elimination import Order, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.paths import Operand, Paths, ProductName, product_name
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
@@ -75,14 +75,15 @@ def compile_plan(
     Deterministic: the same arguments give the same plan.
     """
     problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain)
-    return lay_out(problem, search_order(problem, rows))
+    return cheapest_plan(problem, rows)[1]
 
 
-def search_order(problem: Problem, rows: int) -> Order:
-    """Return the elimination order of what is left of the network, for so many cases."""
+def cheapest_plan(problem: Problem, rows: int) -> tuple[Order, Plan]:
+    """Return the plan with the fewest operations for so many cases, and the elimination order that it follows."""
     cardinalities = problem.shape.cardinalities
     graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
-    return best_order(graph, mask_of(problem.free()), cardinalities, rows)
+    orders = good_orders(graph, mask_of(problem.free()), cardinalities, rows)
+    return min(((order, lay_out(problem, order)) for order in orders), key=lambda found: found[1].case_operations)
 
 
 def lay_out(problem: Problem, order: Order, joins: bool = True, paths: bool = True) -> Plan:

@@ -18,7 +18,6 @@ SMALL_PRODUCT = 1 << 16
 WRITE_OPERATIONS = 2
 STEP_OPERATIONS = 16
 # How many of the best pairs are followed up, and to how many operands; with more of them only the best one is.
-
 TRIED_PAIRS = 4
 MOST_TRIED = 6
 # With more operands than this a clique is contracted at once: a path would take longer to find than it saves.
@@ -88,14 +87,19 @@ class Paths:
     def _pairs(self, operands: Sequence[Operand], kept: int) -> Iterator[Pair]:
         """Yield the pairs whose product is not large."""
         room = max(SMALL_PRODUCT, self._entries(kept), *(self._entries(operand.scope) for operand in operands))
+        once = twice = thrice = 0
+        for operand in operands:
+            thrice |= twice & operand.scope
+            twice |= once & operand.scope
+            once |= operand.scope
         for i, one in enumerate(operands):
             for j in range(i + 1, len(operands)):
-                union, needed = one.scope | operands[j].scope, kept
-                for k, operand in enumerate(operands):
-                    if k not in (i, j):
-                        needed |= operand.scope
-                if self._entries(union & needed) <= room:
-                    yield Pair(i, j, union & needed, self._cost(one, operands[j], union & needed))
+                both = one.scope & operands[j].scope
+                union = one.scope | operands[j].scope
+                # A variable of one of the pair is needed where a second operand has it, one of both where a third has.
+                left = union & (kept | thrice | (twice & ~both))
+                if self._entries(left) <= room:
+                    yield Pair(i, j, left, self._cost(one, operands[j], left))
 
     def _cost(self, one: Operand, other: Operand, kept: int) -> int:
         if isinstance(self._product(one, other, kept).name, int) or not (one.per_case or other.per_case):
@@ -103,11 +107,12 @@ class Paths:
         return self._at_once((one, other), kept) + WRITE_OPERATIONS * self._entries(kept) + STEP_OPERATIONS
 
     def _at_once(self, operands: Sequence[Operand], kept: int) -> int:
-        union = kept
+        union, per_case = kept, 0
         for operand in operands:
             union |= operand.scope
-        # Factors that all cases share are multiplied once for a block of them.
-        return self._entries(union) * sum(operand.per_case for operand in operands)
+            # Factors that all cases share are multiplied once for a block of them.
+            per_case += operand.per_case
+        return self._entries(union) * per_case
 
     def _product(self, one: Operand, other: Operand, kept: int) -> Operand:
         name = product_name(one.name, other.name, kept)

@@ -158,5 +158,6 @@ class Plan:
         return json.dumps(record, sort_keys=True)
 
 
-# Beside its entries a per-case table carries a scale, two bounds on lost terms, and at first its largest entry.
-CASE_NUMBERS = 4
+# Beside its entries a per-case table carries a scale, two bounds on lost terms, its smallest entry above zero, and at
+# first its largest entry.
+CASE_NUMBERS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from junctor.planning.compile import DEFAULT_ROWS, Problem, lay_out, search_order
+from junctor.planning.compile import DEFAULT_ROWS, Problem, cheapest_plan, lay_out
 from junctor.planning.elimination import Order
 from junctor.planning.junction_tree import junction_tree
 from junctor.planning.shape import Pattern, Shape
@@ -35,8 +35,7 @@ def count_savings(
     Plans only: nothing is propagated, however large the plans without a saving are.
     """
     problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain)
-    order = search_order(problem, rows)
-    plan = lay_out(problem, order)
+    order, plan = cheapest_plan(problem, rows)
     unsliced = Pattern(frozenset(), pattern.sliced | pattern.weighted)
     before = {"evidence cut out before triangulation": _planned(replace(problem, pattern=unsliced), rows)}
     if problem.relevant() != replace(problem, drops_barren=False).relevant():
@@ -53,4 +52,4 @@ def _neighbours_squared(problem: Problem, order: Order) -> int:
 
 
 def _planned(problem: Problem, rows: int) -> int:
-    return lay_out(problem, search_order(problem, rows)).case_operations
+    return cheapest_plan(problem, rows)[1].case_operations

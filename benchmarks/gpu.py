@@ -1,0 +1,220 @@
+"""The GPU backend on network files: checked against NumPy in double precision, timed with events, beside its ceilings.
+
+    uv run python benchmarks/gpu.py prepare NETWORK ... --output FILE      plans and evidence, on any machine
+    python benchmarks/gpu.py run FILE [--kinds pattern tree one]           on a machine with a GPU
+
+Kinds: `pattern`, a fifth of the variables observed and cut out; `tree`, the same evidence as likelihoods on the
+network's own tree; `one`, the same with a single case. For each it prints: stages, items, cases of a block,
+milliseconds of a block and cases a second (device time: evidence on the device, answers left there), cases a second
+with copies in and out, entry operations a second, bytes of tables written and read at least once a second as a share
+of what a copy on the same device moves, the largest difference of a posterior, and rows that need a wider format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from junctor.engine import shape_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.execution import block_of
+from junctor.formats import read_network
+from junctor.generate import sample
+from junctor.gpu import GpuProgram
+from junctor.model import Network
+from junctor.planning.compile import compile_plan
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+from junctor.propagation import Program
+from junctor_kernels.gpu import CudaDevice
+from junctor_kernels.reference import DOUBLE, SINGLE
+
+PLANNED_ROWS = 10**6
+CHECKED_ROWS = 64
+ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
+
+
+def prepare(paths: list[str], output: Path, kinds: list[str], rows: int, seed: int) -> None:
+    prepared = []
+    for path in paths:
+        network = read_network(path)
+        states = sample(network, rows, seed)
+        chosen = np.random.default_rng(seed).choice(
+            len(network.variables), max(1, len(network.variables) // 5), replace=False
+        )
+        batch = EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
+        observed = frozenset(batch.states)
+        patterns = {"pattern": Pattern(observed, frozenset()), "tree": Pattern(frozenset(), observed)}
+        plans = {}
+        for kind in kinds:
+            start = time.perf_counter()
+            plan = plans[kind] = compile_plan(shape_of(network), patterns[kind], None, False, rows=PLANNED_ROWS)
+            seconds = time.perf_counter() - start
+            print(f"{Path(path).name} {kind}: {seconds:.1f} s, {plan.case_operations:,} operations", flush=True)
+        prepared.append((Path(path).name.split(".")[0], network, batch, plans))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(pickle.dumps(prepared))
+
+
+class Timer:
+    def __init__(self, device: CudaDevice) -> None:
+        self.cupy, self.device = device.cupy, device
+
+    def milliseconds(self, program: GpuProgram, repeats: int) -> float:
+        replay, stream = program._places[0].replay, self.device._work
+        times = []
+        for n in range(repeats + 2):
+            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin.record(stream)
+            replay.start()
+            end.record(stream)
+            end.synchronize()
+            if n >= 2:
+                times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+        return statistics.median(times)
+
+    def stages(self, program: GpuProgram, algebra: str) -> str:
+        """Return the milliseconds of every stage, launched one by one, with the items of each."""
+        from junctor_kernels import gpu
+
+        name = "propagate_many" if program.many else "propagate_few"
+        kernel = gpu._module(0, "<f4" if algebra == "single" else "<f8").get_function(name)
+        itemsize = 4 if algebra == "single" else 8
+        chunks = program.cases // (gpu.WARP * gpu.LANE_BYTES // itemsize) if program.many else 1
+        result = []
+        for first, count in program._stages:
+            blocks, threads = gpu.grid(program.many, count, chunks)
+            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin.record()
+            kernel(blocks, (threads,), (program._places[0]._run, np.int32(first), np.int32(count)))
+            end.record()
+            end.synchronize()
+            result.append(f"{self.cupy.cuda.get_elapsed_time(begin, end):.3f}/{count}")
+        return " ".join(result)
+
+    def copy_rate(self) -> float:
+        source = self.cupy.random.random(1 << 28, dtype=self.cupy.float32)
+        target = self.cupy.empty_like(source)
+        times = []
+        for _ in range(12):
+            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin.record()
+            target[...] = source
+            end.record()
+            end.synchronize()
+            times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+        return 2 * source.nbytes / statistics.median(times) * 1e3
+
+
+def table_bytes(plan: Plan, itemsize: int) -> int:
+    """Bytes of one case that have to be read or written once: every table as it is made, every operand of a message."""
+    entries = sum(table.entries for table in plan.tables if table.per_case)
+    for step in plan.reductions(per_case=True):
+        entries += sum(plan.tables[operand].entries for operand in step.operands if plan.tables[operand].per_case)
+    return entries * itemsize
+
+
+def check(program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, rows: int) -> tuple[float, int]:
+    rows = min(rows, program.cases)
+    block = block_of(batch, np.arange(rows), plan.pattern, network.cardinalities)
+    found = program.run(block)
+    expected = Program(plan, network, DOUBLE).run(block)
+    sure = ~found.doubtful
+    worst = 0.0
+    for v, posterior in expected.posteriors.items():
+        # A table that no case changes may have one column for all of them.
+        worst = max(worst, float(np.abs(found.posteriors[v] - posterior)[:, sure].max(initial=0)))
+    return worst, int(found.doubtful.sum())
+
+
+def through(program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, blocks: int) -> float:
+    rows = np.arange(program.cases) % batch.rows
+    block = block_of(batch, rows, plan.pattern, network.cardinalities)
+    with ThreadPoolExecutor(program.threads) as pool:
+
+        def work(place: int) -> None:
+            for _ in range(blocks):
+                program.run(block, place)
+
+        list(pool.map(work, range(program.threads)))
+        start = time.perf_counter()
+        list(pool.map(work, range(program.threads)))
+        return program.cases * blocks * program.threads / (time.perf_counter() - start)
+
+
+def measure(
+    case: tuple[Any, ...], kind: str, options: argparse.Namespace, device: CudaDevice, timer: Timer, peak: float
+) -> None:
+    name, network, batch, plans = case
+    plan = plans["pattern" if kind == "pattern" else "tree"]
+    stages = options.stages
+    for algebra in [ALGEBRAS[name] for name in options.precision]:
+        for cases in [1] if kind == "one" else options.sizes:
+            device.cupy.get_default_memory_pool().free_all_blocks()
+            try:
+                start = time.perf_counter()
+                bound = Program(plan, network, algebra)
+                program = GpuProgram(bound, cases, device)
+                ready = time.perf_counter() - start
+                worst, doubtful = check(program, network, batch, plan, 4 if kind == "one" else CHECKED_ROWS)
+                ms = timer.milliseconds(program, 10)
+                rate = program.cases / ms * 1e3
+                both = through(program, network, batch, plan, 4)
+                operations = rate * plan.case_operations
+                moved = rate * table_bytes(plan, algebra.dtype.itemsize) / peak
+                items = sum(count for _, count in program._stages)
+                sizes = f"{len(program._stages)} | {items:,} | {program.cases:,}"
+                speed = f"{ms:.3f} | {rate:,.0f} | {both:,.0f} | {operations:.2e} | {moved:.0%}"
+                checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"
+                print(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", flush=True)
+                if stages:
+                    print("   stages ms/items:", timer.stages(program, algebra.name), flush=True)
+                del program
+            except Exception as error:
+                print(f"{name} | {kind} | {algebra.name} | {cases} | {type(error).__name__}: {error}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    plans = actions.add_parser("prepare")
+    plans.add_argument("networks", nargs="+")
+    plans.add_argument("--output", type=Path, required=True)
+    plans.add_argument("--kinds", nargs="+", default=["pattern", "tree"])
+    plans.add_argument("--rows", type=int, default=2048)
+    plans.add_argument("--seed", type=int, default=1)
+    runs = actions.add_parser("run")
+    runs.add_argument("file", type=Path)
+    runs.add_argument("--networks", nargs="+", default=[])
+    runs.add_argument("--kinds", nargs="+", default=["pattern", "tree", "one"])
+    runs.add_argument("--sizes", nargs="+", type=int, default=[16384])
+    runs.add_argument("--precision", nargs="+", choices=sorted(ALGEBRAS), default=["single", "double"])
+    runs.add_argument("--stages", action="store_true", help="milliseconds of every launch as well")
+    options = parser.parse_args()
+    if options.action == "prepare":
+        return prepare(options.networks, options.output, options.kinds, options.rows, options.seed)
+    device = CudaDevice()
+    timer = Timer(device)
+    name = device.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    peak = timer.copy_rate()
+    print(f"{name}, a copy moves {peak / 1e12:.2f} TB/s read and written")
+    print(
+        "network | kind | precision | stages | items | cases | ms | cases/s | with copies | operations/s | of copy | "
+        "difference | wider | ready s"
+    )
+    print("|".join(["---"] * 14))
+    for case in pickle.loads(options.file.read_bytes()):
+        for kind in options.kinds:
+            if not options.networks or case[0] in options.networks:
+                measure(case, kind, options, device, timer, peak)
+    return None
+
+
+if __name__ == "__main__":
+    main()

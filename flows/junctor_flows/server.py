@@ -1,0 +1,33 @@
+"""The Prefect server of a command that has no other: `python -m junctor_flows.server DESCRIPTOR`.
+
+It serves on a socket that its parent listens on, so that no port can be taken meanwhile and clients wait instead of
+asking again and again, and it ends when its parent does, however that ends: then its standard input is at its end.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+
+import uvicorn
+from prefect.server.api.server import create_app
+
+
+def main(descriptor: int) -> None:
+    """Serve on the listening socket `descriptor` until standard input ends."""
+    app = create_app(ephemeral=True, final=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        server.should_exit = True
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    server.run(sockets=[socket.socket(fileno=descriptor)])
+    if not server.started:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

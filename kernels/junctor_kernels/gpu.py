@@ -1,0 +1,231 @@
+"""GPU kernels: their source for a number format, what they read (`Run`), and the CUDA device that runs them (CuPy)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels import layout
+
+# What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
+# and what belongs to the whole plan.
+MAKE, CONTRACT, BOUND, MARGINAL, FINISH, NOTHING = range(6)
+# Columns of `items`: what, step, first and last entry (or tile), threads (or warps) that share the terms of an entry,
+# whether neighbouring threads have neighbouring terms. A BOUND has in the third whether the step is a total, a MARGINAL
+# the row of its posterior.
+ITEM_COLUMNS = 6
+# Columns of `closing`, totals first: whether the table is a result, its slot and entries, and for the message down an
+# edge the slots of the message up and of the total.
+CLOSING_COLUMNS = 5
+# Threads of a block of either kernel, and blocks of the first that a multiprocessor shall have room for.
+MANY_THREADS, FEW_THREADS, MANY_BLOCKS = 128, 256, 4
+WARP = 32
+# Operands that a contraction may have.
+MOST_OPERANDS = 32
+# Cases that a warp takes at once: 16 bytes for each of its lanes.
+LANE_BYTES = 16
+# The fields of the struct `Run`, in its order.
+FIELDS = (
+    *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
+    *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods"),
+    *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy", "posteriors", "found"),
+    *("cases", "totals", "closings"),
+)
+_NAMES = (
+    *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),
+    *("KIND", "SLOT", "ROW", "ENTRIES", "TERMS", "FIRST_PARENT", "PARENTS", "FIRST", "COUNT", "HOW", "TILES", "OUT"),
+    *("SPAN", "STRIDE", "SIZE", "LINES_OF_TILE", "COLUMNS", "OBSERVED", "VARIABLES", "PLACE", "FACTS", "STEP_COLUMNS"),
+)
+_HERE = (
+    *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FINISH", "NOTHING", "ITEM_COLUMNS", "CLOSING_COLUMNS"),
+    *("MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "MOST_OPERANDS"),
+)
+
+Array = Any
+
+
+def source(dtype: np.dtype[Any]) -> str:
+    """Return the CUDA C++ source of all kernels in a number format (float32 or float64)."""
+    values = {name: getattr(layout, name) for name in _NAMES}
+    values |= {name: globals()[name] for name in _HERE}
+    constants = ", ".join(f"{name} = {value}" for name, value in values.items())
+    double = "#define DOUBLE\n" if dtype.itemsize == 8 else ""
+    return f"{double}enum {{ {constants} }};\n{Path(__file__).with_name('propagate.cu').read_text()}"
+
+
+def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    """Return the struct `Run`: addresses of its arrays, then its numbers; raises KeyError where one is missing."""
+    return np.array([fields[name] for name in FIELDS], dtype=np.int64)
+
+
+class Replay(Protocol):
+    """Work on a device that is ready to be started, as often as wanted."""
+
+    def start(self) -> None:
+        """Enqueue the work."""
+
+
+class Device(Protocol):
+    """Memory and launches of a device; arrays are its own, and work is done in the order in which it is enqueued.
+
+    queue: who enqueues things that belong together holds it.
+    """
+
+    queue: AbstractContextManager[Any]
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        """Return a copy of a NumPy array on the device."""
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an array of zeros on the device."""
+
+    def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a NumPy array of zeros that copies to and from the device are fast with."""
+
+    def address(self, array: Array) -> int:
+        """Return where an array begins."""
+
+    def replay(
+        self,
+        dtype: np.dtype[Any],
+        many: bool,
+        run: Array,
+        stages: Sequence[tuple[int, int]],
+        chunks: int,
+        clears: Iterable[tuple[Array, int]],
+    ) -> Replay:
+        """Return the work of a plan: set arrays to a byte, then one launch for each stage (first item, items)."""
+
+    def upload(self, host: npt.NDArray[Any], array: Array) -> None:
+        """Enqueue a copy to the device."""
+
+    def download(self, array: Array, host: npt.NDArray[Any]) -> None:
+        """Enqueue a copy from the device."""
+
+    def mark(self) -> Any:
+        """Return a mark behind everything that is enqueued so far."""
+
+    def wait(self, mark: Any) -> None:
+        """Wait until the device has come to a mark."""
+
+
+def grid(many: bool, items: int, chunks: int) -> tuple[tuple[int, int], int]:
+    """Return blocks in x and y, and threads of a block, for a launch."""
+    if many:
+        return (items * WARP // MANY_THREADS, chunks), MANY_THREADS
+    return (items, 1), FEW_THREADS
+
+
+class CudaDevice:
+    """A CUDA device. Copies in, kernels and copies out have a stream each, so that they overlap.
+
+    number: of the device. Raises ImportError without CuPy and RuntimeError without such a device.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.number = number
+        self.queue = _Queue(cupy.cuda.Device(number))
+        with cupy.cuda.Device(number):
+            self._in, self._work, self._out = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+
+    def put(self, array: npt.NDArray[Any]) -> Array:
+        """Return a copy of a NumPy array on the device."""
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.asarray(array)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an array of zeros on the device."""
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.zeros(shape, dtype=dtype)
+
+    def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a NumPy array of zeros in pinned memory."""
+        import cupyx
+
+        with self.cupy.cuda.Device(self.number):
+            array: npt.NDArray[Any] = cupyx.zeros_pinned(shape, dtype=dtype)
+            return array
+
+    def address(self, array: Array) -> int:
+        """Return where an array begins."""
+        return int(array.data.ptr)
+
+    def replay(
+        self,
+        dtype: np.dtype[Any],
+        many: bool,
+        run: Array,
+        stages: Sequence[tuple[int, int]],
+        chunks: int,
+        clears: Iterable[tuple[Array, int]],
+    ) -> Replay:
+        """Return the work of a plan as a CUDA graph."""
+        kernel = _module(self.number, dtype.str).get_function("propagate_many" if many else "propagate_few")
+        with self.cupy.cuda.Device(self.number), self._work:
+            self.cupy.cuda.get_current_stream().synchronize()
+            self._work.begin_capture()
+            for array, byte in clears:
+                array.data.memset_async(byte, array.nbytes, self._work)
+            for first, count in stages:
+                blocks, threads = grid(many, count, chunks)
+                kernel(blocks, (threads,), (run, np.int32(first), np.int32(count)))
+            return _Graph(self._work.end_capture(), self._work)
+
+    def upload(self, host: npt.NDArray[Any], array: Array) -> None:
+        """Enqueue a copy to the device; kernels enqueued later wait for it."""
+        array.set(host, stream=self._in)
+        self._work.wait_event(self._in.record())
+
+    def download(self, array: Array, host: npt.NDArray[Any]) -> None:
+        """Enqueue a copy from the device behind the kernels enqueued so far."""
+        self._out.wait_event(self._work.record())
+        array.get(stream=self._out, out=host, blocking=False)
+
+    def mark(self) -> Any:
+        """Return a mark behind the copies from the device that are enqueued so far."""
+        return self._out.record()
+
+    def wait(self, mark: Any) -> None:
+        """Wait until the device has come to a mark."""
+        mark.synchronize()
+
+
+class _Queue:
+    """A lock, with the device as the current one of the thread that holds it."""
+
+    def __init__(self, device: Any) -> None:
+        self._lock, self._device = Lock(), device
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._device.use()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+class _Graph:
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph, self._stream = graph, stream
+
+    def start(self) -> None:
+        self._graph.launch(self._stream)
+
+
+@cache
+def _module(number: int, dtype: str) -> Any:
+    import cupy
+
+    # A module belongs to the device on which it was loaded.
+    with cupy.cuda.Device(number):
+        return cupy.RawModule(code=source(np.dtype(dtype)), options=("-std=c++17",))

@@ -1,0 +1,53 @@
+"""A plan in stages: what one launch on a GPU does, all of it independent, each stage after the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from junctor.planning.plan import Free, Likelihood, Plan, Slice, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """made: per-case table -> the stage that makes it. read: per-case table -> the last stage that reads it."""
+
+    made: dict[int, int]
+    read: dict[int, int]
+
+    @property
+    def count(self) -> int:
+        """Number of stages; what follows from a table beside its readers takes place one stage after it is made."""
+        return max(self.made.values(), default=-1) + 2
+
+    def in_order(self, plan: Plan) -> Iterator[Step]:
+        """Yield the steps of per-case tables stage by stage; memory is given back behind the last stage that reads."""
+        members: list[list[Step]] = [[] for _ in range(self.count)]
+        for step in plan.steps:
+            if not isinstance(step, Free) and step.out in self.made:
+                members[self.made[step.out]].append(step)
+        for table, stage in self.read.items():
+            members[stage].append(Free(table))
+        for steps in members:
+            yield from steps
+
+
+def stages_of(plan: Plan) -> Stages:
+    """Return stages: a message as early as its operands allow, evidence just before it is needed."""
+    made: dict[int, int] = {}
+    read: dict[int, int] = {}
+    reductions = list(plan.reductions(per_case=True))
+    for step in reductions:
+        made[step.out] = 1 + max((made.get(operand, 0) for operand in step.operands), default=0)
+        for operand in step.operands:
+            read[operand] = max(read.get(operand, 0), made[step.out])
+    for table in _evidence(plan):
+        made[table] = min((made[step.out] for step in reductions if table in step.operands), default=1) - 1
+    for _, table in plan.marginals:
+        if table in made:
+            read[table] = max(read.get(table, 0), made[table] + 1)
+    return Stages(made, {table: max(read.get(table, 0), stage) for table, stage in made.items()})
+
+
+def _evidence(plan: Plan) -> list[int]:
+    return [step.out for step in plan.steps if isinstance(step, Slice | Likelihood)]

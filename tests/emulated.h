@@ -1,0 +1,52 @@
+// Enough of CUDA to run the kernels on a CPU: every thread of a block is a thread, because they wait for each other.
+#include <algorithm>
+#include <barrier>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __shared__ static
+
+struct Index {
+    int x = 0, y = 0;
+};
+
+static thread_local Index threadIdx;
+static thread_local std::barrier<> *everyone, *warp;
+static Index blockIdx, blockDim;
+
+static void __syncthreads() { everyone->arrive_and_wait(); }
+static void __syncwarp() { warp->arrive_and_wait(); }
+
+template <class To, class From> static To same_bits(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static unsigned __float_as_uint(float number) { return same_bits<unsigned>(number); }
+static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static long long __double_as_longlong(double number) { return same_bits<long long>(number); }
+
+template <class T> static T atomicMax(T *at, T value) {
+    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (old < value && !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
+
+template <class T> static T atomicMin(T *at, T value) {
+    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (old > value && !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    return old;
+}
