@@ -79,23 +79,18 @@ class Timer:
                 times.append(self.cupy.cuda.get_elapsed_time(begin, end))
         return statistics.median(times)
 
-    def stages(self, program: GpuProgram, algebra: str) -> str:
-        """Return the milliseconds of every stage, launched one by one, with the items of each."""
-        from junctor_kernels import gpu
-
-        name = "propagate_many" if program.many else "propagate_few"
-        kernel = gpu._module(0, "<f4" if algebra == "single" else "<f8").get_function(name)
-        itemsize = 4 if algebra == "single" else 8
-        chunks = program.cases // (gpu.WARP * gpu.LANE_BYTES // itemsize) if program.many else 1
-        result = []
-        for first, count in program._stages:
-            blocks, threads = gpu.grid(program.many, count, chunks)
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-            begin.record()
-            kernel(blocks, (threads,), (program._places[0]._run, np.int32(first), np.int32(count)))
-            end.record()
-            end.synchronize()
-            result.append(f"{self.cupy.cuda.get_elapsed_time(begin, end):.3f}/{count}")
+    def stages(self, program: GpuProgram, dtype: np.dtype[Any]) -> str:
+        """Return the milliseconds of every launch, one by one, with its items."""
+        place, result = program._places[0], []
+        for stage in program._stages:
+            for launch in stage:
+                stream, begin, end = self.device._work, self.cupy.cuda.Event(), self.cupy.cuda.Event()
+                begin.record(stream)
+                self.device.enqueue(dtype, place._run, [[launch]], program.chunks, [])
+                end.record(stream)
+                end.synchronize()
+                milliseconds = self.cupy.cuda.get_elapsed_time(begin, end)
+                result.append(f"{launch.kernel[0]}{milliseconds:.3f}/{launch.count}")
         return " ".join(result)
 
     def copy_rate(self) -> float:
@@ -168,13 +163,13 @@ def measure(
                 both = through(program, network, batch, plan, 4)
                 operations = rate * plan.case_operations
                 moved = rate * table_bytes(plan, algebra.dtype.itemsize) / peak
-                items = sum(count for _, count in program._stages)
+                items = sum(launch.count for stage in program._stages for launch in stage)
                 sizes = f"{len(program._stages)} | {items:,} | {program.cases:,}"
                 speed = f"{ms:.3f} | {rate:,.0f} | {both:,.0f} | {operations:.2e} | {moved:.0%}"
                 checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"
                 print(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", flush=True)
                 if stages:
-                    print("   stages ms/items:", timer.stages(program, algebra.name), flush=True)
+                    print("   stages ms/items:", timer.stages(program, algebra.dtype), flush=True)
                 del program
             except Exception as error:
                 print(f"{name} | {kind} | {algebra.name} | {cases} | {type(error).__name__}: {error}", flush=True)

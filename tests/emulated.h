@@ -9,6 +9,7 @@
 
 #define __device__
 #define __global__
+#define __constant__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)

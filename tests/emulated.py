@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -39,13 +39,12 @@ class EmulatedDevice:
     def replay(
         self,
         dtype: np.dtype[Any],
-        many: bool,
         run: Any,
-        stages: Sequence[tuple[int, int]],
+        stages: Sequence[gpu.Stage],
         chunks: int,
-        clears: Iterable[tuple[Any, int]],
+        clears: Sequence[tuple[Any, int]],
     ) -> Launches:
-        return Launches(dtype, many, run, stages, chunks, list(clears))
+        return Launches(dtype, run, stages, chunks, clears)
 
     def upload(self, host: npt.NDArray[Any], array: Any) -> None:
         array[...] = host
@@ -61,17 +60,17 @@ class EmulatedDevice:
 
 
 class Launches:
-    def __init__(self, dtype: Any, many: bool, run: Any, stages: Any, chunks: int, clears: Any) -> None:
+    def __init__(self, dtype: Any, run: Any, stages: Any, chunks: int, clears: Any) -> None:
         self._library = library(dtype.str)
-        self._many, self._run, self._stages, self._chunks, self._clears = many, run, stages, chunks, clears
+        self._run, self._stages, self._chunks, self._clears = run, stages, chunks, clears
 
     def start(self) -> None:
         for array, byte in self._clears:
             array.view(np.uint8)[...] = byte
-        for first, count in self._stages:
-            (x, y), threads = gpu.grid(self._many, count, self._chunks)
+        for launch in [launch for stage in self._stages for launch in stage]:
+            (x, y), threads = gpu.grid(launch, self._chunks)
             run = ctypes.c_void_p(self._run.ctypes.data)
-            self._library.launch(int(self._many), run, first, count, x, y, threads)
+            self._library.launch(launch.kernel.encode(), run, launch.first, x, y, threads)
 
 
 def aligned(array: npt.NDArray[Any]) -> Any:

@@ -1,6 +1,9 @@
 // Launches over all blocks, for the kernels in the source above.
-extern "C" void launch(int many, const void *run, int first, int count, int blocks_x, int blocks_y, int threads) {
-    const Run *given = static_cast<const Run *>(run);
+extern "C" void launch(const char *name, const Run *given, int first, int blocks_x, int blocks_y, int threads) {
+    const auto kernel = !std::strcmp(name, "contract_many") ? contract_many
+                        : !std::strcmp(name, "rest_many")   ? rest_many
+                                                            : propagate_few;
+    run = *given;
     blockDim.x = threads;
     std::barrier<> barrier(threads);
     std::vector<std::unique_ptr<std::barrier<>>> warps;
@@ -12,7 +15,7 @@ extern "C" void launch(int many, const void *run, int first, int count, int bloc
             for (int block = 0; block < blocks_x * blocks_y; block++) {
                 if (n == 0) blockIdx.x = block % blocks_x, blockIdx.y = block / blocks_x;
                 __syncthreads();
-                many ? propagate_many(given, first, count) : propagate_few(given, first, count);
+                kernel(first);
                 __syncthreads();
             }
         });

@@ -31,7 +31,9 @@ def _few_threads() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(gpu, "FEW_THREADS", 32)
     patch.setattr(gpu, "MANY_THREADS", 64)
+    patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "SHARED_TERMS", 20)
+    patch.setattr(gpu_items, "MAKE_ROWS", 3)
     patch.setattr(gpu_items, "BUSY_THREADS", 256)
     yield
     patch.undo()

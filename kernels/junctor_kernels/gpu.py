@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels import layout
 
-# What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
-# and what belongs to the whole plan.
-MAKE, CONTRACT, BOUND, MARGINAL, FINISH, NOTHING = range(6)
+# What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior, a
+# part of log P(e) and of the bounds of the whole plan, and their sum.
+MAKE, CONTRACT, BOUND, MARGINAL, FIND, FINISH, NOTHING = range(7)
 # Columns of `items`: what, step, first and last entry (or tile), threads (or warps) that share the terms of an entry,
 # whether neighbouring threads have neighbouring terms. A BOUND has in the third whether the step is a total, a MARGINAL
-# the row of its posterior.
+# the row of its posterior, a FIND the number of its part.
 ITEM_COLUMNS = 6
 # Columns of `closing`, totals first: whether the table is a result, its slot and entries, and for the message down an
 # edge the slots of the message up and of the total.
 CLOSING_COLUMNS = 5
-# Threads of a block of either kernel, and blocks of the first that a multiprocessor shall have room for.
-MANY_THREADS, FEW_THREADS, MANY_BLOCKS = 128, 256, 4
+# Parts in which the results of many cases are found.
+PARTS = 16
+# Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
+RUN = 32
+# Threads of a block for many cases and for few, and blocks of the former that a multiprocessor shall have room for:
+# contractions need registers, the rest needs many warps at once.
+MANY_THREADS, FEW_THREADS = 128, 256
+MANY_BLOCKS, REST_BLOCKS = 4, 8
 WARP = 32
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
@@ -35,7 +41,7 @@ LANE_BYTES = 16
 FIELDS = (
     *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
     *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods"),
-    *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy", "posteriors", "found"),
+    *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy", "posteriors", "parts", "found"),
     *("cases", "totals", "closings"),
 )
 _NAMES = (
@@ -44,8 +50,8 @@ _NAMES = (
     *("SPAN", "STRIDE", "SIZE", "LINES_OF_TILE", "COLUMNS", "OBSERVED", "VARIABLES", "PLACE", "FACTS", "STEP_COLUMNS"),
 )
 _HERE = (
-    *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FINISH", "NOTHING", "ITEM_COLUMNS", "CLOSING_COLUMNS"),
-    *("MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "MOST_OPERANDS"),
+    *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "NOTHING", "ITEM_COLUMNS", "CLOSING_COLUMNS"),
+    *("PARTS", "RUN", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS", "MOST_OPERANDS"),
 )
 
 Array = Any
@@ -63,6 +69,17 @@ def source(dtype: np.dtype[Any]) -> str:
 def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
     """Return the struct `Run`: addresses of its arrays, then its numbers; raises KeyError where one is missing."""
     return np.array([fields[name] for name in FIELDS], dtype=np.int64)
+
+
+class Launch(NamedTuple):
+    """A kernel over some items: `first`, and how many."""
+
+    kernel: str
+    first: int
+    count: int
+
+
+Stage = Sequence[Launch]
 
 
 class Replay(Protocol):
@@ -95,13 +112,15 @@ class Device(Protocol):
     def replay(
         self,
         dtype: np.dtype[Any],
-        many: bool,
         run: Array,
-        stages: Sequence[tuple[int, int]],
+        stages: Sequence[Stage],
         chunks: int,
-        clears: Iterable[tuple[Array, int]],
+        clears: Sequence[tuple[Array, int]],
     ) -> Replay:
-        """Return the work of a plan: set arrays to a byte, then one launch for each stage (first item, items)."""
+        """Return the work of a plan: set arrays to a byte, then stage after stage.
+
+        run: bytes of the struct `Run`. chunks: of cases, as many as a warp takes at once.
+        """
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
         """Enqueue a copy to the device."""
@@ -116,11 +135,11 @@ class Device(Protocol):
         """Wait until the device has come to a mark."""
 
 
-def grid(many: bool, items: int, chunks: int) -> tuple[tuple[int, int], int]:
+def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
-    if many:
-        return (items * WARP // MANY_THREADS, chunks), MANY_THREADS
-    return (items, 1), FEW_THREADS
+    if launch.kernel == "propagate_few":
+        return (launch.count, 1), FEW_THREADS
+    return (launch.count * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 
 class CudaDevice:
@@ -136,7 +155,7 @@ class CudaDevice:
         self.number = number
         self.queue = _Queue(cupy.cuda.Device(number))
         with cupy.cuda.Device(number):
-            self._in, self._work, self._out = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+            self._in, self._work, self._beside, self._out = (cupy.cuda.Stream(non_blocking=True) for _ in range(4))
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
@@ -163,23 +182,40 @@ class CudaDevice:
     def replay(
         self,
         dtype: np.dtype[Any],
-        many: bool,
         run: Array,
-        stages: Sequence[tuple[int, int]],
+        stages: Sequence[Stage],
         chunks: int,
-        clears: Iterable[tuple[Array, int]],
+        clears: Sequence[tuple[Array, int]],
     ) -> Replay:
         """Return the work of a plan as a CUDA graph."""
-        kernel = _module(self.number, dtype.str).get_function("propagate_many" if many else "propagate_few")
-        with self.cupy.cuda.Device(self.number), self._work:
-            self.cupy.cuda.get_current_stream().synchronize()
+        with self.cupy.cuda.Device(self.number):
+            self.cupy.cuda.runtime.deviceSynchronize()
             self._work.begin_capture()
-            for array, byte in clears:
-                array.data.memset_async(byte, array.nbytes, self._work)
-            for first, count in stages:
-                blocks, threads = grid(many, count, chunks)
-                kernel(blocks, (threads,), (run, np.int32(first), np.int32(count)))
+            self.enqueue(dtype, run, stages, chunks, clears)
             return _Graph(self._work.end_capture(), self._work)
+
+    def enqueue(
+        self,
+        dtype: np.dtype[Any],
+        run: Array,
+        stages: Sequence[Stage],
+        chunks: int,
+        clears: Sequence[tuple[Array, int]],
+    ) -> None:
+        """Enqueue the work of a plan; launches of a stage beside each other."""
+        module = _module(self.number, dtype.str)
+        module.get_global("run").copy_from_device_async(run.data, run.nbytes, self._work)
+        for array, byte in clears:
+            array.data.memset_async(byte, array.nbytes, self._work)
+        for stage in stages:
+            if len(stage) > 1:
+                self._beside.wait_event(self._work.record())
+            for launch, stream in zip(stage, (self._work, self._beside), strict=False):
+                blocks, threads = grid(launch, chunks)
+                with stream:
+                    module.get_function(launch.kernel)(blocks, (threads,), (np.int32(launch.first),))
+            if len(stage) > 1:
+                self._work.wait_event(self._beside.record())
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
         """Enqueue a copy to the device; kernels enqueued later wait for it."""

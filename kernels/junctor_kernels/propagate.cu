@@ -1,9 +1,10 @@
 // Sum-product propagation on a GPU: the steps of a plan, lowered to flat arrays (`junctor_kernels.layout`), walked through
-// stage by stage. A stage is one launch; everything in it is independent. Its work is cut into items:
+// stage by stage. What is in a stage is independent, so it is one launch (or two beside each other). Its work is cut into items:
 //
-//     propagate_many   a warp does an item for 32 * WIDTH cases, the case axis innermost: loads and stores of rows are
-//                      128 bits a lane, offsets and entries of factors are the same for all lanes of a warp.
-//     propagate_few    a thread block does an item for all of the (few) cases: threads go over kept entries and terms.
+//     contract_many, rest_many   a warp does an item for 32 * WIDTH cases, the case axis innermost: loads and stores of
+//                                rows are 128 bits a lane, offsets and entries of factors the same for a whole warp.
+//     propagate_few              a thread block does an item for all of the (few) cases: threads go over kept entries
+//                                and terms.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
 // [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies.
@@ -30,8 +31,6 @@ typedef unsigned int word;
 
 typedef long long index_t;
 
-// Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
-#define RUN 32
 #define LOG_2 0.693147180559945309417
 
 // Numbers of V neighbouring cases.
@@ -43,7 +42,8 @@ typedef Lanes<WIDTH> Line;
 
 #define EACH_CASE _Pragma("unroll") for (int v = 0; v < V; v++)
 
-// Pointers into device memory, 8 bytes each; `junctor_kernels.gpu.Run` fills it in this order.
+// Pointers into device memory, 8 bytes each, in the order of `junctor_kernels.gpu.FIELDS`; copied here before the launches
+// of a block, because constants are read without a way to memory.
 struct Run {
     const int *steps, *parents, *operands, *offsets, *span, *terms, *observed, *closing, *items;
     const real *columns, *shared;
@@ -54,9 +54,13 @@ struct Run {
     double *scale;
     word *largest, *smallest, *lossy;
     real *posteriors;
-    double *found;
+    double *parts, *found;
     index_t cases, totals, closings;
 };
+
+extern "C" {
+__constant__ Run run;
+}
 
 __device__ __forceinline__ real number(word bits) {
 #ifdef DOUBLE
@@ -93,7 +97,7 @@ template <int V, class T> __device__ __forceinline__ void store(T *at, const Lan
 }
 
 // The powers for some cases of an operand; tables that were scaled when they were made have no slot here.
-template <int V> __device__ __forceinline__ Lanes<V> powers_of(const Run &run, int slot, index_t b) {
+template <int V> __device__ __forceinline__ Lanes<V> powers_of(int slot, index_t b) {
     Lanes<V> by;
     if (slot < 0) {
         EACH_CASE by.at[v] = 1;
@@ -125,7 +129,7 @@ struct Extremes {
 
     // Numbers of at least zero are ordered like their bits.
     // Most tiles change neither extreme, and looking is cheaper than an atomic operation.
-    __device__ __forceinline__ void record(const Run &run, int slot, index_t b) const {
+    __device__ __forceinline__ void record(int slot, index_t b) const {
         word *largest = run.largest + slot * run.cases + b, *smallest = run.smallest + slot * run.cases + b;
         const Lanes<V, word> high = load<V>(largest), low = load<V>(smallest);
         EACH_CASE if (bits_of(most.at[v]) > high.at[v]) atomicMax(largest + v, bits_of(most.at[v]));
@@ -170,15 +174,15 @@ struct Share {
 // Tiles of NI x NJ kept entries: NI of them tell rows x apart, NJ those of y, which is a factor or (PAIR) rows as well.
 template <int NI, int NJ, bool PAIR>
 __device__ __forceinline__ void contract_tiles(
-    const Run &run, const int *step, int first, int last, index_t b, const Share &share) {
+    const int *step, int first, int last, index_t b, const Share &share) {
     const int V = WIDTH;
     const int *operands = run.operands + 3 * step[FIRST], *x_terms = run.offsets + operands[4];
     const int *y_operand = operands + (PAIR ? 6 : 0), *y_terms = run.offsets + y_operand[1];
     const int *x_kept = run.offsets + operands[3], *y_kept = run.offsets + y_operand[0], *out = run.offsets + step[OUT];
     const bool listed = step[STRIDE];
     const real *arena = run.arena + b;
-    Line x_by = powers_of<V>(run, operands[5], b), y_by;
-    if (PAIR) y_by = powers_of<V>(run, operands[8], b);
+    Line x_by = powers_of<V>(operands[5], b), y_by;
+    if (PAIR) y_by = powers_of<V>(operands[8], b);
     Extremes extremes;
     for (int t = first; t < last; t++) {
         const int *span = run.span + step[SPAN] + t * step[STRIDE];
@@ -217,24 +221,27 @@ __device__ __forceinline__ void contract_tiles(
 #pragma unroll
             for (int i = 0; i < NI; i++)
 #pragma unroll
-                for (int j = 0; j < NJ; j++)
-                    share.settle(run.arena + (index_t)out[(t * NI + i) * NJ + j] * run.cases + b, sums[i][j], again,
-                                 round >= end, extremes);
+                for (int j = 0; j < NJ; j++) {
+                    const int *at = out + (t * NI + i) * NJ + j;
+                    // Where a tile is not full its last entries are repeated; a sum must join them once.
+                    if ((i && at[0] == at[-NJ]) || (j && at[0] == at[-1])) continue;
+                    share.settle(run.arena + (index_t)*at * run.cases + b, sums[i][j], again, round >= end, extremes);
+                }
         } while (round < end);
     }
-    if (share.leads()) extremes.record(run, step[SLOT], b);
+    if (share.leads()) extremes.record(step[SLOT], b);
 }
 
 // Kept entries one by one, with any number of operands.
 __device__ __forceinline__ void contract_products(
-    const Run &run, const int *step, int first, int last, index_t b, const Share &share) {
+    const int *step, int first, int last, index_t b, const Share &share) {
     const int V = WIDTH;
     const int *operands = run.operands + 3 * step[FIRST], *out = run.offsets + step[OUT];
     const int count = step[COUNT];
     const bool scaled = operands[0] >= 0, listed = step[STRIDE];
     const int *f_kept = run.offsets + (scaled ? operands[0] : 0), *f_terms = run.offsets + (scaled ? operands[1] : 0);
     const int *x_kept = run.offsets + operands[3], *x_terms = run.offsets + operands[4];
-    const Line x_by = powers_of<V>(run, operands[5], b);
+    const Line x_by = powers_of<V>(operands[5], b);
     const real *arena = run.arena + b;
     Extremes extremes;
     for (int s = first; s < last; s++) {
@@ -257,7 +264,7 @@ __device__ __forceinline__ void contract_products(
                     const int *other = operands + 3 * k;
                     const index_t row = run.offsets[other[0] + s] + run.offsets[other[1] + r];
                     Line y = load<V>(arena + row * run.cases);
-                    multiply(y, powers_of<V>(run, other[2], b));
+                    multiply(y, powers_of<V>(other[2], b));
                     multiply(x, y);
                 }
                 EACH_CASE sum.at[v] += x.at[v];
@@ -267,16 +274,16 @@ __device__ __forceinline__ void contract_products(
             share.settle(run.arena + (index_t)out[s] * run.cases + b, sum, again, round >= end, extremes);
         } while (round < end);
     }
-    if (share.leads()) extremes.record(run, step[SLOT], b);
+    if (share.leads()) extremes.record(step[SLOT], b);
 }
 
 #define TILES(i, j) \
-    case 16 * i + j: return pair ? contract_tiles<i, j, true>(run, step, first, last, b, share) \
-                                 : contract_tiles<i, j, false>(run, step, first, last, b, share);
+    case 16 * i + j: return pair ? contract_tiles<i, j, true>(step, first, last, b, share) \
+                                 : contract_tiles<i, j, false>(step, first, last, b, share);
 
 __device__ __forceinline__ void contract(
-    const Run &run, const int *step, int first, int last, index_t b, const Share &share) {
-    if (step[HOW] == PRODUCTS) return contract_products(run, step, first, last, b, share);
+    const int *step, int first, int last, index_t b, const Share &share) {
+    if (step[HOW] == PRODUCTS) return contract_products(step, first, last, b, share);
     const bool pair = step[HOW] == PAIRS;
     switch (16 * step[LINES_OF_TILE] + step[SIZE] / step[LINES_OF_TILE]) {
         TILES(1, 2) TILES(1, 3) TILES(1, 4) TILES(1, 5) TILES(1, 6) TILES(1, 7) TILES(1, 8)
@@ -289,7 +296,7 @@ __device__ __forceinline__ void contract(
 // of operands where it is known to the compiler, else 0.
 template <int K>
 __device__ __forceinline__ void contract_few(
-    const Run &run, const int *step, int first, int last, int split, bool along, real *partial) {
+    const int *step, int first, int last, int split, bool along, real *partial) {
     const int *operands = run.operands + 3 * step[FIRST], *out = run.offsets + step[OUT];
     const int count = K ? K : step[COUNT];
     const int groups = blockDim.x / split, me = threadIdx.x;
@@ -308,7 +315,7 @@ __device__ __forceinline__ void contract_few(
             for (int k = scaled ? 0 : 1; k < count; k++) {
                 at[k] = run.offsets[operands[3 * k] + s];
                 terms[k] = run.offsets + operands[3 * k + 1];
-                by[k] = powers_of<1>(run, operands[3 * k + 2], b).at[0];
+                by[k] = powers_of<1>(operands[3 * k + 2], b).at[0];
             }
             for (int start = span[0] + share; start < span[1]; start += RUN * split) {
                 const int stop = start + RUN * split < span[1] ? start + RUN * split : span[1];
@@ -346,14 +353,14 @@ __device__ __forceinline__ void contract_few(
 }
 
 // Keep in mind that a case has lost something: most have not, which saves looking at every edge.
-template <int V> __device__ __forceinline__ void remember(const Run &run, const Lanes<V> &lost, index_t b) {
+template <int V> __device__ __forceinline__ void remember(const Lanes<V> &lost, index_t b) {
     EACH_CASE if (lost.at[v] != 0) run.lossy[b + v] = 1;
 }
 
 // What a table lost to the format itself.
 template <int V>
 __device__ __forceinline__ void set_bounds(
-    const Run &run, int slot, index_t b, const Lanes<V, double> &scale, const Lanes<V> &least) {
+    int slot, index_t b, const Lanes<V, double> &scale, const Lanes<V> &least) {
     const index_t at = slot * run.cases + b;
     Lanes<V> lost;
     EACH_CASE lost.at[v] = least.at[v] < (real)TINY ? (real)TINY : (real)0;
@@ -361,10 +368,11 @@ __device__ __forceinline__ void set_bounds(
     store(run.least + at, least);
     store(run.lost + at, lost);
     store(run.open + at, lost);
-    remember(run, lost, b);
+    remember(lost, b);
 }
 
-template <int V> __device__ __forceinline__ void slice(const Run &run, const int *step, index_t b) {
+// Rows [first, last) of a slice; the bounds go with the first of them.
+template <int V> __device__ __forceinline__ void slice(const int *step, int first, int last, index_t b) {
     int column[V] = {};
     for (int n = step[OBSERVED]; n < step[OBSERVED] + step[VARIABLES]; n++) {
         const Lanes<V, short> states = load<V>(run.states + run.observed[2 * n] * run.cases + b);
@@ -372,19 +380,20 @@ template <int V> __device__ __forceinline__ void slice(const Run &run, const int
     }
     const real *columns = run.columns + step[PLACE];
 #pragma unroll 4
-    for (int e = 0; e < step[ENTRIES]; e++) {
+    for (int e = first; e < last; e++) {
         Lanes<V> line;
         EACH_CASE line.at[v] = columns[(index_t)e * step[COLUMNS] + column[v]];
         store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
     }
+    if (first) return;
     Lanes<V, double> scale;
     Lanes<V> least;
     EACH_CASE scale.at[v] = run.scales[step[FACTS] + column[v]];
     EACH_CASE least.at[v] = (real)run.leasts[step[FACTS] + column[v]];
-    set_bounds(run, step[SLOT], b, scale, least);
+    set_bounds(step[SLOT], b, scale, least);
 }
 
-template <int V> __device__ __forceinline__ void likelihood(const Run &run, const int *step, index_t b) {
+template <int V> __device__ __forceinline__ void likelihood(const int *step, index_t b) {
     const double *given = run.likelihoods + (index_t)step[PLACE] * run.cases + b;
     Lanes<V, double> largest = {}, scale;
     Lanes<V> least;
@@ -404,11 +413,11 @@ template <int V> __device__ __forceinline__ void likelihood(const Run &run, cons
         EACH_CASE line.at[v] = (real)(value.at[v] / largest.at[v]);
         store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
     }
-    set_bounds(run, step[SLOT], b, scale, least);
+    set_bounds(step[SLOT], b, scale, least);
 }
 
 // Add up the scales of the operands and bound what was lost, as `junctor.propagation` says.
-template <int V> __device__ __forceinline__ void bound(const Run &run, const int *step, bool total, index_t b) {
+template <int V> __device__ __forceinline__ void bound(const int *step, bool total, index_t b) {
     const index_t slot = step[SLOT] * run.cases + b;
     const Lanes<V, word> bits = load<V>(run.largest + slot), small = load<V>(run.smallest + slot);
     Lanes<V, double> scale;
@@ -452,19 +461,19 @@ template <int V> __device__ __forceinline__ void bound(const Run &run, const int
     store(run.least + slot, least);
     store(run.lost + slot, lost);
     store(run.open + slot, open);
-    remember(run, lost, b);
+    remember(lost, b);
 }
 
 // The posteriors of a warp's cases lie side by side: [variable] [case] [state]. Lanes first sum their own cases, then
 // write neighbouring numbers, whatever case they belong to. `room` holds two numbers for each of the warp's cases.
 template <int V>
-__device__ __forceinline__ void marginal(const Run &run, const int *step, int row, index_t chunk, int cases, real *room) {
+__device__ __forceinline__ void marginal(const int *step, int row, index_t chunk, int cases, real *room) {
     const int entries = step[ENTRIES], lane = threadIdx.x % 32;
     const int slot = step[KIND] == REDUCE ? step[SLOT] : -1;
     const real *table = run.arena + (index_t)step[ROW] * run.cases + chunk;
     real *by = room, *totals = room + 32 * V;
     if (lane * V < cases) {
-        const Lanes<V> powers = powers_of<V>(run, slot, chunk + lane * V);
+        const Lanes<V> powers = powers_of<V>(slot, chunk + lane * V);
         Lanes<V> total = {};
         for (int e = 0; e < entries; e++) {
             const Lanes<V> line = load<V>(table + e * run.cases + lane * V);
@@ -483,109 +492,134 @@ __device__ __forceinline__ void marginal(const Run &run, const int *step, int ro
 }
 
 // log P(e), the share of the probability that losses can have moved at edges, the largest open share of a result.
-struct Finding {
-    double log_value, moved, left;
+template <int V> struct Finding {
+    Lanes<V, double> log_value, moved, left;
 
-    __device__ __forceinline__ Finding() : log_value(0), moved(0), left(0) {}
+    __device__ __forceinline__ Finding() { EACH_CASE log_value.at[v] = moved.at[v] = left.at[v] = 0; }
+
+    __device__ __forceinline__ Finding(const double *at, index_t b)
+        : log_value(load<V>(at + b)), moved(load<V>(at + run.cases + b)), left(load<V>(at + 2 * run.cases + b)) {}
 
     __device__ __forceinline__ void add(const Finding &other) {
-        log_value += other.log_value;
-        moved += other.moved;
+        EACH_CASE log_value.at[v] += other.log_value.at[v];
+        EACH_CASE moved.at[v] += other.moved.at[v];
         // Not (other.left > left), so that a bound of 0/0 is kept.
-        if (!(other.left <= left)) left = other.left;
+        EACH_CASE if (!(other.left.at[v] <= left.at[v])) left.at[v] = other.left.at[v];
     }
 
-    __device__ __forceinline__ void write(const Run &run, index_t b) const {
-        run.found[b] = log_value;
-        run.found[run.cases + b] = moved;
-        run.found[2 * run.cases + b] = left;
+    __device__ __forceinline__ void write(double *at, index_t b) const {
+        store(at + b, log_value);
+        store(at + run.cases + b, moved);
+        store(at + 2 * run.cases + b, left);
     }
 };
 
-// What every `step`-th table with a part in the results adds for a case, from the `first` on.
-__device__ __forceinline__ Finding finish(const Run &run, index_t b, int first, int step) {
-    Finding found;
-    const bool lossy = run.lossy[b];
+// What every `step`-th table with a part in the results adds for some cases, from the `first` on.
+template <int V> __device__ __forceinline__ Finding<V> finding(index_t b, int first, int step) {
+    Finding<V> found;
+    bool lossy = false;
+    const Lanes<V, word> lost_any = load<V>(run.lossy + b);
+    EACH_CASE lossy |= lost_any.at[v] != 0;
     for (int n = first; n < (lossy ? run.closings : run.totals); n += step) {
         const int *what = run.closing + CLOSING_COLUMNS * n;
         const index_t down = what[1] * run.cases + b;
-        const int entries = what[2];
-        Finding here;
-        if (n < run.totals) here.log_value = run.scale[down];
-        if (what[0]) here.left = 2.0 * entries * run.open[down];
+        const double entries = what[2];
+        Finding<V> here;
+        if (n < run.totals) here.log_value = load<V>(run.scale + down);
+        const Lanes<V> its = load<V>(run.open + down);
+        if (what[0]) EACH_CASE here.left.at[v] = 2 * entries * its.at[v];
         if (what[3] >= 0) {
             const index_t up = what[3] * run.cases + b;
-            const double mine = run.open[up], its = run.open[down];
-            here.moved = entries * (mine * (1.0 + run.lost[down]) + its * (1.0 + run.lost[up]));
-            if (here.moved != 0)
-                here.moved /= exp(run.scale[what[4] * run.cases + b] - run.scale[up] - run.scale[down]);
+            const Lanes<V> mine = load<V>(run.open + up);
+            const Lanes<V> lost_up = load<V>(run.lost + up), lost_down = load<V>(run.lost + down);
+            EACH_CASE {
+                here.moved.at[v] = entries * (mine.at[v] * (1.0 + lost_down.at[v]) + its.at[v] * (1.0 + lost_up.at[v]));
+                if (here.moved.at[v] != 0) {
+                    const double whole = run.scale[what[4] * run.cases + b + v];
+                    here.moved.at[v] /= exp(whole - run.scale[up + v] - run.scale[down + v]);
+                }
+            }
         }
         found.add(here);
     }
     return found;
 }
 
+// The parts of what was found, added up.
+template <int V> __device__ __forceinline__ void finish(index_t b) {
+    Finding<V> found;
+    for (int part = 0; part < PARTS; part++) found.add(Finding<V>(run.parts + 3 * part * run.cases, b));
+    found.write(run.found, b);
+}
+
 // The same by a thread block, for one case after the other; always added up in the same order.
-__device__ __forceinline__ void finish_together(const Run &run, Finding *meeting) {
+__device__ __forceinline__ void finish_together(Finding<1> *meeting) {
     const int me = threadIdx.x;
     for (index_t b = 0; b < run.cases; b++) {
-        meeting[me] = finish(run, b, me, blockDim.x);
+        meeting[me] = finding<1>(b, me, blockDim.x);
         __syncthreads();
         for (int half = blockDim.x / 2; half; half /= 2) {
             if (me < half) meeting[me].add(meeting[me + half]);
             __syncthreads();
         }
-        if (me == 0) meeting[0].write(run, b);
+        if (me == 0) meeting[0].write(run.found, b);
         __syncthreads();
     }
 }
 
 // What is neither a contraction nor a posterior, for V cases.
-template <int V> __device__ __forceinline__ void alone(const Run &run, const int *item, index_t b) {
+template <int V> __device__ __forceinline__ void alone(const int *item, index_t b) {
     const int *step = run.steps + STEP_COLUMNS * item[1];
-    if (item[0] == BOUND) return bound<V>(run, step, item[2], b);
-    if (item[0] == MAKE) return step[KIND] == SLICE ? slice<V>(run, step, b) : likelihood<V>(run, step, b);
-    for (int v = 0; v < V; v++) finish(run, b + v, 0, 1).write(run, b + v);
+    if (item[0] == BOUND) return bound<V>(step, item[2], b);
+    if (item[0] == FIND) return finding<V>(b, item[2], PARTS).write(run.parts + 3 * item[2] * run.cases, b);
+    if (item[0] == FINISH) return finish<V>(b);
+    return step[KIND] == SLICE ? slice<V>(step, item[2], item[3], b) : likelihood<V>(step, b);
 }
 
 // A block has an item for each of its warps, or one whose terms all of its warps share.
-extern "C" __global__ void __launch_bounds__(MANY_THREADS, MANY_BLOCKS) propagate_many(const Run *given, int first, int last) {
-    __shared__ Line meeting[2 * MANY_THREADS];
-    const Run run = *given;
+extern "C" __global__ void __launch_bounds__(MANY_THREADS, MANY_BLOCKS) contract_many(int first) {
+    __shared__ Line meeting[MANY_THREADS];
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const int *begin = run.items + ITEM_COLUMNS * (first + blockIdx.x * warps);
     const bool together = begin[4] > 1;
     const int *item = together ? begin : begin + ITEM_COLUMNS * warp;
-    const int *step = run.steps + STEP_COLUMNS * item[1];
-    const index_t chunk = (index_t)blockIdx.y * 32 * WIDTH, b = chunk + lane * WIDTH;
-    if (item[0] == CONTRACT)
-        contract(run, step, item[2], item[3], b, Share{together ? warp : 0, together ? warps : 1, meeting});
-    else if (item[0] == MARGINAL)
-        marginal<WIDTH>(run, step, item[2], chunk, 32 * WIDTH, reinterpret_cast<real *>(meeting + 64 * warp));
-    else if (item[0] != NOTHING)
-        alone<WIDTH>(run, item, b);
+    if (item[0] == NOTHING) return;
+    const Share share = {together ? warp : 0, together ? warps : 1, meeting};
+    const index_t b = ((index_t)blockIdx.y * 32 + lane) * WIDTH;
+    contract(run.steps + STEP_COLUMNS * item[1], item[2], item[3], b, share);
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(const Run *given, int first, int last) {
+// Evidence, bounds and posteriors, beside the contractions of the same stage: they wait for memory and need few registers.
+extern "C" __global__ void __launch_bounds__(MANY_THREADS, REST_BLOCKS) rest_many(int first) {
+    __shared__ real room[MANY_THREADS / 32][64 * WIDTH];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x * (blockDim.x / 32) + warp);
+    const index_t chunk = (index_t)blockIdx.y * 32 * WIDTH;
+    if (item[0] == MARGINAL)
+        marginal<WIDTH>(run.steps + STEP_COLUMNS * item[1], item[2], chunk, 32 * WIDTH, room[warp]);
+    else if (item[0] != NOTHING)
+        alone<WIDTH>(item, chunk + lane * WIDTH);
+}
+
+extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int first) {
     __shared__ double room[3 * FEW_THREADS];
     real *partial = reinterpret_cast<real *>(room);
-    const Run run = *given;
     const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x);
     const int *step = run.steps + STEP_COLUMNS * item[1];
     if (item[0] == MARGINAL) {
         if (threadIdx.x < 32)
             for (int chunk = 0; chunk < run.cases; chunk += 32)
-                marginal<1>(run, step, item[2], chunk, run.cases - chunk < 32 ? run.cases - chunk : 32, partial);
+                marginal<1>(step, item[2], chunk, run.cases - chunk < 32 ? run.cases - chunk : 32, partial);
         return;
     }
-    if (item[0] == FINISH) return finish_together(run, reinterpret_cast<Finding *>(room));
+    if (item[0] == FINISH) return finish_together(reinterpret_cast<Finding<1> *>(room));
     if (item[0] != CONTRACT) {
-        for (index_t b = threadIdx.x; b < run.cases; b += blockDim.x) alone<1>(run, item, b);
+        for (index_t b = threadIdx.x; b < run.cases; b += blockDim.x) alone<1>(item, b);
         return;
     }
     switch (step[COUNT]) {
-        case 2: return contract_few<2>(run, step, item[2], item[3], item[4], item[5], partial);
-        case 3: return contract_few<3>(run, step, item[2], item[3], item[4], item[5], partial);
-        default: return contract_few<0>(run, step, item[2], item[3], item[4], item[5], partial);
+        case 2: return contract_few<2>(step, item[2], item[3], item[4], item[5], partial);
+        case 3: return contract_few<3>(step, item[2], item[3], item[4], item[5], partial);
+        default: return contract_few<0>(step, item[2], item[3], item[4], item[5], partial);
     }
 }

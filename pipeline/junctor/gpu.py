@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import LANE_BYTES, WARP, Array, Device, run_record
+from junctor_kernels.gpu import LANE_BYTES, PARTS, WARP, Array, Device, run_record
 from junctor_kernels.layout import Code
 
 from junctor.gpu_items import closing_of, items_of
@@ -50,13 +50,11 @@ class GpuProgram:
             if table in program.shared
         }
         code = lowering.code()
-        items = items_of(lowering, code, stages, 0 if self.many else cases)
-        begins = np.cumsum([0, *map(len, items)]).tolist()
-        self._stages = list(zip(begins, map(len, items), strict=False))
-        self._arrays = self._put(code, [item for stage in items for item in stage])
+        items, self._stages = items_of(lowering, code, stages, 0 if self.many else cases)
+        self._arrays = self._put(code, items)
         self._arrays |= self._memory(lowering)
-        chunks = self.cases // chunk if self.many else 1
-        self._places = [_Place(self, lowering, dtype, chunks) for _ in range(IN_FLIGHT)]
+        self.chunks = self.cases // chunk if self.many else 1
+        self._places = [_Place(self, lowering, dtype) for _ in range(IN_FLIGHT)]
         self.threads = IN_FLIGHT
 
     def run(self, block: Block, place: int = 0) -> Outcome:
@@ -107,6 +105,7 @@ class GpuProgram:
             "largest": self._device.zeros((slots, self.cases), words),
             "smallest": self._device.zeros((slots, self.cases), words),
             "lossy": self._device.zeros(self.cases, words),
+            "parts": self._device.zeros((PARTS, 3, self.cases), np.float64),
         }
         for name, values in zip(("scale", "lost", "open", "least"), bounds, strict=True):
             memory[name] = self._device.zeros((slots, self.cases), np.float64 if name == "scale" else dtype)
@@ -117,7 +116,7 @@ class GpuProgram:
 class _Place:
     """Memory of one block on its way: evidence and answers on both sides, and the launches between."""
 
-    def __init__(self, program: GpuProgram, lowering: Lowering, dtype: np.dtype[Any], chunks: int) -> None:
+    def __init__(self, program: GpuProgram, lowering: Lowering, dtype: np.dtype[Any]) -> None:
         self._device, self._cases = program._device, program.cases
         self._rows, self._likelihoods = program._rows, lowering.likelihoods
         shapes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
@@ -133,7 +132,7 @@ class _Place:
         counts = {"cases": self._cases, "totals": program.totals, "closings": program.closings}
         self._run = self._device.put(run_record(addresses | counts).view(np.uint8))
         clears = [(program._arrays[name], byte) for name, byte in (("largest", 0), ("smallest", 0xFF), ("lossy", 0))]
-        self.replay = self._device.replay(dtype, program.many, self._run, program._stages, chunks, clears)
+        self.replay = self._device.replay(dtype, self._run, program._stages, program.chunks, clears)
 
     def answer(self, block: Block) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
         """Run a block; returns what was found, float64 [3, cases], and its posteriors, flat."""

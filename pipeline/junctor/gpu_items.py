@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import gpu
-from junctor_kernels.gpu import BOUND, CONTRACT, FINISH, MAKE, MARGINAL, NOTHING
-from junctor_kernels.layout import COUNT, ENTRIES, FIRST, FIXED, KIND, REDUCE, SLOT, SPAN, STRIDE, TERMS, TILES, Code
+from junctor_kernels.gpu import BOUND, CONTRACT, FIND, FINISH, MAKE, MARGINAL, NOTHING, Launch
+from junctor_kernels.layout import (
+    COUNT,
+    ENTRIES,
+    FIRST,
+    FIXED,
+    KIND,
+    LIKELIHOOD,
+    LINES_OF_TILE,
+    REDUCE,
+    SIZE,
+    SLOT,
+    SPAN,
+    STRIDE,
+    TERMS,
+    TILES,
+    Code,
+)
 
 from junctor.lowering import Lowering
 from junctor.planning.stages import Stages
@@ -14,16 +32,26 @@ from junctor.planning.stages import Stages
 Item = tuple[int, int, int, int, int, int]
 
 # Terms of tiles that make an item of a warp: enough that its beginning and its end do not count.
-ITEM_TERMS = 32
+ITEM_TERMS = 16
+# Rows of a slice that make an item.
+MAKE_ROWS = 32
 # From so many terms on, the warps of a block share those of a tile.
 SHARED_TERMS = 128
-# Threads that a device should have at work in a stage when there are few cases.
+# With few cases: threads that a device should have at work in a stage, the fewest terms that are worth a thread, and
+# blocks from which on each does several rounds.
 BUSY_THREADS = 1 << 18
+LEAST_TERMS = 4
+MOST_BLOCKS = 1 << 12
+MANY_KERNELS = ("contract_many", "rest_many")
 
 
-def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> list[list[Item]]:
-    """Return the items of every stage; cases: how many there are for threads over entries, 0 for warps over cases."""
-    result: list[list[Item]] = [[] for _ in range(stages.count + 1)]
+def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tuple[list[Item], list[list[Launch]]]:
+    """Return all items, and the launches of every stage over them.
+
+    cases: how many there are for threads over entries, 0 for warps over cases.
+    """
+    contractions: list[list[int]] = [[] for _ in range(stages.count + 1)]
+    rest: list[list[Item]] = [[] for _ in contractions]
     for n, table in enumerate(lowering.tables):
         step = code.steps[n]
         total, marginal = bool(code.results[n, 0]), int(code.results[n, 1])
@@ -31,44 +59,92 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> list
             continue
         at = stages.made[table]
         if step[KIND] == REDUCE:
-            result[at].extend(_few(n, step, code, cases) if cases else _many(n, step, code))
-            result[at + 1].append((BOUND, n, int(total), 0, 0, 0))
+            contractions[at].append(n)
+            rest[at + 1].append((BOUND, n, int(total), 0, 0, 0))
         else:
-            result[at].append((MAKE, n, 0, 0, 0, 0))
+            rows = int(step[ENTRIES])
+            each = rows if cases or step[KIND] == LIKELIHOOD else MAKE_ROWS
+            rest[at] += [(MAKE, n, first, min(first + each, rows), 0, 0) for first in range(0, rows, each)]
         if marginal >= 0:
-            result[at + 1].append((MARGINAL, n, marginal, 0, 0, 0))
-    result[-1].append((FINISH, 0, 0, 0, 0, 0))
-    return [stage if cases else _in_blocks(stage) for stage in result if stage]
+            rest[at + 1].append((MARGINAL, n, marginal, 0, 0, 0))
+    if not cases:
+        rest[-1] += [(FIND, 0, part, 0, 0, 0) for part in range(gpu.PARTS)]
+        rest.append([])
+        contractions.append([])
+    rest[-1].append((FINISH, 0, 0, 0, 0, 0))
+    cut = partial(_few, cases=cases) if cases else _many
+    return _in_order([cut(members, code) for members in contractions], rest, few=bool(cases))
 
 
-def _many(n: int, step: npt.NDArray[np.int64], code: Code) -> list[Item]:
-    tiles, terms = int(step[TILES]), int(step[TERMS])
-    if step[STRIDE]:
-        span = code.span[step[SPAN] : step[SPAN] + tiles + 1]
-        terms = max(1, int(np.diff(span).max()))
-    each = max(1, ITEM_TERMS // terms)
-    shares = gpu.MANY_THREADS // gpu.WARP if terms >= SHARED_TERMS else 1
-    return [(CONTRACT, n, first, min(first + each, tiles), shares, 0) for first in range(0, tiles, each)]
+def _in_order(
+    contractions: list[list[Item]], rest: list[list[Item]], few: bool
+) -> tuple[list[Item], list[list[Launch]]]:
+    items: list[Item] = []
+    stages = []
+    for stage in zip(contractions, rest, strict=True):
+        parts = {"propagate_few": [*stage[0], *stage[1]]} if few else dict(zip(MANY_KERNELS, stage, strict=True))
+        launches = []
+        for kernel, members in parts.items():
+            if members:
+                whole = members if few else _in_blocks(members)
+                launches.append(Launch(kernel, len(items), len(whole)))
+                items.extend(whole)
+        stages.append(launches)
+    return items, [stage for stage in stages if stage]
 
 
-def _in_blocks(stage: list[Item]) -> list[Item]:
+def _terms(step: npt.NDArray[np.int64], code: Code) -> int:
+    """Return the most terms that an entry (or tile) of a contraction has."""
+    if not step[STRIDE]:
+        return int(step[TERMS])
+    return max(1, int(np.diff(code.span[step[SPAN] : step[SPAN] + step[TILES] + 1]).max()))
+
+
+def _many(members: list[int], code: Code) -> list[Item]:
+    """Return items of warps over cases, long ones first, so that none begins when the others end."""
+    items: list[tuple[int, Item]] = []
+    for n in members:
+        step = code.steps[n]
+        tiles, terms = int(step[TILES]), _terms(step, code)
+        each = max(1, ITEM_TERMS // terms)
+        shares = gpu.MANY_THREADS // gpu.WARP if terms >= SHARED_TERMS else 1
+        cost = each * terms * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
+        items += [
+            (cost, (CONTRACT, n, first, min(first + each, tiles), shares, 0)) for first in range(0, tiles, each)
+        ]
+    return [item for _, item in sorted(items, key=lambda each: (each[1][4] == 1, -each[0]))]
+
+
+def _in_blocks(items: list[Item]) -> list[Item]:
     """Return items such that every thread block has one for each of its warps, or one that all of them share."""
     warps = gpu.MANY_THREADS // gpu.WARP
     nothing: Item = (NOTHING, 0, 0, 0, 0, 0)
-    # Long items first, so that none begins when the others end.
-    result = [part for item in stage if item[4] > 1 for part in (item, *[nothing] * (warps - 1))]
-    result += sorted((item for item in stage if item[4] <= 1), key=lambda item: item[0] != CONTRACT)
+    result: list[Item] = []
+    for item in items:
+        result += [item, *[nothing] * (warps - 1)] if item[4] > 1 else [item]
     return result + [nothing] * (-len(result) % warps)
 
 
-def _few(n: int, step: npt.NDArray[np.int64], code: Code, cases: int) -> list[Item]:
-    entries, terms = int(step[ENTRIES]), int(step[TERMS])
-    split = 1
-    while split < gpu.FEW_THREADS and 2 * split <= terms and entries * cases * split < BUSY_THREADS:
-        split *= 2
-    each = max(1, gpu.FEW_THREADS // split // cases)
-    along = _terms_follow(step, code)
-    return [(CONTRACT, n, first, min(first + each, entries), split, along) for first in range(0, entries, each)]
+def _few(members: list[int], code: Code, cases: int) -> list[Item]:
+    """Return items of thread blocks over entries; threads have about as many terms each in all steps of a stage."""
+    steps = [code.steps[n] for n in members]
+    work = sum(int(step[ENTRIES]) * _terms(step, code) * cases for step in steps)
+    each_thread = max(LEAST_TERMS, work // BUSY_THREADS)
+    splits = [_split(_terms(step, code), each_thread) for step in steps]
+    blocks = sum(int(step[ENTRIES]) * cases * split // gpu.FEW_THREADS for step, split in zip(steps, splits, strict=True))
+    rounds = 1 + blocks // MOST_BLOCKS
+    items: list[Item] = []
+    for n, step, split in zip(members, steps, splits, strict=True):
+        each = max(1, rounds * (gpu.FEW_THREADS // split) // cases)
+        along, entries = _terms_follow(step, code), int(step[ENTRIES])
+        items += [(CONTRACT, n, first, min(first + each, entries), split, along) for first in range(0, entries, each)]
+    return items
+
+
+def _split(terms: int, each_thread: int) -> int:
+    """Return how many threads share the terms of an entry, a power of two."""
+    wanted = -(-terms // each_thread)
+    return int(min(gpu.FEW_THREADS, 1 << (wanted - 1).bit_length()))
 
 
 def _terms_follow(step: npt.NDArray[np.int64], code: Code) -> int:
