@@ -90,7 +90,7 @@ class Timer:
                 end.record(stream)
                 end.synchronize()
                 milliseconds = self.cupy.cuda.get_elapsed_time(begin, end)
-                result.append(f"{launch.kernel[0]}{milliseconds:.3f}/{launch.count}")
+                result.append(f"{launch.kernel[0]}{milliseconds:.3f}/{launch.items}")
         return " ".join(result)
 
     def copy_rate(self) -> float:
@@ -163,7 +163,7 @@ def measure(
                 both = through(program, network, batch, plan, 4)
                 operations = rate * plan.case_operations
                 moved = rate * table_bytes(plan, algebra.dtype.itemsize) / peak
-                items = sum(launch.count for stage in program._stages for launch in stage)
+                items = sum(launch.items for stage in program._stages for launch in stage)
                 sizes = f"{len(program._stages)} | {items:,} | {program.cases:,}"
                 speed = f"{ms:.3f} | {rate:,.0f} | {both:,.0f} | {operations:.2e} | {moved:.0%}"
                 checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"

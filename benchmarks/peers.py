@@ -36,6 +36,7 @@ from junctor.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
+from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.model import Network
 from junctor.query import Precision, Query
 
@@ -115,7 +116,9 @@ class Ours:
     """Our engine, on as many threads."""
 
     def __init__(self, network: Network, precision: Precision, threads: int) -> None:
-        self._engine = Engine(network, Query(precision=precision), rows=TO_COME, threads=threads)
+        # Half of what both sides may take together.
+        memory = int(DEFAULT_SHARE * available_memory() / 2)
+        self._engine = Engine(network, Query(precision=precision), memory, TO_COME, threads)
 
     def answer(self, states: Rows) -> Answers:
         """Answer a batch."""

@@ -21,14 +21,17 @@ HERE = Path(__file__).parent
 class EmulatedDevice:
     """Runs the kernels with NumPy arrays as device memory, every launch at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 1 << 26) -> None:
         self.queue = Lock()
+        self.room = room
+        self._memory = aligned(np.zeros(room, dtype=np.uint8))
+
+    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self._memory[start : start + size].view(dtype).reshape(shape)
 
     def put(self, array: npt.NDArray[Any]) -> Any:
         return aligned(array)
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        return aligned(np.zeros(shape, dtype=dtype))
 
     def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.zeros(shape, dtype=dtype)
@@ -47,10 +50,10 @@ class EmulatedDevice:
         return Launches(dtype, run, stages, chunks, clears)
 
     def upload(self, host: npt.NDArray[Any], array: Any) -> None:
-        array[...] = host
+        array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
 
     def download(self, array: Any, host: npt.NDArray[Any]) -> None:
-        host[...] = array
+        host.reshape(-1).view(np.uint8)[...] = array.reshape(-1).view(np.uint8)[: host.nbytes]
 
     def mark(self) -> None:
         return None
@@ -66,7 +69,7 @@ class Launches:
 
     def start(self) -> None:
         for array, byte in self._clears:
-            array.view(np.uint8)[...] = byte
+            array.reshape(-1).view(np.uint8)[...] = byte
         for launch in [launch for stage in self._stages for launch in stage]:
             (x, y), threads = gpu.grid(launch, self._chunks)
             run = ctypes.c_void_p(self._run.ctypes.data)

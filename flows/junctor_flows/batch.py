@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from junctor import run as steps
+from junctor.devices import DeviceChoice
 from junctor.distribution import Resources
 from junctor.errors import JunctorError, RunError
 from junctor.progress import Progress, Silence
@@ -112,6 +113,7 @@ def score_batch(
     network_format: str | None = None,
     evidence_format: str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "auto",
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
@@ -131,7 +133,7 @@ def score_batch(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads)
+    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads, device)
     started = time.monotonic()
     try:
         steps.check_resources(resources)

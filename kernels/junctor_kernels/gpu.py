@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from junctor_kernels import layout
 
-# What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior, a
-# part of log P(e) and of the bounds of the whole plan, and their sum.
-MAKE, CONTRACT, BOUND, MARGINAL, FIND, FINISH, NOTHING = range(7)
+# What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
+# a part of log P(e) and of the bounds of the whole plan, their sum, and the bounds of a table that no case changes.
+MAKE, CONTRACT, BOUND, MARGINAL, FIND, FINISH, FIXED_TABLE, NOTHING = range(8)
 # Columns of `items`: what, step, first and last entry (or tile), threads (or warps) that share the terms of an entry,
 # whether neighbouring threads have neighbouring terms. A BOUND has in the third whether the step is a total, a MARGINAL
-# the row of its posterior, a FIND the number of its part.
+# the row of its posterior, a FIND the number of its part; a FIXED_TABLE has its
+# slot in the second, and where its bounds lie in the third.
 ITEM_COLUMNS = 6
 # Columns of `closing`, totals first: whether the table is a result, its slot and entries, and for the message down an
 # edge the slots of the message up and of the total.
@@ -37,11 +38,14 @@ WARP = 32
 MOST_OPERANDS = 32
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
+# Share of the free memory of a device that work may take.
+DEVICE_SHARE = 0.7
 # The fields of the struct `Run`, in its order.
 FIELDS = (
     *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
     *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods"),
-    *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy", "posteriors", "parts", "found"),
+    *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy"),
+    *("posteriors", "parts", "found", "fixed"),
     *("cases", "totals", "closings"),
 )
 _NAMES = (
@@ -50,8 +54,9 @@ _NAMES = (
     *("SPAN", "STRIDE", "SIZE", "LINES_OF_TILE", "COLUMNS", "OBSERVED", "VARIABLES", "PLACE", "FACTS", "STEP_COLUMNS"),
 )
 _HERE = (
-    *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "NOTHING", "ITEM_COLUMNS", "CLOSING_COLUMNS"),
-    *("PARTS", "RUN", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS", "MOST_OPERANDS"),
+    *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
+    *("ITEM_COLUMNS", "CLOSING_COLUMNS", "PARTS", "RUN", "MOST_OPERANDS"),
+    *("MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
 )
 
 Array = Any
@@ -72,11 +77,11 @@ def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
 
 
 class Launch(NamedTuple):
-    """A kernel over some items: `first`, and how many."""
+    """A kernel over so many items from the `first` on."""
 
     kernel: str
     first: int
-    count: int
+    items: int
 
 
 Stage = Sequence[Launch]
@@ -92,16 +97,20 @@ class Replay(Protocol):
 class Device(Protocol):
     """Memory and launches of a device; arrays are its own, and work is done in the order in which it is enqueued.
 
-    queue: who enqueues things that belong together holds it.
+    queue: who enqueues things that belong together holds it. room: bytes that all work shares, one after the other.
     """
 
-    queue: AbstractContextManager[Any]
+    room: int
+
+    @property
+    def queue(self) -> AbstractContextManager[Any]:
+        """A lock."""
+
+    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an array in the room that all work shares, from a byte on."""
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array of zeros on the device."""
 
     def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a NumPy array of zeros that copies to and from the device are fast with."""
@@ -123,10 +132,10 @@ class Device(Protocol):
         """
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
-        """Enqueue a copy to the device."""
+        """Enqueue a copy to the beginning of an array."""
 
     def download(self, array: Array, host: npt.NDArray[Any]) -> None:
-        """Enqueue a copy from the device."""
+        """Enqueue a copy of the beginning of an array."""
 
     def mark(self) -> Any:
         """Return a mark behind everything that is enqueued so far."""
@@ -138,17 +147,18 @@ class Device(Protocol):
 def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
     if launch.kernel == "propagate_few":
-        return (launch.count, 1), FEW_THREADS
-    return (launch.count * WARP // MANY_THREADS, chunks), MANY_THREADS
+        return (launch.items, 1), FEW_THREADS
+    return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 
 class CudaDevice:
     """A CUDA device. Copies in, kernels and copies out have a stream each, so that they overlap.
 
-    number: of the device. Raises ImportError without CuPy and RuntimeError without such a device.
+    number: of the device. allowed: bytes that work on it may take; None for a share of what is free. Raises
+    ImportError without CuPy, and what CuPy raises without such a device.
     """
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, allowed: int | None = None) -> None:
         import cupy
 
         self.cupy = cupy
@@ -156,16 +166,19 @@ class CudaDevice:
         self.queue = _Queue(cupy.cuda.Device(number))
         with cupy.cuda.Device(number):
             self._in, self._work, self._beside, self._out = (cupy.cuda.Stream(non_blocking=True) for _ in range(4))
+            free, _ = cupy.cuda.runtime.memGetInfo()
+            # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
+            self.room = min(allowed or free, int(DEVICE_SHARE * free))
+            self._memory = cupy.cuda.alloc(self.room)
+
+    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return an array in the room that all work shares, from a byte on."""
+        return self.cupy.ndarray(shape, dtype, self._memory + start)
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
         with self.cupy.cuda.Device(self.number):
             return self.cupy.asarray(array)
-
-    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array of zeros on the device."""
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.zeros(shape, dtype=dtype)
 
     def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a NumPy array of zeros in pinned memory."""
@@ -218,14 +231,14 @@ class CudaDevice:
                 self._work.wait_event(self._beside.record())
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
-        """Enqueue a copy to the device; kernels enqueued later wait for it."""
-        array.set(host, stream=self._in)
+        """Enqueue a copy to the beginning of an array; kernels enqueued later wait for it."""
+        array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._in)
         self._work.wait_event(self._in.record())
 
     def download(self, array: Array, host: npt.NDArray[Any]) -> None:
-        """Enqueue a copy from the device behind the kernels enqueued so far."""
+        """Enqueue a copy of the beginning of an array behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record())
-        array.get(stream=self._out, out=host, blocking=False)
+        array.data.copy_to_host_async(host.ctypes.data, host.nbytes, self._out)
 
     def mark(self) -> Any:
         """Return a mark behind the copies from the device that are enqueued so far."""
@@ -236,7 +249,7 @@ class CudaDevice:
         mark.synchronize()
 
 
-class _Queue:
+class _Queue(AbstractContextManager[None]):
     """A lock, with the device as the current one of the thread that holds it."""
 
     def __init__(self, device: Any) -> None:

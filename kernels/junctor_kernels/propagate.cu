@@ -55,6 +55,7 @@ struct Run {
     word *largest, *smallest, *lossy;
     real *posteriors;
     double *parts, *found;
+    const double *fixed;
     index_t cases, totals, closings;
 };
 
@@ -567,8 +568,24 @@ __device__ __forceinline__ void finish_together(Finding<1> *meeting) {
     }
 }
 
+// The bounds of a table that no case changes: scale, lost, open, least.
+template <int V> __device__ __forceinline__ void settle_fixed(int slot, int n, index_t b) {
+    const double *fixed = run.fixed + 4 * n;
+    const index_t at = slot * run.cases + b;
+    Lanes<V, double> scale;
+    Lanes<V> lost, open, least;
+    EACH_CASE scale.at[v] = fixed[0], lost.at[v] = (real)fixed[1], open.at[v] = (real)fixed[2];
+    EACH_CASE least.at[v] = (real)fixed[3];
+    store(run.scale + at, scale);
+    store(run.lost + at, lost);
+    store(run.open + at, open);
+    store(run.least + at, least);
+    remember(lost, b);
+}
+
 // What is neither a contraction nor a posterior, for V cases.
 template <int V> __device__ __forceinline__ void alone(const int *item, index_t b) {
+    if (item[0] == FIXED_TABLE) return settle_fixed<V>(item[1], item[2], b);
     const int *step = run.steps + STEP_COLUMNS * item[1];
     if (item[0] == BOUND) return bound<V>(step, item[2], b);
     if (item[0] == FIND) return finding<V>(b, item[2], PARTS).write(run.parts + 3 * item[2] * run.cases, b);
@@ -583,7 +600,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, MANY_BLOCKS) contract
     const int *begin = run.items + ITEM_COLUMNS * (first + blockIdx.x * warps);
     const bool together = begin[4] > 1;
     const int *item = together ? begin : begin + ITEM_COLUMNS * warp;
-    if (item[0] == NOTHING) return;
+    if (item[0] == NOTHING || (index_t)blockIdx.y * 32 * WIDTH >= run.cases) return;
     const Share share = {together ? warp : 0, together ? warps : 1, meeting};
     const index_t b = ((index_t)blockIdx.y * 32 + lane) * WIDTH;
     contract(run.steps + STEP_COLUMNS * item[1], item[2], item[3], b, share);
@@ -595,6 +612,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, REST_BLOCKS) rest_man
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x * (blockDim.x / 32) + warp);
     const index_t chunk = (index_t)blockIdx.y * 32 * WIDTH;
+    if (chunk >= run.cases) return;
     if (item[0] == MARGINAL)
         marginal<WIDTH>(run.steps + STEP_COLUMNS * item[1], item[2], chunk, 32 * WIDTH, room[warp]);
     else if (item[0] != NOTHING)

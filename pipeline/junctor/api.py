@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from junctor.devices import DeviceChoice
 from junctor.model import Network
 from junctor.planning.budget import parse_bytes
 from junctor.query import Precision, Query, QueryKind, target_names
@@ -24,6 +25,7 @@ def posteriors(
     *,
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "auto",
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -33,14 +35,16 @@ def posteriors(
     network: a Network, or the path of a network file. evidence: pandas or Arrow table, dict of columns or list of
     rows; one column a variable, null where it is not observed. targets: variable names, None for all. memory: bytes
     that propagation may take, None for a share of what is free. threads: None for all cores that this process may use;
-    answers do not depend on it. case_id, ignore_extra, strict: as for evidence files.
+    answers do not depend on it. device: "auto" is a GPU where there is one and the rows are worth it. case_id,
+    ignore_extra, strict: as for evidence files.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
-    `ok` is null but for its reason. Raises ModelError, EvidenceError or BudgetError.
+    `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError or
+    DeviceError.
     """
     query = _query("posteriors", targets, precision)
-    return _answer(network, evidence, query, memory, threads, case_id, ignore_extra, strict)
+    return _answer(network, evidence, query, memory, threads, device, case_id, ignore_extra, strict)
 
 
 def most_probable(
@@ -51,6 +55,7 @@ def most_probable(
     *,
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "auto",
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -62,7 +67,7 @@ def most_probable(
     `reason`.
     """
     query = _query("mpe", targets, precision)
-    return _answer(network, evidence, query, memory, threads, case_id, ignore_extra, strict)
+    return _answer(network, evidence, query, memory, threads, device, case_id, ignore_extra, strict)
 
 
 def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
@@ -77,6 +82,7 @@ def _answer(
     query: Query,
     memory: int | str | None,
     threads: int | None,
+    device: DeviceChoice,
     case_id: str | None,
     ignore_extra: bool,
     strict: bool,
@@ -94,7 +100,7 @@ def _answer(
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
     allowed = parse_bytes(str(memory)) if memory is not None else None
-    engine = Engine(network, query, allowed, table.num_rows, usable_cores() if threads is None else threads)
+    engine = Engine(network, query, allowed, table.num_rows, usable_cores() if threads is None else threads, device)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(

@@ -15,7 +15,8 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from junctor.errors import JunctorError, RunError
+from junctor.devices import DeviceChoice, count_gpus
+from junctor.errors import DeviceError, JunctorError, RunError
 from junctor.machine import DEFAULT_SHARE, available_memory, usable_cores
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Resources:
     memory: bytes that propagation may take in all workers together; None for a share of what is free.
     scheduler: address of a Dask scheduler whose workers are used instead.
     threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
+    device: "auto" is a GPU where there is one and the work is worth it; with several, each worker process has one.
     """
 
     workers: int | None = None
@@ -64,6 +66,7 @@ class Resources:
     scheduler: str | None = None
     insecure_scheduler: bool = False
     threads: int | None = None
+    device: DeviceChoice = "auto"
 
 
 class WorkersLostError(Exception):
@@ -94,8 +97,10 @@ def distribute(
         return
     allowed = allowed_memory(resources)
     workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
+    if resources.device == "gpu":
+        workers = min(workers, count_gpus())
     if workers > 1:
-        yield from _on_this_machine(function, tasks, workers, allowed // workers)
+        yield from _on_this_machine(function, tasks, workers, allowed // workers, resources.device == "gpu")
     elif here is not None:
         yield from here(tasks, allowed)
     else:
@@ -143,7 +148,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _on_this_machine(
-    function: Callable[[Task, int], Result], tasks: Sequence[Task], workers: int, memory: int
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], workers: int, memory: int, gpus: bool
 ) -> Iterator[Result]:
     remaining = dict(enumerate(tasks))
     lost_at: object = None
@@ -151,7 +156,7 @@ def _on_this_machine(
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
-            with _silent_dask(), _local_client(workers) as client:
+            with _silent_dask(), _local_client(workers, gpus) as client:
                 for i, result in _windowed(client, function, dict(remaining), memory, workers):
                     del remaining[i]
                     yield result
@@ -194,9 +199,9 @@ def _lost(suspect: object, who: str) -> str:
 
 
 @contextmanager
-def _local_client(workers: int) -> Iterator[Client]:
+def _local_client(workers: int, gpus: bool) -> Iterator[Client]:
     import dask
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
     quiet = {
@@ -205,16 +210,31 @@ def _local_client(workers: int) -> Iterator[Client]:
         "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
     }
     with dask.config.set(quiet), _keyboard_is_ours():
-        cluster = LocalCluster(
+        cluster = _cluster_class(gpus)(
             n_workers=workers,
             threads_per_worker=1,
-            processes=True,
             host="127.0.0.1",
             memory_limit=0,
             dashboard_address="127.0.0.1:0",
+            **({"protocol": "tcp"} if gpus else {"processes": True}),
         )
     with cluster, Client(cluster, set_as_default=False) as client:
         yield client
+
+
+def _cluster_class(gpus: bool) -> Any:
+    """Return the class of a cluster on this machine; each worker of one with GPUs sees its own first."""
+    if not gpus:
+        from distributed import LocalCluster
+
+        return LocalCluster
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise DeviceError(
+            f"several GPUs need dask-cuda ({error}): install junctor[cuda12] or junctor[cuda13], or use --workers 0"
+        ) from error
+    return LocalCUDACluster
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, OK, Answers
 from junctor.collector import collector_paused
+from junctor.devices import DeviceChoice, has_gpu, open_gpu
 from junctor.distinct import Distinct, distinct_rows
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
@@ -27,10 +28,12 @@ from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
-from junctor.pricing import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
+from junctor.pricing import CPU_SPEED, GPU_SPEED, Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
 from junctor.query import Query, target_names
 
 if TYPE_CHECKING:
+    from junctor_kernels.gpu import Device
+
     from junctor.rowwise import RowEngine
 
 Rows = npt.NDArray[np.int64]
@@ -58,22 +61,32 @@ class Engine:
 
     memory: bytes that propagation may use (None: a share of what is free now). rows: how many are to come in all
     batches together, if that is known; it decides what is worth preparing. threads: that rows are answered on; answers
-    do not depend on how many. Raises EvidenceError for unknown targets, and BudgetError when a plan does not fit.
+    do not depend on how many. device: for posteriors in single or double precision; "auto" is a GPU where there is one
+    and the rows to come are worth it. Raises EvidenceError for unknown targets, BudgetError when a plan does not fit,
+    and DeviceError for a GPU that cannot be used.
     """
 
     def __init__(
-        self, network: Network, query: Query, memory: int | None = None, rows: int = 0, threads: int = 1
+        self,
+        network: Network,
+        query: Query,
+        memory: int | None = None,
+        rows: int = 0,
+        threads: int = 1,
+        device: DeviceChoice | Device = "cpu",
     ) -> None:
         self.network = network
         self.query = query
         self.rows = rows
         self.threads = threads
+        self.device = device
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.shape = shape_of(network)
         self.ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
         self._plans: dict[tuple[Pattern, int], Plan] = {}
         self._prepared: dict[tuple[Pattern, int], Prepared] = {}
+        self._using: Device | None = None
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -97,7 +110,7 @@ class Engine:
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 alone = alone_seconds(self.row_engine, found) if self._has_row_engine else math.inf
-                prices = compiled_prices(self.work, self.allowed, alone)
+                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self._has_device else CPU_SPEED)
                 choice = Choice(found, prices, search=True)
             return self._fitting(self._told_apart(choice.groups(), batch), found, batch)
         whole = [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
@@ -126,6 +139,8 @@ class Engine:
         budget = Budget(self.allowed, answers.nbytes + held)
         groups = self.groups(batch)
         compiled = self.loads_compiled(groups, batch)
+        # A GPU takes about as long to come into play as compiled code.
+        self._using = self._gpu if self._has_device and (self.device != "auto" or compiled) else None
         for group in groups:
             uses = self.uses(group, batch)
             few = group.few
@@ -184,6 +199,17 @@ class Engine:
     def _has_row_engine(self) -> bool:
         return self.query.kind == "posteriors" and self.query.precision != "log"
 
+    @property
+    def _has_device(self) -> bool:
+        """Whether there is a GPU for what is asked."""
+        if self.device == "cpu" or not self._has_row_engine:
+            return False
+        return self.device != "auto" or has_gpu()
+
+    @cached_property
+    def _gpu(self) -> Device:
+        return open_gpu() if isinstance(self.device, str) else self.device
+
     @cached_property
     def row_engine(self) -> RowEngine:
         """The engine for rows that are answered one by one."""
@@ -228,6 +254,7 @@ class Engine:
         prepared = self._prepared.pop(key, None)
         if prepared is None:
             prepared = Prepared(self.network, self.plan(pattern, to_come), self.ladder)
+        prepared.device = self._using
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed

@@ -59,6 +59,12 @@ class BudgetError(JunctorError):
     exit_code = 5
 
 
+class DeviceError(JunctorError):
+    """A GPU that was asked for and cannot be used."""
+
+    exit_code = 5
+
+
 class RunError(JunctorError):
     """A run directory that cannot be used or continued."""
 

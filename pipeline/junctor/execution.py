@@ -19,6 +19,7 @@ from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor.compiled import CompiledProgram
+    from junctor.gpu import GpuProgram
 
 Rows = npt.NDArray[np.int64]
 
@@ -33,8 +34,9 @@ def answer_rows(prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: A
 
 def answer_in(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows` as one number format finds them; returns the doubtful ones."""
-    faster = prepared.compiled() if algebra is prepared.ladder[0] else None
-    run, cases, threads = _runner(prepared, algebra, faster)
+    on_device = prepared.on_device(algebra, len(rows))
+    faster = prepared.compiled() if algebra is prepared.ladder[0] and on_device is None else None
+    run, cases, threads = _runner(prepared, algebra, on_device or faster)
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
 
     def answer_block(part: Rows, place: int) -> Rows:
@@ -53,12 +55,13 @@ def answer_in(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: 
 
 
 def _runner(
-    prepared: Prepared, algebra: Algebra, faster: CompiledProgram | None
+    prepared: Prepared, algebra: Algebra, faster: CompiledProgram | GpuProgram | None
 ) -> tuple[Callable[[Block, int], Outcome], int, int]:
     """Return what runs a block at a place, the cases of a block, and how many places there are."""
     explains = prepared.ladder[0] is MAX_LOG
     if faster is not None:
-        return faster.explain if explains else faster.run, faster.cases, faster.threads
+        # A GPU has no explanations.
+        return getattr(faster, "explain" if explains else "run"), faster.cases, faster.threads
     program = prepared.program(algebra)
     run = program.explain if explains else program.run
     return lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize), 1

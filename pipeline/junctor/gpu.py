@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import LANE_BYTES, PARTS, WARP, Array, Device, run_record
+from junctor_kernels.gpu import FIELDS, LANE_BYTES, PARTS, WARP, Array, Device, run_record
 from junctor_kernels.layout import Code
 
 from junctor.gpu_items import closing_of, items_of
@@ -19,29 +21,37 @@ from junctor.propagation import Block, Outcome, Program, doubtful_rows
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 # Blocks on their way at once: one is brought in, one is computed, one is taken out.
 IN_FLIGHT = 3
-# Cases from which on the case axis keeps a GPU busy by itself.
+# Cases up to which threads go over entries and terms; more keep a GPU busy by themselves.
 FEW_CASES = 32
+# Cases of a block: more gain nothing.
+MOST_CASES = 1 << 16
+# Arrays begin at multiples of so many bytes.
+ALIGNED = 256
+
+Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 
 class GpuProgram:
-    """Runs blocks of at most `cases` cases of a program on a device, sum-product in single or double precision.
+    """Runs blocks of cases of a program on a device, sum-product in single or double precision.
 
-    Few cases spread over the threads of entries and terms, many over threads of their own; which of the two a program
-    does is settled by `cases`. Up to `threads` threads may run blocks at once, each at a `place` below that: while one
-    block is computed the next is brought in and the last is taken out. An outcome lies in the memory of its place until
-    the next block there. Cases beyond the last of a block repeat it. Raises OverflowError where a table has more
-    entries than the kernels count.
+    rows: how many cases there are in all. host: bytes that evidence and answers on their way may take in this process.
+    Blocks have `cases` cases at the most, as many as both memories allow. Few cases spread over the threads of entries
+    and terms, many over threads of their own. Up to `threads` threads may run blocks at once, each at a `place` below
+    that: while one block is computed the next is brought in and the last is taken out. An outcome lies in the memory of
+    its place until the next block there. Raises MemoryError where a single case does not fit, and OverflowError where a
+    table has more entries than the kernels count.
     """
 
-    def __init__(self, program: Program, cases: int, device: Device) -> None:
-        self._program, self._plan, self._device = program, program.plan, device
+    def __init__(self, program: Program, rows: int, device: Device, host: int) -> None:
+        self._program, self._plan, self.device = program, program.plan, device
         dtype = program.algebra.dtype
-        self.many = cases > FEW_CASES
-        chunk = WARP * LANE_BYTES // dtype.itemsize
-        self.cases = -(-cases // chunk) * chunk if self.many else cases
-        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
+        chunk = WARP * LANE_BYTES // dtype.itemsize
+        self.cases = self._settle(rows, host, places[1], chunk)
+        self.many = self.cases > FEW_CASES
+        self.chunk = chunk if self.many else 1
+        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
         lowering = Lowering(program, 1, self._rows, TILE_SHAPES if self.many else (), places)
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
         self._fixed = {
@@ -50,17 +60,15 @@ class GpuProgram:
             if table in program.shared
         }
         code = lowering.code()
-        items, self._stages = items_of(lowering, code, stages, 0 if self.many else cases)
-        self._arrays = self._put(code, items)
-        self._arrays |= self._memory(lowering)
-        self.chunks = self.cases // chunk if self.many else 1
-        self._places = [_Place(self, lowering, dtype) for _ in range(IN_FLIGHT)]
+        items, self.stages = items_of(lowering, code, stages, 0 if self.many else self.cases)
+        self._arrays = self._put(code, items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self.threads = IN_FLIGHT
+        self._places = self._lay_out(lowering, dtype)
 
     def run(self, block: Block, place: int = 0) -> Outcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
         found, flat = self._places[place].answer(block)
-        cases, width = block.cases, self.cases
+        cases, width = block.cases, found.shape[1]
         log_value = found[0, :cases] + self._program.constants(block)
         posteriors: dict[int, npt.NDArray[Any]] = {
             variable: np.broadcast_to(table, (len(table), cases)) for variable, table in self._fixed.items()
@@ -71,9 +79,65 @@ class GpuProgram:
         doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
         return Outcome(log_value, posteriors, {}, doubtful)
 
-    def _put(self, code: Code, items: list[tuple[int, ...]]) -> dict[str, Array]:
+    def _settle(self, rows: int, host: int, arena_rows: int, chunk: int) -> int:
+        """Return how many cases a block has."""
+        work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
+        on_device = _bytes(work) + IN_FLIGHT * _bytes(ways)
+        slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        most = min((self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways)), MOST_CASES)
+        if most < 1:
+            raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self.device.room:,} for it")
+        if rows <= FEW_CASES or most < chunk:
+            return min(rows, most, FEW_CASES)
+        # Blocks of much the same size, rather than a small one at the end.
+        blocks = -(-rows // (most // chunk * chunk))
+        return -(-rows // (blocks * chunk)) * chunk
+
+    def _shapes(self, arena_rows: int, cases: int) -> Shapes:
+        """Return the arrays of a block that stay on the device."""
+        dtype, slots = self._program.algebra.dtype, max(1, len(self._plan.tables))
+        words = np.dtype(f"u{dtype.itemsize}")
+        return {
+            "arena": ((max(1, arena_rows), cases), dtype),
+            **dict.fromkeys(("lost", "open", "least"), ((slots, cases), dtype)),
+            "scale": ((slots, cases), np.float64),
+            "largest": ((slots, cases), words),
+            "smallest": ((slots, cases), words),
+            "lossy": ((cases,), words),
+            "parts": ((PARTS, 3, cases), np.float64),
+        }
+
+    def _way_shapes(self, cases: int) -> Shapes:
+        """Return the arrays of a block that come and go."""
+        sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
+        likelihoods = sum(sizes[v] for v in pattern.weighted)
+        posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
+        return {
+            "states": ((max(1, len(pattern.sliced)), cases), np.int16),
+            "likelihoods": ((max(1, likelihoods), cases), np.float64),
+            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
+            "found": ((3, cases), np.float64),
+        }
+
+    def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
+        """Give every array its place in the room of the device."""
+        start = 0
+
+        def place(shapes: Shapes) -> dict[str, Array]:
+            nonlocal start
+            arrays = {}
+            for name, (shape, kind) in shapes.items():
+                arrays[name] = self.device.place(start, shape, kind)
+                start += -(-_bytes({name: (shape, kind)}) // ALIGNED) * ALIGNED
+            return arrays
+
+        self._arrays |= place(self._shapes(max(1, lowering.arena_rows), self.cases))
+        shapes = self._way_shapes(self.cases)
+        return [_Place(self, lowering.likelihoods, shapes, place(shapes)) for _ in range(IN_FLIGHT)]
+
+    def _put(self, code: Code, items: Sequence[tuple[int, ...]]) -> dict[str, Array]:
         """Bring what does not change from block to block to the device."""
-        put = self._device.put
+        put = self.device.put
         closing, self.totals = closing_of(code)
         self.closings = len(closing)
         integers = {
@@ -90,76 +154,80 @@ class GpuProgram:
             "growth": put(code.growth),
         }
 
-    def _memory(self, lowering: Lowering) -> dict[str, Array]:
-        """Return the memory of a block that stays on the device, with the bounds of tables that no case changes."""
-        dtype, slots = self._program.algebra.dtype, max(1, len(lowering.slots))
-        words = np.uint32 if dtype.itemsize == 4 else np.uint64
-        bounds = np.zeros((4, slots, 1))
-        for table, slot in lowering.slots.items():
+    def _constant_bounds(self, lowering: Lowering) -> npt.NDArray[np.float64]:
+        """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
+        rows = [np.ones(4)]
+        for table in lowering.slots:
             if table in self._program.shared:
                 value = self._program.shared[table]
                 scale = self._program.log_of(value) if table in self._plan.totals else value.log_scale
-                bounds[:, slot, 0] = scale[0], value.lost[0], value.open[0], value.least[0]
-        memory = {
-            "arena": self._device.zeros((max(1, lowering.arena_rows), self.cases), dtype),
-            "largest": self._device.zeros((slots, self.cases), words),
-            "smallest": self._device.zeros((slots, self.cases), words),
-            "lossy": self._device.zeros(self.cases, words),
-            "parts": self._device.zeros((PARTS, 3, self.cases), np.float64),
-        }
-        for name, values in zip(("scale", "lost", "open", "least"), bounds, strict=True):
-            memory[name] = self._device.zeros((slots, self.cases), np.float64 if name == "scale" else dtype)
-            memory[name][:] = self._device.put(values.astype(memory[name].dtype))
-        return memory
+                rows.append(np.array([scale[0], value.lost[0], value.open[0], value.least[0]]))
+        return np.array(rows[1:] or rows)
 
 
 class _Place:
     """Memory of one block on its way: evidence and answers on both sides, and the launches between."""
 
-    def __init__(self, program: GpuProgram, lowering: Lowering, dtype: np.dtype[Any]) -> None:
-        self._device, self._cases = program._device, program.cases
-        self._rows, self._likelihoods = program._rows, lowering.likelihoods
-        shapes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
-            "states": ((max(1, len(program._rows)), self._cases), np.int16),
-            "likelihoods": ((max(1, lowering.likelihood_rows), self._cases), np.float64),
-            "posteriors": ((max(1, lowering.posterior_rows) * self._cases,), dtype),
-            "found": ((3, self._cases), np.float64),
-        }
-        self._host = {name: self._device.host(*shape) for name, shape in shapes.items()}
-        self._arrays = {name: self._device.zeros(*shape) for name, shape in shapes.items()}
-        arrays = {**program._arrays, **self._arrays}
-        addresses = {name: self._device.address(array) for name, array in arrays.items()}
-        counts = {"cases": self._cases, "totals": program.totals, "closings": program.closings}
-        self._run = self._device.put(run_record(addresses | counts).view(np.uint8))
+    def __init__(
+        self, program: GpuProgram, likelihoods: dict[int, int], shapes: Shapes, arrays: dict[str, Array]
+    ) -> None:
+        self._device, self._chunk = program.device, program.chunk
+        self._rows, self._likelihoods, self._shapes = program._rows, likelihoods, shapes
+        self._arrays = arrays
+        self._host = {name: self._device.host((_bytes({name: shape}),), np.uint8) for name, shape in shapes.items()}
+        every = {**program._arrays, **arrays}
+        fields = {name: self._device.address(array) for name, array in every.items()}
+        fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+        record = run_record(fields)
+        self._record = self._device.host((record.nbytes,), np.uint8)
+        self._record[:] = record.view(np.uint8)
+        self.run = self._device.put(self._record)
+        chunks = program.cases // program.chunk if program.many else 1
         clears = [(program._arrays[name], byte) for name, byte in (("largest", 0), ("smallest", 0xFF), ("lossy", 0))]
-        self.replay = self._device.replay(dtype, self._run, program._stages, program.chunks, clears)
+        dtype = program._program.algebra.dtype
+        self.replay = self._device.replay(dtype, self.run, program.stages, chunks, clears)
 
     def answer(self, block: Block) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """Run a block; returns what was found, float64 [3, cases], and its posteriors, flat."""
-        self._take(block)
+        """Run a block; returns what was found, float64 [3, lanes], and its posteriors, flat."""
+        host = self._take(block)
         device, names = self._device, ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods)
         with device.queue:
+            device.upload(self._record, self.run)
             for name in names:
-                device.upload(self._host[name], self._arrays[name])
+                device.upload(host[name], self._arrays[name])
             self.replay.start()
             for name in ("posteriors", "found"):
-                device.download(self._arrays[name], self._host[name])
+                device.download(self._arrays[name], host[name])
             mark = device.mark()
         device.wait(mark)
-        return self._host["found"], self._host["posteriors"]
+        return host["found"], host["posteriors"].reshape(-1)
 
-    def _take(self, block: Block) -> None:
-        """Bring the evidence of a block into the memory that is copied to the device."""
+    def _take(self, block: Block) -> dict[str, npt.NDArray[Any]]:
+        """Bring the evidence of a block into the memory that is copied; returns that memory, as wide as the block.
+
+        Lanes beyond the last case repeat it.
+        """
         cases = block.cases
+        lanes = -(-cases // self._chunk) * self._chunk
+        self._record.view(np.int64)[FIELDS.index("cases")] = lanes
+        host: dict[str, npt.NDArray[Any]] = {}
+        for name, ((*rows, _), dtype) in self._shapes.items():
+            size = math.prod(rows) * lanes * np.dtype(dtype).itemsize
+            host[name] = self._host[name][:size].view(dtype).reshape(*rows, lanes)
         for variable, column in block.states.items():
-            line = self._host["states"][self._rows[variable]]
+            line = host["states"][self._rows[variable]]
             line[:cases] = column
             line[cases:] = column[-1]
         for variable, row in self._likelihoods.items():
             values = block.likelihoods[variable]
-            lines = self._host["likelihoods"][row : row + len(values)]
+            lines = host["likelihoods"][row : row + len(values)]
             lines[:, :cases] = values
             lines[:, cases:] = values[:, -1:]
+        return host
+
+
+def _bytes(shapes: Shapes) -> int:
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
 
 
 def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import gpu
-from junctor_kernels.gpu import BOUND, CONTRACT, FIND, FINISH, MAKE, MARGINAL, NOTHING, Launch
+from junctor_kernels.gpu import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, Launch
 from junctor_kernels.layout import (
     COUNT,
     ENTRIES,
@@ -72,6 +72,8 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tupl
         rest.append([])
         contractions.append([])
     rest[-1].append((FINISH, 0, 0, 0, 0, 0))
+    fixed = [slot for table, slot in lowering.slots.items() if table not in stages.made]
+    rest[0] += [(FIXED_TABLE, slot, n, 0, 0, 0) for n, slot in enumerate(fixed)]
     cut = partial(_few, cases=cases) if cases else _many
     return _in_order([cut(members, code) for members in contractions], rest, few=bool(cases))
 
@@ -109,9 +111,7 @@ def _many(members: list[int], code: Code) -> list[Item]:
         each = max(1, ITEM_TERMS // terms)
         shares = gpu.MANY_THREADS // gpu.WARP if terms >= SHARED_TERMS else 1
         cost = each * terms * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
-        items += [
-            (cost, (CONTRACT, n, first, min(first + each, tiles), shares, 0)) for first in range(0, tiles, each)
-        ]
+        items += [(cost, (CONTRACT, n, first, min(first + each, tiles), shares, 0)) for first in range(0, tiles, each)]
     return [item for _, item in sorted(items, key=lambda each: (each[1][4] == 1, -each[0]))]
 
 
@@ -131,7 +131,9 @@ def _few(members: list[int], code: Code, cases: int) -> list[Item]:
     work = sum(int(step[ENTRIES]) * _terms(step, code) * cases for step in steps)
     each_thread = max(LEAST_TERMS, work // BUSY_THREADS)
     splits = [_split(_terms(step, code), each_thread) for step in steps]
-    blocks = sum(int(step[ENTRIES]) * cases * split // gpu.FEW_THREADS for step, split in zip(steps, splits, strict=True))
+    blocks = sum(
+        int(step[ENTRIES]) * cases * split // gpu.FEW_THREADS for step, split in zip(steps, splits, strict=True)
+    )
     rounds = 1 + blocks // MOST_BLOCKS
     items: list[Item] = []
     for n, step, split in zip(members, steps, splits, strict=True):

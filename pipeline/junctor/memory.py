@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,10 @@ from junctor.propagation import Program
 from junctor.support import LISTING_ENTRIES, MOST_LISTED
 
 if TYPE_CHECKING:
+    from junctor_kernels.gpu import Device
+
     from junctor.compiled import CompiledProgram
+    from junctor.gpu import GpuProgram
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
 LANE = 32
@@ -38,8 +42,12 @@ LOWERING_SECONDS = 3e-5
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
+# Number formats that the GPU has.
+DEVICE_FORMATS = ("single", "double")
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(eq=False)
@@ -48,6 +56,7 @@ class Memory:
 
     formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
     has. lanes: cases of its blocks, 0 where NumPy does the work. threads: how many of its blocks are under way at once.
+    room: bytes that the compiled backend may take, or evidence and answers on their way to and from a GPU.
     """
 
     plan: Plan
@@ -59,7 +68,7 @@ class Memory:
     lanes: int = 0
     threads: int = 1
     fixed: int = field(init=False)
-    _compiled_room: int = field(init=False, default=0)
+    room: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         shape = self.plan.shape
@@ -92,7 +101,7 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
-        self._compiled_room = spare // 2
+        self.room = spare // 2
         self._fit_lanes(to_come, threads)
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
             self.scratch *= 2
@@ -103,7 +112,7 @@ class Memory:
         operations = min(rows * self.plan.case_operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
-        room = (self._compiled_room - self._lowered) // self._lane_bytes
+        room = (self.room - self._lowered) // self._lane_bytes
         self.threads = max(1, min(threads, room // LANE))
         lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES))
         lanes = min(lanes, padded(-(-self.rows // self.threads)), room // self.threads) // LANE * LANE
@@ -121,7 +130,7 @@ class Memory:
     def cases(self, itemsize: int) -> int:
         """Return how many cases of a number format fit in a block."""
         # Not what the compiled backend takes, but what it may: threads must not change a block, nor its rounding.
-        compiled = self._compiled_room if self.lanes else 0
+        compiled = self.room if self.lanes else 0
         free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - compiled
         each = self._case_bytes(itemsize)
         return max(1, min(free // each, BLOCK_BYTES // each, MOST_CASES, self.scratch, self.rows))
@@ -177,13 +186,15 @@ def lowered_bytes(plan: Plan) -> int:
 
 @dataclass(eq=False)
 class Prepared:
-    """A plan with its memory and its programs, each made when first needed."""
+    """A plan with its memory and its programs, each made when first needed; `device`: a GPU to use, where one is."""
 
     network: Network
     plan: Plan
     ladder: Sequence[Algebra]
     memory: Memory = field(init=False)
+    device: Device | None = None
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
+    _on_device: dict[str, GpuProgram | None] = field(init=False, default_factory=dict)
     _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -208,3 +219,20 @@ class Prepared:
 
             self._compiled = CompiledProgram(self.program(self.ladder[0]), lanes, threads)
         return self._compiled
+
+    def on_device(self, algebra: Algebra, rows: int) -> GpuProgram | None:
+        """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""
+        if self.device is None or algebra.name not in DEVICE_FORMATS:
+            return None
+        known = self._on_device.get(algebra.name)
+        # One that was made for a few cases does not serve for many.
+        if algebra.name not in self._on_device or (known and not known.many and rows > known.cases):
+            from junctor.gpu import GpuProgram
+
+            try:
+                known = GpuProgram(self.program(algebra), rows, self.device, self.memory.room)
+            except (MemoryError, OverflowError) as error:
+                logger.warning("the CPU takes over a group of rows: %s", error)
+                known = None
+            self._on_device[algebra.name] = known
+        return known

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from junctor.devices import DeviceChoice
 from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
 from junctor.query import Query
@@ -42,6 +43,7 @@ class PartTask:
     """One partition to answer: all that a worker has to be told.
 
     rows: of all partitions together. partition_rows: of a whole one. threads: to use; None for all of a Dask worker.
+    device: to use, "auto" where the worker shall see for itself.
     """
 
     directory: str
@@ -52,6 +54,7 @@ class PartTask:
     rows: int
     partition_rows: int
     threads: int | None = 1
+    device: DeviceChoice = "cpu"
 
     def __str__(self) -> str:
         return f"partition {self.part}"
@@ -177,6 +180,7 @@ class _Partition:
             network, engine = engine_for(
                 str(self._directory.network), task.network_digest, task.query, memory, task.rows, threads
             )
+            engine.device = task.device
             held = waiting * task.partition_rows * answer_width(network, task.query)
             try:
                 self._answers = answers_table(

@@ -142,7 +142,8 @@ class RowEngine:
                     status[row] = rowwise.TOO_LARGE
                     row += 1
                 else:
-                    larger = min(room.most, max(2 * needed, ARENA_ENTRIES))
+                    # Some to spare, so that not every row after this one needs a little more.
+                    larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
     def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from junctor.answers import STATUS_NAMES
+from junctor.devices import DeviceChoice, check_device, count_gpus, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
 from junctor.machine import usable_cores
@@ -38,6 +39,8 @@ from junctor.storage import (
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
 WORKER_SECONDS = 5.0
+# Seconds of work of one core from which on a GPU is worth its while.
+DEVICE_SECONDS = 10.0
 # Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
 WORKER_CORES = 4
 
@@ -125,9 +128,11 @@ def run(job: Job, resources: Resources | None = None, progress: Progress | None 
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for a scheduler that must not be used, before any work is done."""
+    """Raise RunError for a scheduler that must not be used, DeviceError without a GPU, before any work is done."""
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
+    else:
+        check_device(resources.device)
 
 
 def ingest_network(job: Job, progress: Progress) -> RunSpec:
@@ -231,6 +236,7 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             directory.manifest.unlink(missing_ok=True)
     left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", ingested.rows, ingested.rows - left)
+    resources = replace(resources, device=device_for(resources, outlook))
     resources = replace(resources, workers=workers_for(resources, outlook))
     threads = threads_for(resources, min(resources.workers or 1, len(pending)))
     tasks = [
@@ -243,6 +249,7 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             rows=ingested.rows,
             partition_rows=spec.partition_rows,
             threads=threads,
+            device=resources.device,
         )
         for i in pending
     ]
@@ -253,10 +260,19 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     return Work(ingested.partitions - len(pending), total.rounded())
 
 
+def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
+    """Return the device to use; a scheduler's workers see for themselves."""
+    if resources.device != "auto" or resources.scheduler is not None:
+        return resources.device
+    return "gpu" if outlook.seconds >= DEVICE_SECONDS and has_gpu() else "cpu"
+
+
 def workers_for(resources: Resources, outlook: Outlook) -> int:
     """Return how many processes to use: what was asked for, or what the work is worth; fewer where memory is short."""
     if resources.workers is not None:
         workers = resources.workers
+    elif resources.device == "gpu":
+        workers = count_gpus()
     else:
         workers = int(min(usable_cores() // WORKER_CORES, outlook.seconds / WORKER_SECONDS))
     allowed = allowed_memory(resources)

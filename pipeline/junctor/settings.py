@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from junctor.devices import DeviceChoice
 from junctor.errors import InputError, JunctorError, Place, nearest
 from junctor.planning.budget import parse_bytes
 
@@ -41,6 +42,7 @@ class Settings(BaseSettings):
     memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     scheduler: str | None = None
     insecure_scheduler: bool = False
+    device: DeviceChoice | None = None
     prefect: bool | None = None
 
     @classmethod

@@ -16,6 +16,7 @@ from junctor.cli.options import (
     NetworkFormat,
     Strict,
 )
+from junctor.devices import DeviceChoice
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def run(
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
+    ] = None,
+    device: Annotated[
+        DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
     ] = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")] = None,
@@ -91,6 +95,7 @@ def run(
         scheduler=settings.scheduler if scheduler is None else scheduler,
         insecure_scheduler=settings.insecure_scheduler or insecure_scheduler,
         threads=settings.threads if threads is None else threads,
+        device=(settings.device or "auto") if device is None else device,
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
