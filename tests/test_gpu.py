@@ -102,7 +102,7 @@ def test_doubtful_rows_climb_to_double_on_the_device() -> None:
     (prepared,) = engine._prepared.values()
     assert {"single", "double"} <= set(prepared._on_device)
     expected = Engine(network, Query()).answer(batch)
-    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6)
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
 
 
