@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,19 +19,32 @@ from junctor.model import Network
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Program
-from junctor.query import Query
+from junctor.query import Precision, Query
 from junctor_kernels import gpu
 from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
 from test_compiled import blocks_of, compare, questions
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU")
+DEVICES = [
+    pytest.param(
+        EmulatedDevice,
+        marks=pytest.mark.skipif(
+            shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU"
+        ),
+        id="emulated",
+    ),
+    pytest.param(gpu.CudaDevice, marks=pytest.mark.gpu, id="cuda"),
+]
+ON = pytest.mark.parametrize("device", DEVICES)
 FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _few_threads() -> None:
-    """Threads of a block that wait for each other are the CPU's own: have few of them."""
+def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads of a block are the CPU's own where it stands for a GPU: have few of them, and small items."""
     patch = pytest.MonkeyPatch()
+    if request.config.getoption("--gpu"):
+        yield
+        return
     patch.setattr(gpu, "FEW_THREADS", 32)
     patch.setattr(gpu, "MANY_THREADS", 64)
     patch.setattr(gpu, "RUN", 4)
@@ -40,34 +55,63 @@ def _few_threads() -> None:
     patch.undo()
 
 
-def check(network: Network, pattern: Pattern, block: Block, algebra: Algebra, cases: int) -> None:
+@cache
+def opened(device: Callable[[], gpu.Device]) -> gpu.Device:
+    return device()
+
+
+def check(
+    network: Network,
+    pattern: Pattern,
+    block: Block,
+    algebra: Algebra,
+    cases: int,
+    device: Callable[[], gpu.Device],
+) -> None:
     program = Program(compile_plan(shape_of(network), pattern, None, False, rows=1), network, algebra)
-    on_gpu = GpuProgram(program, cases, EmulatedDevice(), host=1 << 24)
+    on_gpu = GpuProgram(program, cases, opened(device), host=1 << 24)
     for place in (0, 1, 0):
         # Again, because memory keeps what the first run left.
         compare(on_gpu.run(block, place), program.run(block), algebra)
 
 
+@ON
 @FORMATS
 @pytest.mark.parametrize("many", [True, False])
 @settings(max_examples=40)
 @given(question=questions())
-def test_any_network_and_evidence(algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]) -> None:
+def test_any_network_and_evidence(
+    device: Callable[[], gpu.Device], algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]
+) -> None:
     network, batch, likelihoods = question
     pattern, block = blocks_of(network, batch, likelihoods)
-    check(network, pattern, block, algebra, 64 if many else batch.rows)
+    check(network, pattern, block, algebra, 64 if many else batch.rows, device)
 
 
+@ON
 @FORMATS
 @pytest.mark.parametrize("states", [2, 3, 5])
 @pytest.mark.parametrize("zeros", [0.0, 0.6])
 @pytest.mark.parametrize("cases", [1, 3, 200])
-def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zeros: float, cases: int) -> None:
+def test_networks_with_cliques_of_every_shape(
+    device: Callable[[], gpu.Device], algebra: Algebra, states: int, zeros: float, cases: int
+) -> None:
     network = layered(layers=5, width=4, states=states, parents=3, seed=states, zeros=zeros)
     rng = np.random.default_rng(7)
     weights = {v: rng.random((states, cases)) for v in (9, 13)}
     observed = {v: rng.integers(0, states, cases) for v in (3, 6, 17)}
-    check(network, Pattern(frozenset(observed), frozenset(weights)), Block(cases, observed, weights), algebra, cases)
+    check(
+        network,
+        Pattern(frozenset(observed), frozenset(weights)),
+        Block(cases, observed, weights),
+        algebra,
+        cases,
+        device,
+    )
+
+
+def on_device(device: Callable[..., gpu.Device], room: int) -> gpu.Device:
+    return device(room) if device is EmulatedDevice else device(0, room)
 
 
 def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
@@ -77,15 +121,18 @@ def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
     return EvidenceBatch(rows, {v: column.astype(np.int32) for v, column in columns.items()})
 
 
+@ON
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("room", [1 << 24, 1 << 18])
-def test_the_engine_answers_as_on_the_cpu(precision: str, missing: float, room: int) -> None:
+def test_the_engine_answers_as_on_the_cpu(
+    device: Callable[..., gpu.Device], precision: Precision, missing: float, room: int
+) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)
     query = Query(precision=precision)
     expected = Engine(network, query).answer(batch)
-    found = Engine(network, query, device=EmulatedDevice(room)).answer(batch)
+    found = Engine(network, query, device=on_device(device, room)).answer(batch)
     assert found.status.tolist() == expected.status.tolist()
     tolerance = 2e-6 if precision == "single" else 1e-12
     np.testing.assert_allclose(found.log_value, expected.log_value, atol=tolerance * 10)
@@ -93,11 +140,12 @@ def test_the_engine_answers_as_on_the_cpu(precision: str, missing: float, room: 
         np.testing.assert_allclose(found.posteriors[v], posterior, atol=tolerance)
 
 
-def test_doubtful_rows_climb_to_double_on_the_device() -> None:
+@ON
+def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.Device]) -> None:
     # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
     network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
     batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
-    engine = Engine(network, Query(precision="single"), device=EmulatedDevice())
+    engine = Engine(network, Query(precision="single"), device=opened(device))
     answers = engine.answer(batch)
     (prepared,) = engine._prepared.values()
     assert {"single", "double"} <= set(prepared._on_device)
@@ -106,10 +154,13 @@ def test_doubtful_rows_climb_to_double_on_the_device() -> None:
     assert answers.log_value[1] < -70
 
 
-def test_what_does_not_fit_goes_to_the_cpu_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+@ON
+def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
+    device: Callable[..., gpu.Device], caplog: pytest.LogCaptureFixture
+) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2)
     batch = batch_of(network, 50, 0.0)
-    found = Engine(network, Query(), device=EmulatedDevice(room=4096)).answer(batch)
+    found = Engine(network, Query(), device=on_device(device, 4096)).answer(batch)
     expected = Engine(network, Query()).answer(batch)
     assert "the CPU takes over" in caplog.text
     np.testing.assert_array_equal(found.log_value, expected.log_value)
