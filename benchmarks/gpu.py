@@ -2,6 +2,7 @@
 
     uv run python benchmarks/gpu.py prepare NETWORK ... --output FILE      plans and evidence, on any machine
     python benchmarks/gpu.py run FILE [--kinds pattern tree one]           on a machine with a GPU
+    python benchmarks/gpu.py scale FILE [--gpus 1 2]                       on one with several, one process each
 
 Kinds: `pattern`, a fifth of the variables observed and cut out; `tree`, the same evidence as likelihoods on the
 network's own tree; `one`, the same with a single case. For each it prints: stages, items, cases of a block,
@@ -13,15 +14,19 @@ of what a copy on the same device moves, the largest difference of a posterior, 
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import statistics
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.engine import shape_of
+from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of
 from junctor.formats import read_network
@@ -32,11 +37,14 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Program
+from junctor.query import Query
 from junctor_kernels.gpu import CudaDevice
 from junctor_kernels.reference import DOUBLE, SINGLE
 
 PLANNED_ROWS = 10**6
 CHECKED_ROWS = 64
+# Evidence and answers on their way.
+HOST_BYTES = 1 << 34
 ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
 
 
@@ -82,11 +90,11 @@ class Timer:
     def stages(self, program: GpuProgram, dtype: np.dtype[Any]) -> str:
         """Return the milliseconds of every launch, one by one, with its items."""
         place, result = program._places[0], []
-        for stage in program._stages:
+        for stage in program.stages:
             for launch in stage:
                 stream, begin, end = self.device._work, self.cupy.cuda.Event(), self.cupy.cuda.Event()
                 begin.record(stream)
-                self.device.enqueue(dtype, place._run, [[launch]], program.chunks, [])
+                self.device.enqueue(dtype, place.run, [[launch]], program.chunks, [])
                 end.record(stream)
                 end.synchronize()
                 milliseconds = self.cupy.cuda.get_elapsed_time(begin, end)
@@ -155,7 +163,7 @@ def measure(
             try:
                 start = time.perf_counter()
                 bound = Program(plan, network, algebra)
-                program = GpuProgram(bound, cases, device)
+                program = GpuProgram(bound, cases, device, HOST_BYTES)
                 ready = time.perf_counter() - start
                 worst, doubtful = check(program, network, batch, plan, 4 if kind == "one" else CHECKED_ROWS)
                 ms = timer.milliseconds(program, 10)
@@ -163,8 +171,8 @@ def measure(
                 both = through(program, network, batch, plan, 4)
                 operations = rate * plan.case_operations
                 moved = rate * table_bytes(plan, algebra.dtype.itemsize) / peak
-                items = sum(launch.items for stage in program._stages for launch in stage)
-                sizes = f"{len(program._stages)} | {items:,} | {program.cases:,}"
+                items = sum(launch.items for stage in program.stages for launch in stage)
+                sizes = f"{len(program.stages)} | {items:,} | {program.cases:,}"
                 speed = f"{ms:.3f} | {rate:,.0f} | {both:,.0f} | {operations:.2e} | {moved:.0%}"
                 checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"
                 print(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", flush=True)
@@ -173,6 +181,58 @@ def measure(
                 del program
             except Exception as error:
                 print(f"{name} | {kind} | {algebra.name} | {cases} | {type(error).__name__}: {error}", flush=True)
+
+
+def answer_for(options: argparse.Namespace) -> None:
+    """Answer batches on this process's GPU, after a line from the parent, and print rows a second."""
+    (name,) = options.networks
+    (case,) = (case for case in pickle.loads(options.file.read_bytes()) if case[0] == name)
+    _, network, batch, _ = case
+    repeated = np.arange(options.rows) % batch.rows
+    large = EvidenceBatch(options.rows, {v: column[repeated] for v, column in batch.states.items()})
+    engine = Engine(network, Query(precision="single"), rows=10**7, device="gpu")
+    # Every row on its own: what is measured is the GPU.
+    (group,) = engine.groups(large)
+    engine.groups = lambda _: [replace(group, few=None)]  # type: ignore[method-assign]
+    engine.answer(large)
+    print("ready", flush=True)
+    input()
+    start, rows = time.perf_counter(), 0
+    while time.perf_counter() - start < options.seconds:
+        engine.answer(large)
+        rows += options.rows
+    print(rows / (time.perf_counter() - start), flush=True)
+
+
+def scaling(options: argparse.Namespace) -> None:
+    """Print the rows a second of one process a GPU, for some numbers of GPUs."""
+    print("network | GPUs | rows/s | of one GPU")
+    print("---|---|---|---")
+    for name in options.networks:
+        alone = 0.0
+        for gpus in options.gpus:
+            command = [sys.executable, __file__, "scale", str(options.file), "--worker", "--networks", name]
+            command += ["--rows", str(options.rows), "--seconds", str(options.seconds)]
+            workers = [
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": str(number)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for number in range(gpus)
+            ]
+            for worker in workers:
+                assert worker.stdout is not None
+                assert worker.stdout.readline() == "ready\n"
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            total = sum(float(worker.communicate()[0]) for worker in workers)
+            alone = alone or total
+            print(f"{name} | {gpus} | {total:,.0f} | {total / alone:.2f}", flush=True)
 
 
 def main() -> None:
@@ -190,10 +250,19 @@ def main() -> None:
     runs.add_argument("--kinds", nargs="+", default=["pattern", "tree", "one"])
     runs.add_argument("--sizes", nargs="+", type=int, default=[16384])
     runs.add_argument("--precision", nargs="+", choices=sorted(ALGEBRAS), default=["single", "double"])
+    scale = actions.add_parser("scale")
+    scale.add_argument("file", type=Path)
+    scale.add_argument("--networks", nargs="+", default=["link", "munin2"])
+    scale.add_argument("--gpus", nargs="+", type=int, default=[1, 2])
+    scale.add_argument("--rows", type=int, default=32768, help="of a batch")
+    scale.add_argument("--seconds", type=float, default=15.0)
+    scale.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     runs.add_argument("--stages", action="store_true", help="milliseconds of every launch as well")
     options = parser.parse_args()
     if options.action == "prepare":
         return prepare(options.networks, options.output, options.kinds, options.rows, options.seed)
+    if options.action == "scale":
+        return answer_for(options) if options.worker else scaling(options)
     device = CudaDevice()
     timer = Timer(device)
     name = device.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()

@@ -219,15 +219,19 @@ __device__ __forceinline__ void contract_tiles(
             }
             const bool again = round > begin;
             round += share.warps * RUN;
+            // Out of the registers, so that what follows is there once and not for every entry.
+            Line summed[NI * NJ];
 #pragma unroll
             for (int i = 0; i < NI; i++)
 #pragma unroll
-                for (int j = 0; j < NJ; j++) {
-                    const int *at = out + (t * NI + i) * NJ + j;
-                    // Where a tile is not full its last entries are repeated; a sum must join them once.
-                    if ((i && at[0] == at[-NJ]) || (j && at[0] == at[-1])) continue;
-                    share.settle(run.arena + (index_t)*at * run.cases + b, sums[i][j], again, round >= end, extremes);
-                }
+                for (int j = 0; j < NJ; j++) summed[i * NJ + j] = sums[i][j];
+#pragma unroll 1
+            for (int n = 0; n < NI * NJ; n++) {
+                const int *at = out + t * NI * NJ + n;
+                // Where a tile is not full its last entries are repeated; a sum must join them once.
+                if ((n >= NJ && at[0] == at[-NJ]) || (n % NJ && at[0] == at[-1])) continue;
+                share.settle(run.arena + (index_t)*at * run.cases + b, summed[n], again, round >= end, extremes);
+            }
         } while (round < end);
     }
     if (share.leads()) extremes.record(step[SLOT], b);

@@ -1,0 +1,71 @@
+"""The GPU kernels compile for every architecture that is supported, without a GPU; grids and counts are right."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from junctor_kernels import gpu
+from junctor_kernels.gpu import Launch, grid
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+@cache
+def compiler() -> ctypes.CDLL:
+    try:
+        found = [
+            str(path.locate()) for path in files("nvidia-cuda-nvrtc") or () if re.match(r"libnvrtc\.so", path.name)
+        ]
+    except PackageNotFoundError:
+        found = []
+    found += [str(path) for path in Path("/usr/local").glob("cuda*/lib64/libnvrtc.so")]
+    if not found:
+        pytest.skip("needs the compiler of CUDA: pip install nvidia-cuda-nvrtc")
+    return ctypes.CDLL(found[0])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: dtype.__name__)
+def test_kernels_compile(architecture: str, dtype: type) -> None:
+    nvrtc, program = compiler(), ctypes.c_void_p()
+    text = gpu.source(np.dtype(dtype)).encode()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"propagate.cu", 0, None, None) == 0
+    options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-ftz=true"]
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    assert not failed, log.value.decode()
+    assert b"warning" not in log.value, log.value.decode()
+
+
+def test_the_source_has_every_field_in_order() -> None:
+    text = gpu.source(np.dtype(np.float32))
+    body = text[text.index("struct Run {") : text.index("};", text.index("struct Run {"))]
+    # Names before "," or ";", whatever their types are.
+    names = re.findall(r"(\w+)\s*[,;]", body)
+    assert tuple(names) == gpu.FIELDS
+
+
+def test_grids_cover_all_items_and_cases() -> None:
+    warps = gpu.MANY_THREADS // gpu.WARP
+    (x, y), threads = grid(Launch("contract_many", 0, 5 * warps), chunks=7)
+    assert (x, y, threads) == (5, 7, gpu.MANY_THREADS)
+    (x, y), threads = grid(Launch("propagate_few", 3, 11), chunks=1)
+    assert (x, y, threads) == (11, 1, gpu.FEW_THREADS)
+
+
+def test_what_a_record_lacks_is_an_error() -> None:
+    fields = dict.fromkeys(gpu.FIELDS, 8)
+    assert gpu.run_record(fields).nbytes == 8 * len(gpu.FIELDS)
+    del fields["arena"]
+    with pytest.raises(KeyError):
+        gpu.run_record(fields)
