@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 # Tasks under way for each worker: enough that none waits for its next one, few enough that a scheduler with ten
 # thousand partitions to go stays small.
 WINDOW = 4
+# Threads of a worker with a GPU: it reads, propagates and writes at the same time.
+GPU_WORKER_THREADS = 4
 # Times that a task is tried again after an unexpected exception (a network drive that stumbled).
 RETRIES = 2
 # Times that a local cluster is built again after its workers died.
@@ -115,10 +117,13 @@ def threads_for(resources: Resources, workers: int) -> int | None:
 
 
 def threads_here() -> int:
-    """Return the threads that a task on a scheduler's worker may use: those that the worker was started with."""
+    """Return the threads of the Dask worker that this is, one where it is none."""
     from distributed import get_worker
 
-    return int(get_worker().state.nthreads)
+    try:
+        return int(get_worker().state.nthreads)
+    except ValueError:
+        return 1
 
 
 def allowed_memory(resources: Resources) -> int:
@@ -157,7 +162,8 @@ def _on_this_machine(
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
             with _silent_dask(), _local_client(workers, gpus) as client:
-                for i, result in _windowed(client, function, dict(remaining), memory, workers):
+                ways = workers * (GPU_WORKER_THREADS if gpus else 1)
+                for i, result in _windowed(client, function, dict(remaining), memory, ways):
                     del remaining[i]
                     yield result
                 return
@@ -212,7 +218,7 @@ def _local_client(workers: int, gpus: bool) -> Iterator[Client]:
     with dask.config.set(quiet), _keyboard_is_ours():
         cluster = _cluster_class(gpus)(
             n_workers=workers,
-            threads_per_worker=1,
+            threads_per_worker=GPU_WORKER_THREADS if gpus else 1,
             host="127.0.0.1",
             memory_limit=0,
             dashboard_address="127.0.0.1:0",

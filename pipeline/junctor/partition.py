@@ -105,11 +105,12 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
     Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
     """
     partition = _Partition(task)
-    # One at a time in a process, so that the memory is not taken twice where a worker has several threads.
-    with _one_at_a_time:
+    # Where a worker has several threads, others are read and written beside, as in `propagate_here`.
+    with _under_way:
         with partition.stages.time("waiting"):
             partition.read()
-        partition.answer(memory)
+        with _one_at_a_time:
+            partition.answer(memory, waiting=WRITERS if threads_here() > 1 else 0)
         with partition.stages.time("waiting"):
             return partition.write()
 
@@ -223,6 +224,7 @@ class _Partition:
 
 
 _one_at_a_time = threading.Lock()
+_under_way = threading.BoundedSemaphore(2 + WRITERS)
 
 
 @lru_cache(maxsize=1)
