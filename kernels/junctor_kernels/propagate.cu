@@ -301,8 +301,8 @@ __device__ __forceinline__ void contract(
 // of operands where it is known to the compiler, else 0.
 template <int K>
 __device__ __forceinline__ void contract_few(
-    const int *step, int first, int last, int split, bool along, real *partial) {
-    const int *operands = run.operands + 3 * step[FIRST], *out = run.offsets + step[OUT];
+    const int *step, const int *operands, int first, int last, int split, bool along, real *partial) {
+    const int *out = run.offsets + step[OUT];
     const int count = K ? K : step[COUNT];
     const int groups = blockDim.x / split, me = threadIdx.x;
     const int group = along ? me / split : me % groups, share = along ? me % split : me / groups;
@@ -639,9 +639,11 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int firs
         for (index_t b = threadIdx.x; b < run.cases; b += blockDim.x) alone<1>(item, b);
         return;
     }
-    switch (step[COUNT]) {
-        case 2: return contract_few<2>(step, item[2], item[3], item[4], item[5], partial);
-        case 3: return contract_few<3>(step, item[2], item[3], item[4], item[5], partial);
-        default: return contract_few<0>(step, item[2], item[3], item[4], item[5], partial);
+    // From the item rather than from the step: with few cases a stage is not much more than a chain of loads.
+    const int *operands = run.operands + 3 * item[6];
+    switch (item[7]) {
+        case 2: return contract_few<2>(step, operands, item[2], item[3], item[4], item[5], partial);
+        case 3: return contract_few<3>(step, operands, item[2], item[3], item[4], item[5], partial);
+        default: return contract_few<0>(step, operands, item[2], item[3], item[4], item[5], partial);
     }
 }

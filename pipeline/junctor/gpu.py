@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import FIELDS, LANE_BYTES, PARTS, WARP, Array, Device, run_record
+from junctor_kernels.gpu import FIELDS, LANE_BYTES, MOST_OPERANDS, PARTS, WARP, Array, Device, run_record
 from junctor_kernels.layout import Code
 
-from junctor.gpu_items import closing_of, items_of
+from junctor.gpu_items import closing_of, items_of, too_many_operands
 from junctor.lowering import Lowering
 from junctor.planning.arena import arena
 from junctor.planning.stages import stages_of
@@ -60,6 +60,8 @@ class GpuProgram:
             if table in program.shared
         }
         code = lowering.code()
+        if not self.many and too_many_operands(code):
+            raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
         items, self.stages = items_of(lowering, code, stages, 0 if self.many else self.cases)
         self._arrays = self._put(code, items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self.threads = IN_FLIGHT

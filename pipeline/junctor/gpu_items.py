@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,19 @@ from junctor_kernels.layout import (
 from junctor.lowering import Lowering
 from junctor.planning.stages import Stages
 
-Item = tuple[int, int, int, int, int, int]
+
+class Item(NamedTuple):
+    """A row of `items`, as `junctor_kernels.gpu` says."""
+
+    what: int
+    step: int = 0
+    first: int = 0
+    last: int = 0
+    shares: int = 1
+    along: int = 0
+    first_operand: int = 0
+    operands: int = 0
+
 
 # Terms of tiles that make an item of a warp: enough that its beginning and its end do not count.
 ITEM_TERMS = 16
@@ -40,7 +53,7 @@ SHARED_TERMS = 128
 # With few cases: threads that a device should have at work in a stage, the fewest terms that are worth a thread, and
 # blocks from which on each does several rounds.
 BUSY_THREADS = 1 << 18
-LEAST_TERMS = 4
+LEAST_TERMS = 8
 MOST_BLOCKS = 1 << 12
 MANY_KERNELS = ("contract_many", "rest_many")
 
@@ -60,20 +73,20 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tupl
         at = stages.made[table]
         if step[KIND] == REDUCE:
             contractions[at].append(n)
-            rest[at + 1].append((BOUND, n, int(total), 0, 0, 0))
+            rest[at + 1].append(Item(BOUND, n, int(total)))
         else:
             rows = int(step[ENTRIES])
             each = rows if cases or step[KIND] == LIKELIHOOD else MAKE_ROWS
-            rest[at] += [(MAKE, n, first, min(first + each, rows), 0, 0) for first in range(0, rows, each)]
+            rest[at] += [Item(MAKE, n, first, min(first + each, rows)) for first in range(0, rows, each)]
         if marginal >= 0:
-            rest[at + 1].append((MARGINAL, n, marginal, 0, 0, 0))
+            rest[at + 1].append(Item(MARGINAL, n, marginal))
     if not cases:
-        rest[-1] += [(FIND, 0, part, 0, 0, 0) for part in range(gpu.PARTS)]
+        rest[-1] += [Item(FIND, 0, part) for part in range(gpu.PARTS)]
         rest.append([])
         contractions.append([])
-    rest[-1].append((FINISH, 0, 0, 0, 0, 0))
+    rest[-1].append(Item(FINISH))
     fixed = [slot for table, slot in lowering.slots.items() if table not in stages.made]
-    rest[0] += [(FIXED_TABLE, slot, n, 0, 0, 0) for n, slot in enumerate(fixed)]
+    rest[0] += [Item(FIXED_TABLE, slot, n) for n, slot in enumerate(fixed)]
     cut = partial(_few, cases=cases) if cases else _many
     return _in_order([cut(members, code) for members in contractions], rest, few=bool(cases))
 
@@ -111,17 +124,17 @@ def _many(members: list[int], code: Code) -> list[Item]:
         each = max(1, ITEM_TERMS // terms)
         shares = gpu.MANY_THREADS // gpu.WARP if terms >= SHARED_TERMS else 1
         cost = each * terms * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
-        items += [(cost, (CONTRACT, n, first, min(first + each, tiles), shares, 0)) for first in range(0, tiles, each)]
-    return [item for _, item in sorted(items, key=lambda each: (each[1][4] == 1, -each[0]))]
+        items += [(cost, Item(CONTRACT, n, first, min(first + each, tiles), shares)) for first in range(0, tiles, each)]
+    return [item for _, item in sorted(items, key=lambda each: (each[1].shares == 1, -each[0]))]
 
 
 def _in_blocks(items: list[Item]) -> list[Item]:
     """Return items such that every thread block has one for each of its warps, or one that all of them share."""
     warps = gpu.MANY_THREADS // gpu.WARP
-    nothing: Item = (NOTHING, 0, 0, 0, 0, 0)
+    nothing = Item(NOTHING)
     result: list[Item] = []
     for item in items:
-        result += [item, *[nothing] * (warps - 1)] if item[4] > 1 else [item]
+        result += [item, *[nothing] * (warps - 1)] if item.shares > 1 else [item]
     return result + [nothing] * (-len(result) % warps)
 
 
@@ -131,15 +144,17 @@ def _few(members: list[int], code: Code, cases: int) -> list[Item]:
     work = sum(int(step[ENTRIES]) * _terms(step, code) * cases for step in steps)
     each_thread = max(LEAST_TERMS, work // BUSY_THREADS)
     splits = [_split(_terms(step, code), each_thread) for step in steps]
-    blocks = sum(
-        int(step[ENTRIES]) * cases * split // gpu.FEW_THREADS for step, split in zip(steps, splits, strict=True)
-    )
-    rounds = 1 + blocks // MOST_BLOCKS
+    threads = sum(int(step[ENTRIES]) * cases * split for step, split in zip(steps, splits, strict=True))
+    rounds = 1 + threads // (gpu.FEW_THREADS * MOST_BLOCKS)
     items: list[Item] = []
     for n, step, split in zip(members, steps, splits, strict=True):
         each = max(1, rounds * (gpu.FEW_THREADS // split) // cases)
         along, entries = _terms_follow(step, code), int(step[ENTRIES])
-        items += [(CONTRACT, n, first, min(first + each, entries), split, along) for first in range(0, entries, each)]
+        operands = int(step[FIRST]), int(step[COUNT])
+        items += [
+            Item(CONTRACT, n, first, min(first + each, entries), split, along, *operands)
+            for first in range(0, entries, each)
+        ]
     return items
 
 
