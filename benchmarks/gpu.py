@@ -22,6 +22,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ def prepare(paths: list[str], output: Path, kinds: list[str], rows: int, seed: i
         prepared.append((Path(path).name.split(".")[0], network, batch, plans))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(pickle.dumps(prepared))
+
+
+def tell(line: str, output: Path | None) -> None:
+    """Print a line, and keep it where a file is named."""
+    print(line, flush=True)
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a") as file:
+            file.write(line + "\n")
 
 
 class Timer:
@@ -176,7 +186,7 @@ def measure(
                 sizes = f"{len(program.stages)} | {items:,} | {program.cases:,}"
                 speed = f"{ms:.3f} | {rate:,.0f} | {both:,.0f} | {operations:.2e} | {moved:.0%}"
                 checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"
-                print(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", flush=True)
+                tell(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", options.output)
                 if stages:
                     print("   stages ms/items:", timer.stages(program, algebra.dtype), flush=True)
                 del program
@@ -248,6 +258,7 @@ def main() -> None:
     runs = actions.add_parser("run")
     runs.add_argument("file", type=Path)
     runs.add_argument("--networks", nargs="+", default=[])
+    runs.add_argument("--output", type=Path, help="file for the table as well")
     runs.add_argument("--kinds", nargs="+", default=["pattern", "tree", "one"])
     runs.add_argument("--sizes", nargs="+", type=int, default=[16384])
     runs.add_argument("--precision", nargs="+", choices=sorted(ALGEBRAS), default=["single", "double"])
@@ -268,12 +279,15 @@ def main() -> None:
     timer = Timer(device)
     name = device.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     peak = timer.copy_rate()
-    print(f"{name}, a copy moves {peak / 1e12:.2f} TB/s read and written")
-    print(
+    if options.output:
+        options.output.unlink(missing_ok=True)
+    tell(f"{name}, {date.today()}, a copy moves {peak / 1e12:.2f} TB/s read and written\n", options.output)
+    tell(
         "network | kind | precision | stages | items | cases | ms | cases/s | with copies | operations/s | of copy | "
-        "difference | wider | ready s"
+        "difference | wider | ready s",
+        options.output,
     )
-    print("|".join(["---"] * 14))
+    tell("|".join(["---"] * 14), options.output)
     for case in pickle.loads(options.file.read_bytes()):
         for kind in options.kinds:
             if not options.networks or case[0] in options.networks:

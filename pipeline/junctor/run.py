@@ -222,6 +222,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     # The very engine that goes on where this process does the work itself.
     threads = threads_for(resources, 1) or 1
     _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)
+    engine.device = resources.device if resources.device != "auto" else "cpu"
     return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
 
 
