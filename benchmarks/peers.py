@@ -116,8 +116,8 @@ class Ours:
     """Our engine, on as many threads."""
 
     def __init__(self, network: Network, precision: Precision, threads: int) -> None:
-        # Half of what both sides may take together.
-        memory = int(DEFAULT_SHARE * available_memory() / 2)
+        # A quarter of what both sides may take together: pyAgrum keeps what it has once taken.
+        memory = int(DEFAULT_SHARE * available_memory() / 4)
         self._engine = Engine(network, Query(precision=precision), memory, TO_COME, threads)
 
     def answer(self, states: Rows) -> Answers:
