@@ -38,7 +38,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = EmulatedDevice()
     for module in (engine, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
-    monkeypatch.setattr(engine, "open_gpu", lambda: opened)
+    monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr(steps, "check_device", lambda choice: None)
     monkeypatch.setattr(steps, "count_gpus", lambda: 1)
     monkeypatch.setattr("junctor.distribution.count_gpus", lambda: 1)

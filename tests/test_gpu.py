@@ -85,7 +85,7 @@ def test_any_network_and_evidence(
 ) -> None:
     network, batch, likelihoods = question
     pattern, block = blocks_of(network, batch, likelihoods)
-    check(network, pattern, block, algebra, 64 if many else batch.rows, device)
+    check(network, pattern, block, algebra, 300 if many else batch.rows, device)
 
 
 @ON

@@ -114,6 +114,7 @@ def score_batch(
     evidence_format: str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
+    device_memory: int | None = None,
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
@@ -133,7 +134,7 @@ def score_batch(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads, device)
+    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads, device, device_memory)
     started = time.monotonic()
     try:
         steps.check_resources(resources)

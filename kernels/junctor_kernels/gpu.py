@@ -38,7 +38,7 @@ WARP = 32
 MOST_OPERANDS = 32
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
-# Share of the free memory of a device that work may take.
+# Share of the free memory of a device that blocks under way may take; lowered plans need some beside it.
 DEVICE_SHARE = 0.7
 # The fields of the struct `Run`, in its order.
 FIELDS = (
@@ -154,7 +154,7 @@ def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
 class CudaDevice:
     """A CUDA device. Copies in, kernels and copies out have a stream each, so that they overlap.
 
-    number: of the device. allowed: bytes that work on it may take; None for a share of what is free. Raises
+    number: of the device. allowed: bytes for blocks under way; None for a share of what is free. Raises
     ImportError without CuPy, and what CuPy raises without such a device.
     """
 

@@ -61,6 +61,7 @@ class Resources:
     scheduler: address of a Dask scheduler whose workers are used instead.
     threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
     device: "auto" is a GPU where there is one and the work is worth it; with several, each worker process has one.
+    device_memory: bytes that blocks may take of each GPU; None for a share of what is free there.
     """
 
     workers: int | None = None
@@ -69,6 +70,7 @@ class Resources:
     insecure_scheduler: bool = False
     threads: int | None = None
     device: DeviceChoice = "auto"
+    device_memory: int | None = None
 
 
 class WorkersLostError(Exception):

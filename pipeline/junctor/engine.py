@@ -64,8 +64,9 @@ class Engine:
     memory: bytes that propagation may use (None: a share of what is free now). rows: how many are to come in all
     batches together, if that is known; it decides what is worth preparing. threads: that rows are answered on; answers
     do not depend on how many. device: for posteriors in single or double precision; "auto" is a GPU where there is one
-    and the rows to come are worth it. Raises EvidenceError for unknown targets, BudgetError when a plan does not fit,
-    and DeviceError for a GPU that cannot be used.
+    and the rows to come are worth it. device_memory: bytes that blocks may take of it, None for a share of what is
+    free. Raises EvidenceError for unknown targets, BudgetError when a plan does not fit, and DeviceError for a GPU that
+    cannot be used.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class Engine:
         rows: int = 0,
         threads: int = 1,
         device: DeviceChoice | Device = "cpu",
+        device_memory: int | None = None,
     ) -> None:
         self.network = network
         self.query = query
         self.rows = rows
         self.threads = threads
         self.device = device
+        self.device_memory = device_memory
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.shape = shape_of(network)
@@ -212,7 +215,7 @@ class Engine:
 
     @cached_property
     def _gpu(self) -> Device:
-        return open_gpu() if isinstance(self.device, str) else self.device
+        return open_gpu(self.device_memory) if isinstance(self.device, str) else self.device
 
     @cached_property
     def row_engine(self) -> RowEngine:

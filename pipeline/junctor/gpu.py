@@ -21,8 +21,10 @@ from junctor.propagation import Block, Outcome, Program, doubtful_rows
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 # Blocks on their way at once: one is brought in, one is computed, one is taken out.
 IN_FLIGHT = 3
-# Cases up to which threads go over entries and terms; more keep a GPU busy by themselves.
-FEW_CASES = 32
+# Entry operations a second with threads over entries and with threads over cases, and what a stage takes of the latter
+# however few cases there are (measured on an H100); coarse, to choose between the two.
+FEW_RATE, MANY_RATE = 2e11, 1.5e12
+STAGE_SECONDS = 6e-5
 # Cases of a block: more gain nothing.
 MOST_CASES = 1 << 16
 # Arrays begin at multiples of so many bytes.
@@ -48,8 +50,9 @@ class GpuProgram:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
-        self.cases = self._settle(rows, host, places[1], chunk)
-        self.many = self.cases > FEW_CASES
+        most = self._most_cases(host, places[1])
+        self.many = most >= chunk and not self._is_few(rows, stages.count, chunk)
+        self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
         lowering = Lowering(program, 1, self._rows, TILE_SHAPES if self.many else (), places)
@@ -81,19 +84,21 @@ class GpuProgram:
         doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
         return Outcome(log_value, posteriors, {}, doubtful)
 
-    def _settle(self, rows: int, host: int, arena_rows: int, chunk: int) -> int:
-        """Return how many cases a block has."""
+    def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
+        """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
+        operations = self._plan.case_operations
+        few, many = rows * operations / FEW_RATE, stages * STAGE_SECONDS + chunk * operations / MANY_RATE
+        return rows <= chunk and few < many
+
+    def _most_cases(self, host: int, arena_rows: int) -> int:
+        """Return how many cases a block may have."""
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = _bytes(work) + IN_FLIGHT * _bytes(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
         most = min((self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways)), MOST_CASES)
         if most < 1:
             raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self.device.room:,} for it")
-        if rows <= FEW_CASES or most < chunk:
-            return min(rows, most, FEW_CASES)
-        # Blocks of much the same size, rather than a small one at the end.
-        blocks = -(-rows // (most // chunk * chunk))
-        return -(-rows // (blocks * chunk)) * chunk
+        return most
 
     def _shapes(self, arena_rows: int, cases: int) -> Shapes:
         """Return the arrays of a block that stay on the device."""
@@ -226,6 +231,12 @@ class _Place:
             lines[:, :cases] = values
             lines[:, cases:] = values[:, -1:]
         return host
+
+
+def _in_chunks(rows: int, most: int, chunk: int) -> int:
+    """Return the cases of blocks of much the same size, rather than of a small one at the end."""
+    blocks = -(-rows // (most // chunk * chunk))
+    return -(-rows // (blocks * chunk)) * chunk
 
 
 def _bytes(shapes: Shapes) -> int:

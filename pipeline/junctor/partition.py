@@ -43,7 +43,7 @@ class PartTask:
     """One partition to answer: all that a worker has to be told.
 
     rows: of all partitions together. partition_rows: of a whole one. threads: to use; None for all of a Dask worker.
-    device: to use, "auto" where the worker shall see for itself.
+    device: to use, "auto" where the worker shall see for itself; device_memory: bytes of it.
     """
 
     directory: str
@@ -55,6 +55,7 @@ class PartTask:
     partition_rows: int
     threads: int | None = 1
     device: DeviceChoice = "cpu"
+    device_memory: int | None = None
 
     def __str__(self) -> str:
         return f"partition {self.part}"
@@ -181,7 +182,7 @@ class _Partition:
             network, engine = engine_for(
                 str(self._directory.network), task.network_digest, task.query, memory, task.rows, threads
             )
-            engine.device = task.device
+            engine.device, engine.device_memory = task.device, task.device_memory
             held = waiting * task.partition_rows * answer_width(network, task.query)
             try:
                 self._answers = answers_table(

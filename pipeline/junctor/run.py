@@ -251,6 +251,7 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             partition_rows=spec.partition_rows,
             threads=threads,
             device=resources.device,
+            device_memory=resources.device_memory,
         )
         for i in pending
     ]

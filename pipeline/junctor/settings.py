@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     scheduler: str | None = None
     insecure_scheduler: bool = False
     device: DeviceChoice | None = None
+    device_memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     prefect: bool | None = None
 
     @classmethod

@@ -53,6 +53,9 @@ def run(
     device: Annotated[
         DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
     ] = None,
+    device_memory: Annotated[
+        str | None, typer.Option(help="What blocks may take of each GPU, such as 40GiB; 70 % of what is free.")
+    ] = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")] = None,
     insecure_scheduler: Annotated[
@@ -96,6 +99,9 @@ def run(
         insecure_scheduler=settings.insecure_scheduler or insecure_scheduler,
         threads=settings.threads if threads is None else threads,
         device=(settings.device or "auto") if device is None else device,
+        device_memory=settings.device_memory
+        if device_memory is None
+        else memory_size(device_memory, "--device-memory"),
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
@@ -124,7 +130,7 @@ def score(job: Job, resources: Resources, prefect: bool | None, progress: Progre
         raise interrupted("run the same command again to go on") from None
 
 
-def memory_size(text: str) -> int:
+def memory_size(text: str, option: str = "--memory") -> int:
     """Return the bytes that an option asks for; raises BadParameter where it is not a size."""
     from junctor.errors import JunctorError
     from junctor.planning.budget import parse_bytes
@@ -132,7 +138,7 @@ def memory_size(text: str) -> int:
     try:
         return parse_bytes(text)
     except JunctorError as error:
-        raise typer.BadParameter(str(error), param_hint="--memory") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
