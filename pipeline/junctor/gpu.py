@@ -27,6 +27,8 @@ FEW_RATE, MANY_RATE = 2e11, 1.5e12
 STAGE_SECONDS = 6e-5
 # Cases of a block: more gain nothing.
 MOST_CASES = 1 << 16
+# Numbers of states, as the kernels read them.
+STATES = np.int16
 # Arrays begin at multiples of so many bytes.
 ALIGNED = 256
 
@@ -47,6 +49,8 @@ class GpuProgram:
     def __init__(self, program: Program, rows: int, device: Device, host: int) -> None:
         self._program, self._plan, self.device = program, program.plan, device
         dtype = program.algebra.dtype
+        if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
+            raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
@@ -95,10 +99,12 @@ class GpuProgram:
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = _bytes(work) + IN_FLIGHT * _bytes(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
-        most = min((self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways)), MOST_CASES)
-        if most < 1:
+        there, here = (self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways))
+        if there < 1:
             raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self.device.room:,} for it")
-        return most
+        if here < 1:
+            raise MemoryError(f"evidence and answers on their way to the GPU do not fit {host:,} bytes")
+        return min(there, here, MOST_CASES)
 
     def _shapes(self, arena_rows: int, cases: int) -> Shapes:
         """Return the arrays of a block that stay on the device."""
@@ -120,7 +126,7 @@ class GpuProgram:
         likelihoods = sum(sizes[v] for v in pattern.weighted)
         posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
         return {
-            "states": ((max(1, len(pattern.sliced)), cases), np.int16),
+            "states": ((max(1, len(pattern.sliced)), cases), STATES),
             "likelihoods": ((max(1, likelihoods), cases), np.float64),
             "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
             "found": ((3, cases), np.float64),
