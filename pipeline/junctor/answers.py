@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 OK, IMPOSSIBLE, INVALID = 0, 1, 2
+# What rows are before anybody has answered them.
+UNANSWERED = -1
 NO_PROBABILITY = "the evidence has probability 0"
 STATUS_NAMES = ("ok", "impossible", "invalid")
 

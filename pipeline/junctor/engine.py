@@ -14,7 +14,7 @@ import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
-from junctor.answers import INVALID, OK, Answers
+from junctor.answers import INVALID, UNANSWERED, Answers
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, has_gpu, open_gpu
 from junctor.distinct import Distinct, distinct_rows
@@ -158,6 +158,9 @@ class Engine:
                 few.spread(found, answers)
             else:
                 self._answer_group(group, batch, answers, budget, compiled, uses)
+        left_out = np.flatnonzero(answers.status == UNANSWERED)
+        if left_out.size:
+            raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
 
     def _left_beside(self, few: Distinct, group: Group, uses: int, budget: Budget, answers: Answers) -> Budget | None:
@@ -233,18 +236,21 @@ class Engine:
         return Memory(self.plan(pattern, rows), len(self.ladder)).least <= self.allowed
 
     def _blank(self, batch: EvidenceBatch) -> Answers:
-        status = np.full(batch.rows, OK, dtype=np.int8)
-        status[list(batch.invalid)] = INVALID
+        status, invalid = np.full(batch.rows, UNANSWERED, dtype=np.int8), list(batch.invalid)
+        status[invalid] = INVALID
         dtype = np.float32 if self.query.precision == "single" else np.float64
         explain = self.query.kind == "mpe"
         # One array, so that compiled code finds all posteriors; those of a target are contiguous in it.
         ends = [0, *accumulate(self.network.cardinalities[v] for v in self.targets)]
-        memory: npt.NDArray[Any] = np.full(0 if explain else batch.rows * ends[-1], np.nan, dtype)
+        # Not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
+        memory: npt.NDArray[Any] = np.empty(0 if explain else batch.rows * ends[-1], dtype)
         tables = {
             v: memory[batch.rows * start : batch.rows * end].reshape(batch.rows, end - start)
             for v, (start, end) in zip(self.targets, pairwise(ends), strict=True)
             if not explain
         }
+        for table in tables.values():
+            table[invalid] = np.nan
         return Answers(
             self.targets,
             status,
