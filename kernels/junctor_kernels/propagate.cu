@@ -1,5 +1,6 @@
 // Sum-product propagation on a GPU: the steps of a plan, lowered to flat arrays (`junctor_kernels.layout`), walked through
-// stage by stage. What is in a stage is independent, so it is one launch (or two beside each other). Its work is cut into items:
+// stage by stage. What is in a stage is independent, so it is one launch (or two beside each other). Its work is cut into
+// items:
 //
 //     contract_many, rest_many   a warp does an item for 32 * WIDTH cases, the case axis innermost: loads and stores of
 //                                rows are 128 bits a lane, offsets and entries of factors the same for a whole warp.
@@ -9,7 +10,7 @@
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
 // [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies.
 //
-// The macros of `layout.py` come first in the source, then either `#define DOUBLE` or nothing.
+// In the source come first `#define DOUBLE` or nothing, then the constants of `layout.py` and `gpu.py` as an enum.
 
 #ifdef DOUBLE
 typedef double real;
