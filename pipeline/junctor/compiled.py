@@ -10,7 +10,7 @@ import numpy.typing as npt
 from junctor_kernels import compiled
 from junctor_kernels.answers import write_posteriors
 from junctor_kernels.contract import LANE_BYTES
-from junctor_kernels.layout import LANES, Work
+from junctor_kernels.layout import LANES, LOST, STILL_OPEN, Work
 from junctor_kernels.vectors import BYTES
 
 from junctor.answers import Answers
@@ -87,15 +87,7 @@ class CompiledProgram:
 
     def _take(self, block: Block, work: Work) -> npt.NDArray[np.float64]:
         """Bring the evidence of a block into its memory and return the cleared results."""
-        for variable, column in block.states.items():
-            line = work.states[self._rows[variable]]
-            line[: block.cases] = column
-            line[block.cases :] = column[-1]
-        for variable, row in self._likelihoods.items():
-            values = block.likelihoods[variable]
-            lines = work.likelihoods[row : row + len(values)]
-            lines[:, : block.cases] = values
-            lines[:, block.cases :] = values[:, -1:]
+        block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
         found: npt.NDArray[np.float64] = work.found
         found.fill(0)
         return found
@@ -117,12 +109,10 @@ class CompiledProgram:
             np.zeros((3, cases)),
         )
         for table, slot in lowering.slots.items():
-            if table not in self._program.shared:
-                continue
-            value = self._program.shared[table]
-            scale = self._program.log_of(value) if table in self._plan.totals else value.log_scale
-            work.bounds[:, slot] = np.array([scale[0], value.lost[0], value.open[0], value.least[0]])[:, None]
-            work.lossless[slot] = not (value.lost.any() or value.open.any())
+            if table in self._program.shared:
+                bounds = self._program.bounds_of(table)
+                work.bounds[:, slot] = bounds[:, None]
+                work.lossless[slot] = not bounds[[LOST, STILL_OPEN]].any()
         return work
 
     def _tables_of(self, work: Work) -> dict[int, npt.NDArray[Any]]:

@@ -169,13 +169,8 @@ class GpuProgram:
 
     def _constant_bounds(self, lowering: Lowering) -> npt.NDArray[np.float64]:
         """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
-        rows = [np.ones(4)]
-        for table in lowering.slots:
-            if table in self._program.shared:
-                value = self._program.shared[table]
-                scale = self._program.log_of(value) if table in self._plan.totals else value.log_scale
-                rows.append(np.array([scale[0], value.lost[0], value.open[0], value.least[0]]))
-        return np.array(rows[1:] or rows)
+        rows = [self._program.bounds_of(table) for table in lowering.slots if table in self._program.shared]
+        return np.array(rows or [np.ones(4)])
 
 
 class _Place:
@@ -220,22 +215,13 @@ class _Place:
 
         Lanes beyond the last case repeat it.
         """
-        cases = block.cases
-        lanes = -(-cases // self._chunk) * self._chunk
+        lanes = -(-block.cases // self._chunk) * self._chunk
         self._record.view(np.int64)[FIELDS.index("cases")] = lanes
         host: dict[str, npt.NDArray[Any]] = {}
         for name, ((*rows, _), dtype) in self._shapes.items():
             size = math.prod(rows) * lanes * np.dtype(dtype).itemsize
             host[name] = self._host[name][:size].view(dtype).reshape(*rows, lanes)
-        for variable, column in block.states.items():
-            line = host["states"][self._rows[variable]]
-            line[:cases] = column
-            line[cases:] = column[-1]
-        for variable, row in self._likelihoods.items():
-            values = block.likelihoods[variable]
-            lines = host["likelihoods"][row : row + len(values)]
-            lines[:, :cases] = values
-            lines[:, cases:] = values[:, -1:]
+        block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
         return host
 
 

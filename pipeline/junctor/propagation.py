@@ -53,6 +53,23 @@ class Block:
     states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
 
+    def copy_to(
+        self, states: Table, state_rows: Mapping[int, int], likelihoods: Table, likelihood_rows: Mapping[int, int]
+    ) -> None:
+        """Write the evidence into rows [rows, lanes] of a backend; lanes beyond the last case repeat it.
+
+        state_rows: variable -> its row of `states`. likelihood_rows: variable -> the first of its `likelihoods`.
+        """
+        for variable, column in self.states.items():
+            line = states[state_rows[variable]]
+            line[: self.cases] = column
+            line[self.cases :] = column[-1]
+        for variable, row in likelihood_rows.items():
+            values = self.likelihoods[variable]
+            lines = likelihoods[row : row + len(values)]
+            lines[:, : self.cases] = values
+            lines[:, self.cases :] = values[:, -1:]
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcome:
@@ -278,6 +295,12 @@ class Program:
         with np.errstate(divide="ignore"):
             logarithm: Floats = number if self.algebra.combine is np.add else np.log(number)
         return total.log_scale + logarithm
+
+    def bounds_of(self, table: int) -> Floats:
+        """Return log scale, lost, open and least of a shared table, float64 [4]; of a total its logarithm."""
+        value = self.shared[table]
+        scale = self.log_of(value) if table in self._totals else value.log_scale
+        return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
 
     def normalised(self, table: Table) -> Table:
         """Return a table as probabilities that sum to 1 in each case."""
