@@ -209,6 +209,18 @@ class Program:
             log_value += constant.log_scale[constant.at(block)]
         return log_value
 
+    def evidence(self, block: Block) -> dict[int, Value]:
+        """Return the tables that come from factors and evidence alone, those of a plan without reductions."""
+        values = dict(self.shared)
+        for step in self.plan.steps:
+            if isinstance(step, Slice | Likelihood):
+                values[step.out] = self._make(step, values, block)
+        return values
+
+    def is_fixed(self, table: int) -> bool:
+        """Tell whether a table is known before any case: a factor, sliced or not, or a message without evidence."""
+        return table in self.columns or (table in self.shared and table not in self._closed)
+
     def _bind(self, step: object, network: Network) -> None:
         """Prepare what does not depend on the cases; a step whose operands are all shared is performed here."""
         if isinstance(step, Potential):
@@ -218,7 +230,7 @@ class Program:
         elif isinstance(step, Reduce):
             operands = self._ordered(step)
             how = self._lower(step, operands, contraction)
-            self.lowered[step.out] = Lowered(operands, how, self._growth(step))
+            self.lowered[step.out] = Lowered(operands, how, self.growth(step))
             if not self.plan.tables[step.out].per_case:
                 self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
@@ -268,7 +280,7 @@ class Program:
         open_messages = np.zeros(1)
         with np.errstate(over="ignore", invalid="ignore"):
             for number, value in zip(lowered.operands, operands, strict=True):
-                if number in self.columns or (number in self.shared and number not in self._closed):
+                if self.is_fixed(number):
                     # A fixed table may be the very one that `growth` was read off.
                     here = here + terms * value.lost
                 else:
@@ -345,7 +357,7 @@ class Program:
         scopes = [tables[operand].scope for operand in operands]
         return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
 
-    def _growth(self, step: Reduce) -> float:
+    def growth(self, step: Reduce) -> float:
         """Return the most that a loss in a message can grow by in this contraction, before rescaling.
 
         It is at most the largest sum over the eliminated axes of any one other operand, times the terms that this

@@ -1,0 +1,80 @@
+"""Tables that are cut into pieces, kept in memory or in files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.planning.chunks import ChunkPlan
+
+Array = npt.NDArray[np.floating[Any]]
+
+
+class ChunkStore:
+    """The stored tables of one propagation, each one array with its chunk variables in front.
+
+    folder: where those lie that the plan keeps on disk. A file is gone as soon as its table is: it has no name from the
+    beginning, so nothing is left behind by a process that dies. Raises OSError where the disk is full, before anything
+    is written to the table that does not fit.
+    """
+
+    def __init__(self, chunks: ChunkPlan, dtype: npt.DTypeLike, folder: Path | None = None) -> None:
+        self._chunks = chunks
+        self._sizes = chunks.plan.shape.cardinalities
+        self._dtype = np.dtype(dtype)
+        self._folder = folder
+        self._arrays: dict[int, Array] = {}
+
+    def make(self, table: int) -> None:
+        """Make room for a table."""
+        entries = self._chunks.plan.tables[table].entries
+        if table in self._chunks.on_disk:
+            self._arrays[table] = self._mapped(entries)
+        else:
+            self._arrays[table] = np.empty(entries, self._dtype)
+
+    def put(self, table: int, values: Array) -> None:
+        """Store a whole table, whose axes are in the order of its scope."""
+        scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
+        axes = [scope.index(v) for v in layout]
+        whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
+        self._arrays[table] = np.ascontiguousarray(whole, self._dtype).reshape(-1)
+
+    def drop(self, table: int) -> None:
+        """Forget a table."""
+        del self._arrays[table]
+
+    def part(self, table: int, states: Mapping[int, int]) -> Array:
+        """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""
+        cuts = self._chunks.cuts.get(table, ())
+        grid = self._arrays[table].reshape(*(self._sizes[v] for v in cuts), -1)
+        return grid[tuple(states.get(v, slice(None)) for v in cuts)]
+
+    def _mapped(self, entries: int) -> Array:
+        import tempfile
+
+        # Reserved at once: a full disk is found out here, not by a signal when a page is written.
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            size = max(1, entries) * self._dtype.itemsize
+            _reserve(file.fileno(), size)
+            mapped = np.memmap(file, self._dtype, "r+", shape=(entries,))
+        return mapped
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    import os
+
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.truncate(descriptor, size)
+
+
+def strides_of(scope: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
+    """Return how far apart neighbouring states of each variable lie in an array over `scope`."""
+    return {v: math.prod(sizes[w] for w in scope[i + 1 :]) for i, v in enumerate(scope)}

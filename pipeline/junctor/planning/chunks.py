@@ -1,0 +1,316 @@
+"""Plans for tables that exceed a memory: each message in chunks, consecutive messages in one pass over the chunks.
+
+A *pass* is a run of steps with some *chunk variables* held constant: a task for each of their configurations brings in
+what of its operands agrees with that configuration, does the steps, and takes out what others need. What only the pass
+itself needs never leaves the working memory. A chunk variable that the last step sums out makes tasks whose results
+are added up; all other chunk variables are in the results. So nothing is computed twice.
+
+A stored table is cut over all variables that a pass holds constant which makes or reads it, so that every task finds
+its part as whole pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from junctor.planning.plan import Plan, Reduce
+
+# Steps of a pass: more gain little, and planning would take longer.
+MOST_STEPS = 48
+# Passes that further steps may join: those of the branches of a tree that are under way.
+MOST_OPEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Steps of a plan done together, a task for each configuration of the chunk variables.
+
+    steps: reductions in order. fixed: chunk variables, those that the last step sums out behind the others, so that
+    tasks that are added up follow each other. loads, stores: tables that come in and go out.
+    """
+
+    steps: tuple[Reduce, ...]
+    fixed: tuple[int, ...]
+    summed: tuple[int, ...]
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+
+    @property
+    def out(self) -> int:
+        """The table of the last step."""
+        return self.steps[-1].out
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Passes, and how the tables between them are cut.
+
+    cuts: stored table -> its chunk variables, in the order of its scope. on_disk: tables kept in files. working: the
+    most entries that a task holds at once. All counts are of one case.
+    """
+
+    plan: Plan
+    passes: tuple[Pass, ...]
+    cuts: Mapping[int, tuple[int, ...]]
+    on_disk: frozenset[int]
+    working: int
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return sum(self.plan.shape.entries(each.fixed) for each in self.passes)
+
+    @cached_property
+    def loaded(self) -> int:
+        """Entries that are brought into the working memory."""
+        return sum(_loaded(self.plan, each) for each in self.passes)
+
+    @cached_property
+    def stored(self) -> int:
+        """Entries that are taken out of the working memory."""
+        return sum(self.plan.tables[table].entries for each in self.passes for table in each.stores)
+
+    def lifetimes(self) -> dict[int, tuple[int, int]]:
+        """Return the first and the last pass of every stored table; -1 for those that are there at the beginning."""
+        return _lifetimes(self.plan, self.passes)
+
+    def peak(self, on_disk: bool) -> int:
+        """Return the most entries of stored tables at once, of those in memory or of those on disk."""
+        alive = {t: life for t, life in self.lifetimes().items() if (t in self.on_disk) == on_disk}
+        return _most(self.plan, alive, len(self.passes))
+
+    def layout(self, table: int) -> tuple[int, ...]:
+        """Return the scope of a table as it is kept: chunk variables first, so that pieces are contiguous."""
+        cuts = self.cuts.get(table, ())
+        return (*cuts, *(v for v in self.plan.tables[table].scope if v not in cuts))
+
+    def piece(self, table: int) -> int:
+        """Return the entries of a piece of a stored table: what is contiguous where it is kept."""
+        return self.plan.tables[table].entries // self.plan.shape.entries(self.cuts.get(table, ()))
+
+
+class TooSmallError(ValueError):
+    """No way of cutting fits; `needed` entries at the least."""
+
+    def __init__(self, what: str, needed: int) -> None:
+        super().__init__(what)
+        self.needed = needed
+
+
+def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
+    """Cut a plan so that a task holds at most `working` entries.
+
+    memory, disk: entries that stored tables may take in either. Raises TooSmallError where that cannot be.
+    """
+    passes = tuple(_passes(plan, working))
+    cuts = _cuts(plan, passes)
+    on_disk = _spilled(plan, passes, memory)
+    result = ChunkPlan(plan, passes, cuts, on_disk, max((_peak(plan, p.steps, p.fixed) for p in passes), default=0))
+    if on_disk and result.peak(on_disk=True) > disk:
+        raise TooSmallError("the disk", result.peak(on_disk=True))
+    if result.peak(on_disk=False) > memory:
+        raise TooSmallError("the memory for stored tables", result.peak(on_disk=False))
+    return result
+
+
+def _passes(plan: Plan, working: int) -> list[Pass]:
+    """Return passes: a step joins one that made an operand as long as that moves fewer entries.
+
+    Several passes are open at once, none of which reads what another one makes.
+    """
+    reads, preferred = _reads(plan), set[int]()
+    made_by: dict[int, int] = {}
+    found: list[Pass] = []
+    opened: dict[int, Pass] = {}
+
+    def close(number: int) -> None:
+        each = opened.pop(number)
+        preferred.update(each.fixed)
+        found.append(each)
+
+    for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
+        best = alone = _fixed_pass(plan, [step], working, reads, preferred)
+        if alone is None:
+            raise TooSmallError("the working memory", _least_working(plan, step))
+        before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
+        into, gain = number, 0
+        for other in before:
+            if len(opened[other].steps) < MOST_STEPS:
+                joined = _fixed_pass(plan, [*opened[other].steps, step], working, reads, preferred)
+                spared = _moved(plan, opened[other]) + _moved(plan, alone) - _moved(plan, joined) if joined else 0
+                if joined and spared > gain:
+                    best, into, gain = joined, other, spared
+        for other in before:
+            if other != into:
+                close(other)
+        opened[into] = best
+        made_by[step.out] = into
+        if len(opened) > MOST_OPEN:
+            close(next(iter(opened)))
+    for number in list(opened):
+        close(number)
+    return found
+
+
+def _reads(plan: Plan) -> dict[int, int]:
+    """Return for every table how many reductions read it, results once more."""
+    reads: dict[int, int] = {}
+    for step in plan.steps:
+        if isinstance(step, Reduce):
+            for table in step.operands:
+                reads[table] = reads.get(table, 0) + 1
+    for table in [*plan.totals, *(table for _, table in plan.marginals)]:
+        reads[table] = reads.get(table, 0) + 1
+    return reads
+
+
+def _fixed_pass(
+    plan: Plan, steps: Sequence[Reduce], working: int, reads: Mapping[int, int], preferred: Iterable[int]
+) -> Pass | None:
+    """Return the pass of some steps that fits, with the chunk variables that move the least; None where nothing fits.
+
+    preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
+    """
+    made = {step.out for step in steps}
+    inside: dict[int, int] = {}
+    for step in steps:
+        for table in step.operands:
+            inside[table] = inside.get(table, 0) + 1
+    loads = tuple(dict.fromkeys(table for step in steps for table in step.operands if table not in made))
+    stores = tuple(step.out for step in steps if reads.get(step.out, 0) > inside.get(step.out, 0))
+    # What a step does not depend on would make it be done more than once.
+    allowed = set.intersection(*(_variables(plan, step) for step in steps))
+    allowed -= {v for step in steps[:-1] for v in step.eliminated}
+    chosen: list[int] = []
+    members = frozenset(preferred)
+    while True:
+        found = Pass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
+        peak, at = _peak_at(plan, steps, found.fixed)
+        if peak <= working:
+            return found
+        candidates = (_variables(plan, at) & allowed) - set(chosen)
+        best = None
+        for v in sorted(candidates):
+            tried = Pass(tuple(steps), *_ordered([*chosen, v], steps[-1]), loads, stores)
+            lower = _peak(plan, steps, tried.fixed)
+            if lower < peak:
+                key = (_loaded(plan, tried), v not in members, lower, v)
+                best = min(best, key) if best else key
+        if best is None:
+            return None
+        chosen.append(best[-1])
+
+
+def _ordered(chosen: Sequence[int], last: Reduce) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the chunk variables with those that the last step sums out at the end, and those."""
+    summed = tuple(v for v in chosen if v in last.eliminated)
+    return (*(v for v in chosen if v not in summed), *summed), summed
+
+
+def _variables(plan: Plan, step: Reduce) -> set[int]:
+    return {v for table in (*step.operands, step.out) for v in plan.tables[table].scope}
+
+
+def _peak(plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int]) -> int:
+    return _peak_at(plan, steps, fixed)[0]
+
+
+def _peak_at(plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int]) -> tuple[int, Reduce]:
+    """Return the most entries that a task holds at once, and the step where it does."""
+    constant = frozenset(fixed)
+    last = {table: n for n, step in enumerate(steps) for table in (*step.operands, step.out)}
+    alive: dict[int, int] = {}
+    peak, at = -1, steps[0]
+    for n, step in enumerate(steps):
+        for table in (*step.operands, step.out):
+            if table not in alive:
+                alive[table] = part(plan, table, constant)
+        if (total := sum(alive.values())) > peak:
+            peak, at = total, step
+        for table in [table for table in alive if last[table] == n]:
+            del alive[table]
+    return peak, at
+
+
+def part(plan: Plan, table: int, fixed: Iterable[int]) -> int:
+    """Return the entries of a table that agree with a configuration of `fixed`."""
+    constant = fixed if isinstance(fixed, frozenset) else frozenset(fixed)
+    return plan.shape.entries(v for v in plan.tables[table].scope if v not in constant)
+
+
+def _least_working(plan: Plan, step: Reduce) -> int:
+    """Return what a step needs with all variables held constant: an entry of every table."""
+    return len({*step.operands, step.out})
+
+
+def _loaded(plan: Plan, each: Pass) -> int:
+    """Return the entries that a pass brings in: a part stays while the next tasks need the same."""
+    total = 0
+    for table in each.loads:
+        scope = plan.tables[table].scope
+        slower = max((i + 1 for i, v in enumerate(each.fixed) if v in scope), default=0)
+        total += part(plan, table, each.fixed) * plan.shape.entries(each.fixed[:slower])
+    return total
+
+
+def _moved(plan: Plan, each: Pass) -> int:
+    return _loaded(plan, each) + sum(plan.tables[table].entries for table in each.stores)
+
+
+def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:
+    """Return the chunk variables of every stored table."""
+    held: dict[int, set[int]] = {}
+    for each in passes:
+        for table in (*each.loads, *each.stores):
+            held.setdefault(table, set()).update(each.fixed)
+    return {table: tuple(v for v in plan.tables[table].scope if v in fixed) for table, fixed in held.items()}
+
+
+def _lifetimes(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, int]]:
+    lives: dict[int, tuple[int, int]] = {}
+    for n, each in enumerate(passes):
+        for table in each.stores:
+            lives[table] = (n, n)
+        for table in each.loads:
+            lives[table] = (lives.get(table, (-1, n))[0], n)
+    return lives
+
+
+def _most(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> int:
+    """Return the most entries alive at once."""
+    change = [0] * (passes + 2)
+    for table, (first, last) in lives.items():
+        change[max(first, 0)] += plan.tables[table].entries
+        change[last + 1] -= plan.tables[table].entries
+    most = alive = 0
+    for each in change:
+        alive += each
+        most = max(most, alive)
+    return most
+
+
+def _spilled(plan: Plan, passes: Sequence[Pass], memory: int) -> frozenset[int]:
+    """Return the tables that go to disk: those that stay longest for their traffic, until the others fit."""
+    lives = _lifetimes(plan, passes)
+    made = {table for each in passes for table in each.stores}
+    spilled: set[int] = set()
+    # The large ones that wait longest: each costs one way to the disk and back however long it stays there.
+    for table in sorted(made, key=lambda t: (lives[t][0] - lives[t][1], -plan.tables[t].entries, t)):
+        if _most(plan, {t: life for t, life in lives.items() if t not in spilled}, len(passes)) <= memory:
+            break
+        if plan.tables[table].entries > 1:
+            spilled.add(table)
+    return frozenset(spilled)
+
+
+def configurations(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield all configurations in C order."""
+    for n in range(math.prod(sizes)):
+        found = []
+        for size in reversed(sizes):
+            n, state = divmod(n, size)
+            found.append(state)
+        yield tuple(reversed(found))
