@@ -6,8 +6,10 @@ towards the roots and back; 5. marginals are read off the cheapest place; 6. eve
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from junctor.planning.elimination import Order, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
@@ -19,13 +21,16 @@ from junctor.planning.shape import Pattern, Shape, bits, mask_of
 DEFAULT_ROWS = 20_000
 # Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
 SMALL_POTENTIAL = 4096
+# So many variables that are read of one table are read of the joints of either half.
+LEAST_HALVED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What a plan is asked for: posteriors of `targets` (None: of every variable), or the explanation of all.
 
-    drops_barren: whether variables that no target depends on are left out.
+    drops_barren: whether variables that no target depends on are left out. lean: whether marginals are read in few
+    places, so that fewer messages have to be kept for the way back; for plans that exceed the memory.
     """
 
     shape: Shape
@@ -33,6 +38,7 @@ class Problem:
     targets: frozenset[int] | None = None
     explain: bool = False
     drops_barren: bool = True
+    lean: bool = False
 
     def relevant(self) -> frozenset[int]:
         """Return the variables that matter: in a Bayesian network ancestors of targets and evidence (Shachter 1986)."""
@@ -68,13 +74,14 @@ def compile_plan(
     targets: Iterable[int] | None = None,
     explain: bool = False,
     rows: int = DEFAULT_ROWS,
+    lean: bool = False,
 ) -> Plan:
     """Return the plan for `pattern`: posteriors of `targets` (None: of every variable), or the explanation of all.
 
     rows: how many cases will run through it; the more there are, the longer the search for a good order may take.
-    Deterministic: the same arguments give the same plan.
+    lean: keep fewer messages, as in `Problem`. Deterministic: the same arguments give the same plan.
     """
-    problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain)
+    problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain, lean=lean)
     return cheapest_plan(problem, rows)[1]
 
 
@@ -96,7 +103,7 @@ def lay_out(problem: Problem, order: Order, joins: bool = True, paths: bool = Tr
     layout.load()
     layout.collect()
     totals = layout.total_tables()
-    marginals = {} if problem.explain else layout.distribute_and_read(wanted)
+    marginals = {} if problem.explain else layout.distribute_and_read(wanted, problem.lean)
     return Plan(
         shape=shape,
         pattern=pattern,
@@ -181,9 +188,9 @@ class _Layout:
             total[i] = self.up[i] if parent is None else total[parent]
         return tuple((self.up[i], down, total[i]) for i, down in self.down.items())
 
-    def distribute_and_read(self, wanted: Iterable[int]) -> dict[int, int]:
+    def distribute_and_read(self, wanted: Iterable[int], lean: bool) -> dict[int, int]:
         """Lay out the messages back to the cliques that are asked for, and the marginals, as early as possible."""
-        hosts = self._hosts(wanted)
+        hosts = self._few_hosts(wanted) if lean else self._hosts(wanted)
         needed = self._needed(hosts)
         marginals: dict[int, int] = {}
         for i in range(len(self.tree.cliques) - 1, -1, -1):
@@ -211,6 +218,30 @@ class _Layout:
             hosts.setdefault(i, {}).setdefault(on_separator, []).append(v)
         return hosts
 
+    def _few_hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
+        """Choose few small places where all variables can be read, greedily by entries for each variable."""
+        members = {
+            (i, on_separator): (self.shape.entries(scope), mask_of(scope))
+            for i, clique in enumerate(self.tree.cliques)
+            for on_separator, scope in ((True, clique.separator), (False, clique.scope))
+            if scope and (clique.parent is not None or not on_separator)
+        }
+        left = mask_of(wanted)
+        hosts: dict[int, dict[bool, list[int]]] = {}
+        # What a place offers only falls while others are chosen, so the first that still offers what it did is best.
+        waiting = [(Fraction(entries, mask.bit_count()), place) for place, (entries, mask) in members.items()]
+        heapq.heapify(waiting)
+        while left and waiting:
+            price, place = heapq.heappop(waiting)
+            entries, mask = members[place]
+            if new := mask & left:
+                if (now := Fraction(entries, new.bit_count())) > price:
+                    heapq.heappush(waiting, (now, place))
+                    continue
+                left &= ~new
+                hosts.setdefault(place[0], {})[place[1]] = list(bits(new))
+        return hosts
+
     def _needed(self, hosts: Iterable[int]) -> set[int]:
         needed: set[int] = set()
         for host in hosts:
@@ -236,12 +267,25 @@ class _Layout:
             above = [self.down[clique]] if clique in self.down else []
             operands = [*self.inputs[clique], *above, *(self.up[child] for child in self.children[clique])]
             scope = self.tree.cliques[clique].scope
+        self._read_from(operands, scope, variables, marginals)
+
+    def _read_from(
+        self, operands: Sequence[int], scope: Sequence[int], variables: Sequence[int], marginals: dict[int, int]
+    ) -> None:
+        """Read variables of a product of tables, where it pays of their joint, or of the joints of either half."""
         small = 2 * self.shape.entries(variables) <= self.shape.entries(scope)
         if len(variables) > 1 and len(operands) > 1 and small:
-            operands = [self._reduce(operands, scope, variables, "marginal")]
-            scope = tuple(variables)
-        for v in variables:
-            marginals[v] = self._reduce(operands, scope, (v,), "marginal")
+            parts = [variables]
+        elif len(variables) >= LEAST_HALVED:
+            middle = len(variables) // 2
+            parts = [variables[:middle], variables[middle:]]
+        else:
+            for v in variables:
+                marginals[v] = self._reduce(operands, scope, (v,), "marginal")
+            return
+        for part in parts:
+            joint = self._reduce(operands, scope, part, "marginal")
+            self._read_from([joint], part, part, marginals)
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
         """Contract operands over a clique; where it pays, two of them first, and as the same table for all messages."""
