@@ -145,6 +145,44 @@ def good_orders(
     return found if found[1].entries <= NEARLY_AS_GOOD * found[0].entries else found[:1]
 
 
+def varied_orders(graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int) -> list[Order]:
+    """Return orders of different kinds, each good for something: few operations, small tables, few tables at once."""
+    sizes = sizes_of(cardinalities)
+    found = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, sizes)]
+    found += [eliminate(graph, members, sizes, criterion, HOPELESS) for criterion in CRITERIA]
+    complete = (order for order in found if len(order.variables) == members.bit_count())
+    return list({order.variables: order for order in complete}.values())
+
+
+def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> Order:
+    """Return the order in which a front sweeps over the graph: breadth first from an end (Cuthill and McKee 1969).
+
+    The tree of it is a path, so that few messages are alive at once.
+    """
+    order: list[int] = []
+    left = members
+    while left:
+        start = next(bits(left))
+        # Twice, because what is found last is far away from everything.
+        start = _breadth_first(graph, left, start)[-1]
+        part = _breadth_first(graph, left, start)
+        order += part
+        left &= ~mask_of(part)
+    cliques = cliques_of(graph, members, order)
+    total = sum(2.0 ** min(1000.0, sizes.weight(clique)) for clique in cliques)
+    return Order(tuple(order), cliques, total, "sweep")
+
+
+def _breadth_first(graph: Sequence[int], members: int, start: int) -> list[int]:
+    """Return what can be reached, level by level; of each, those with few neighbours first."""
+    found, seen = [start], 1 << start
+    for v in found:
+        around = graph[v] & members & ~seen
+        found += sorted(bits(around), key=lambda u: ((graph[u] & members).bit_count(), u))
+        seen |= around
+    return found
+
+
 def _adds_no_edge(graph: Sequence[int], order: Order) -> bool:
     # Then the graph is chordal, its cliques are those of any triangulation, and nothing can be better.
     return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
