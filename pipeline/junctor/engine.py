@@ -194,7 +194,7 @@ class Engine:
         seconds = 0.0
         for group in groups:
             to_come = self.to_come(batch, group.answered)
-            seconds += to_come * plain_seconds(self.plan(group.pattern, self.uses(group, batch)))
+            seconds += to_come * self._plain_seconds(group.pattern, self.uses(group, batch))
         return seconds > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
@@ -208,6 +208,11 @@ class Engine:
         hold, and the next one may well choose other loose columns.
         """
         return self.to_come(batch, group.answered) if group.patterns == 1 else group.answered
+
+    @cached_property
+    def _plain_seconds(self) -> Callable[[Pattern, int], float]:
+        """What a row of a plan takes in NumPy; kept, because the next batch asks again."""
+        return lru_cache(KEPT_PLANS)(lambda pattern, uses: plain_seconds(self.plan(pattern, uses)))
 
     @property
     def _has_row_engine(self) -> bool:
@@ -270,7 +275,7 @@ class Engine:
         memory = fresh(self._size(batch)) if memory is None else memory
         memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
         tables = {} if explain else posteriors_in(memory, self.targets, self.network.cardinalities, batch.rows)
-        for table in tables.values():
+        for table in tables.values() if invalid else ():
             table[invalid] = np.nan
         return Answers(
             self.targets,
