@@ -9,7 +9,7 @@ not common to all, or goes row by row through the row engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,13 +98,30 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
-    seen = np.zeros((batch.rows, len(hard) + len(soft)), dtype=np.bool_)
-    for column, variable in enumerate(hard):
-        seen[:, column] = batch.states[variable] != UNOBSERVED
-    for column, variable in enumerate(soft, start=len(hard)):
-        seen[batch.likelihoods[variable].rows, column] = True
-    marks, counts, numbers = _distinct(seen[rows], np.ones(rows.size, dtype=np.int64))
+    ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
+    apart: dict[int, Mask] = {}
+    for column, all_seen in enumerate(_columns(batch, hard, soft)):
+        seen = all_seen if rows.size == batch.rows else all_seen[rows]
+        often = np.count_nonzero(seen)
+        ever[column] = often > 0
+        # Columns that are the same in all rows tell none apart, and often all are.
+        if 0 < often < rows.size:
+            apart[column] = seen
+    told = np.array(list(apart.values()), dtype=np.bool_).reshape(len(apart), rows.size).T
+    told, counts, numbers = _distinct(told, np.ones(rows.size, dtype=np.int64))
+    marks = np.repeat(ever[None, :], len(told), axis=0)
+    marks[:, list(apart)] = told
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
+
+
+def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> Iterator[Mask]:
+    """Yield for each column in which rows there is evidence."""
+    for variable in hard:
+        yield batch.states[variable] != UNOBSERVED
+    for variable in soft:
+        seen = np.zeros(batch.rows, dtype=np.bool_)
+        seen[batch.likelihoods[variable].rows] = True
+        yield seen
 
 
 class Choice:
@@ -212,6 +229,8 @@ class Choice:
 
 def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
+    if len(marks) and not marks.shape[1]:
+        return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
     # A leading bit keeps the key from being empty where there are no columns at all.
     packed = np.packbits(np.pad(marks, ((0, 0), (1, 0))), axis=1)
     keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
