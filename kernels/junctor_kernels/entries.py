@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from operator import mul
 from typing import Any
@@ -37,11 +36,35 @@ PANEL, LEAST_PANEL = 4096, 256
 NEAR, FAR = 256, 4096
 # Where fewer entries are kept, some of the terms are kept at first, and summed when they are few.
 LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
-# A panel copies what it reads so many times, if that takes no more bytes than these.
+# A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
 COPY_FROM, COPY_BYTES = 4, 1 << 22
-# Operations from which threads are worth their start.
-THREADED = 1 << 22
+# Operations from which threads are worth their start, and from which the preparation is.
+THREADED, PREPARED = 1 << 22, 1 << 14
+# Bytes of walks that are remembered.
+REMEMBERED_BYTES = 1 << 23
 ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
+
+
+def reduce(what: Contraction, operands: Sequence[Array], algebra: Algebra, threads: int = 1) -> Array:
+    """Contract `operands` to a table [kept entries, cases], as `reference.reduce` does.
+
+    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`. Cases are an axis like others.
+    """
+    cases = max((operand.shape[1] for operand in operands), default=1)
+    operations = what.kept_entries * what.eliminated_entries * cases * len(operands)
+    if operations < PREPARED or algebra.name not in ALGEBRAS:
+        return reference.reduce(what, operands, algebra)
+    tables = [
+        (
+            np.ascontiguousarray(operand),
+            (*(stride * width for stride in strides.kept), int(width > 1), *(s * width for s in strides.eliminated)),
+        )
+        for operand, strides in zip(operands, what.operands, strict=True)
+        for width in operand.shape[1:]
+    ]
+    sizes = (*what.kept, cases, *what.eliminated)
+    out = np.empty((what.kept_entries, cases), algebra.dtype)
+    return reduce_entries(sizes, len(what.kept) + 1, tables, out, algebra.name, threads)
 
 
 def reduce_entries(
@@ -73,10 +96,26 @@ def reduce_entries(
         flat.append(semiring.repeat(np.full(1, semiring.one, semiring.dtype), absent))
         strides.append((0,) * len(sizes))
     axes = [*range(kept), *used]
-    shape = tuple(sizes[axis] for axis in axes)
-    walks = tuple(tuple(each[axis] for axis in axes) for each in strides)
-    _reduce(_Task(shape, kept, walks, semiring, threads), flat, out.reshape(-1), accumulate)
+    shape = [sizes[axis] for axis in axes]
+    walks = [[each[axis] for axis in axes] for each in strides]
+    _split_long(shape, kept, walks)
+    task = _Task(tuple(shape), kept, tuple(map(tuple, walks)), semiring, threads)
+    _reduce(task, flat, out.reshape(-1), accumulate)
     return out
+
+
+def _split_long(sizes: list[int], kept: int, strides: list[list[int]]) -> None:
+    """Split eliminated axes that are longer than the fast part of the terms, in place, where they have divisors."""
+    axis = kept
+    while axis < len(sizes):
+        size = sizes[axis]
+        part = next((part for part in range(NEAR, 1, -1) if size % part == 0), 1) if size > NEAR else 1
+        if part > 1:
+            sizes[axis : axis + 1] = [size // part, part]
+            for each in strides:
+                each[axis : axis + 1] = [each[axis] * part, each[axis]]
+        # What is left of the axis may still be long.
+        axis += size <= NEAR or part == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +192,7 @@ def _slowest(task: _Task) -> Iterator[tuple[tuple[int, ...], _Task]]:
 
 
 def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: bool) -> None:
-    walk, panels = _walk(task.sizes, task.kept, task.strides, task.algebra.dtype.itemsize, task.threads)
+    walk, panels = _REMEMBERED.walk(task.sizes, task.kept, task.strides, task.algebra.dtype.itemsize, task.threads)
     places = np.array([table.ctypes.data for table in tables], dtype=np.int64)
     logs = True if task.algebra is reference.LOG else None
 
@@ -172,7 +211,32 @@ def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: b
         list(pool.map(work, ends[:-1], ends[1:]))
 
 
-@lru_cache(maxsize=128)
+class _Remembered:
+    """Walks by what they are made of: the next block of cases, or the next network like this one, has them again."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._walks: dict[tuple[Any, ...], tuple[Walk, int]] = {}
+        self._bytes = 0
+
+    def walk(self, *of: Any) -> tuple[Walk, int]:
+        """Return a walk and its panels."""
+        found = self._walks.get(of)
+        if found is None:
+            found = _walk(*of)
+            taken = sum(array.nbytes for array in found[0])
+            if self._bytes + taken > REMEMBERED_BYTES:
+                self.forget()
+            self._walks[of] = found
+            self._bytes += taken
+        return found
+
+
+_REMEMBERED = _Remembered()
+
+
 def _walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
 ) -> tuple[Walk, int]:
@@ -181,27 +245,28 @@ def _walk(
     size = sizes[line] if line < kept else 1
     panels = -(-size // part)
     width, steps = BYTES // itemsize, [np.array(each, dtype=np.int64) * itemsize for each in strides]
-    vectors = -(-part * within // width)
-    first = np.minimum(np.arange(vectors) * width, part * within - width)
     panel = (part, *sizes[line + 1 : kept])
-    lanes = [_offsets(panel, each[line:kept])[first[:, None] + np.arange(width)] for each in steps]
+    starts = _starts(panel, width)
+    lanes = [_offsets(panel, each[line:kept])[starts[:, None] + np.arange(width)] for each in steps]
     split = _fast(sizes, kept)
     far = [_offsets(sizes[kept:split], each[kept:split]) for each in steps]
     near = [_offsets(sizes[split:], each[split:]) for each in steps]
-    reads = [_read(*each, itemsize) for each in zip(lanes, far, near, strict=True)]
+    room = COPY_BYTES // len(steps)
+    reads = [_read(*each, itemsize, room) for each in zip(lanes, far, near, strict=True)]
     walk = Walk(
         np.array(sizes[:line], dtype=np.int64),
         np.array([each[:line] for each in steps]).reshape(len(steps), line),
-        np.array([size, part, panels, within, vectors]),
+        np.array([size, part, panels, within]),
         np.array([each[line] if line < kept else 0 for each in steps], dtype=np.int64),
+        starts,
         np.array([each.operand for each in reads], dtype=np.int64),
-        np.array(lanes),
+        np.array(lanes) if any(each.operand[0] == ANYWHERE for each in reads) else np.array(lanes)[:, :, :1].copy(),
         np.array(far),
         np.array(near),
         np.array([each.vectors for each in reads]),
         np.array([each.far for each in reads]),
         np.array([each.near for each in reads]),
-        np.array([np.resize(each.samples, vectors) for each in reads]),
+        np.array([np.resize(each.samples, len(starts)) for each in reads]),
         np.array([each.bytes for each in reads], dtype=np.int64),
     )
     return walk, math.prod(sizes[:line]) * panels
@@ -218,6 +283,14 @@ def _cut(sizes: Sequence[int], threads: int) -> tuple[int, int, int]:
         return 0, within // sizes[0], sizes[0]
     line -= 1
     return line, within, max(1, most // within)
+
+
+def _starts(panel: Sequence[int], width: int) -> Integers:
+    """Return where the vectors of a panel begin: along a long last axis none belongs to two rows."""
+    entries = math.prod(panel)
+    row = panel[-1] if panel[-1] >= 2 * width else entries
+    along = np.minimum(np.arange(-(-row // width)) * width, row - width)
+    return (np.arange(entries // row)[:, None] * row + along).reshape(-1)
 
 
 def _fast(sizes: Sequence[int], kept: int) -> int:
@@ -248,18 +321,20 @@ class _Read:
     bytes: int
 
 
-def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int) -> _Read:
-    """Settle how an operand is read; lanes: int64 [vectors, lanes]."""
+def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: int) -> _Read:
+    """Settle how an operand is read; lanes: int64 [vectors, lanes]. most: bytes of a copy."""
     vectors, width = lanes.shape
     apart = lanes - lanes[:, :1]
     together = not apart.any()
     mode = SAME if together else NEIGHBOURS if (apart == np.arange(width) * itemsize).all() else ANYWHERE
-    different, samples, slots = np.unique(lanes, axis=0, return_index=True, return_inverse=True)
+    # Where all vectors lie alike they differ by where they begin.
+    names = lanes[:, 0] if (apart == apart[:1]).all() else lanes
+    _, samples, slots = np.unique(names, axis=0, return_index=True, return_inverse=True)
     terms, unit = len(far) * len(near), itemsize if together else itemsize * width
-    taken = len(different) * terms * unit
-    if terms < COPY_FROM or taken > COPY_BYTES or COPY_FROM * taken > vectors * width * terms * itemsize:
+    taken = len(samples) * terms * unit
+    if terms < COPY_FROM or taken > most or COPY_FROM * taken > vectors * width * terms * itemsize:
         return _Read((mode, 0, mode, 0), lanes[:, 0].copy(), far, near, samples, 0)
     far_read, near_read = np.arange(len(far)) * len(near) * unit, np.arange(len(near)) * unit
     read = SAME if together else NEIGHBOURS
     room = -(-taken // BYTES) * BYTES + BYTES
-    return _Read((mode, 1, read, len(different)), slots.reshape(-1) * terms * unit, far_read, near_read, samples, room)
+    return _Read((mode, 1, read, len(samples)), slots.reshape(-1) * terms * unit, far_read, near_read, samples, room)

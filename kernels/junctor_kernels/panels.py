@@ -38,10 +38,11 @@ class Walk(NamedTuple):
     """Where a contraction finds the numbers of its terms; offsets are in bytes.
 
     sizes: int64 [outer kept axes], strides: int64 [operands, outer kept axes]. A panel is cut along one more axis:
-    line: int64 [5], its size, the part of it that a panel has, panels along it, entries within one step of it, and the
-    vectors of a panel. along: int64 [operands], stride of that axis. operands: int64 [operands, 4], as the columns
-    above. lanes: int64 [operands, vectors, lanes], of the entries of a panel. far, near: int64 [operands, terms], of
-    the slow and the fast part of a term. vectors: int64 [operands, vectors], where each vector of a panel is read,
+    line: int64 [4], its size, the part of it that a panel has, panels along it, entries within one step of it. along:
+    int64 [operands], stride of that axis. starts: int64 [vectors], the first entry in a panel of each of its vectors,
+    which may overlap. operands: int64 [operands, 4], as the columns above. lanes: int64 [operands, vectors, lanes], of
+    the entries of a panel; a single lane where no operand has them anywhere. far, near: int64 [operands, terms], of the
+    slow and the fast part of a term. vectors: int64 [operands, vectors], where each vector of a panel is read,
     far_read, near_read: the same as far and near; these three are those of the copy where an operand is copied.
     samples: int64 [operands, vectors], the vectors that differ. copies: int64 [operands], bytes.
     """
@@ -50,6 +51,7 @@ class Walk(NamedTuple):
     strides: Any
     line: Any
     along: Any
+    starts: Any
     operands: Any
     lanes: Any
     far: Any
@@ -72,7 +74,8 @@ def reduce_panels(
     are compiled for it. again: the results are added to what is in `out`.
     """
     count, width = tables.size, BYTES // out.itemsize
-    size, part, panels, within, vectors = walk.line[0], walk.line[1], walk.line[2], walk.line[3], walk.line[4]
+    size, part, panels, within = walk.line[0], walk.line[1], walk.line[2], walk.line[3]
+    vectors = walk.starts.size
     found, before = np.empty(vectors * width, out.dtype), np.zeros(vectors * width, out.dtype)
     base, held = np.empty(count, np.int64), np.full(count, -1, np.int64)
     at = np.empty((count, 6), np.int64)
@@ -93,12 +96,11 @@ def reduce_panels(
                 total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
             else:
                 total = _log_sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
-            # The last vectors of a panel may overlap, and be found several times.
-            end = part * within - width
-            store(found, min(v * width, end), total[0])
-            store(found, min((v + 1) * width, end), total[1])
-            store(found, min((v + 2) * width, end), total[2])
-            store(found, min((v + 3) * width, end), total[3])
+            # Where there are fewer than four, the last one again.
+            store(found, walk.starts[v], total[0])
+            store(found, walk.starts[min(v + 1, vectors - 1)], total[1])
+            store(found, walk.starts[min(v + 2, vectors - 1)], total[2])
+            store(found, walk.starts[min(v + 3, vectors - 1)], total[3])
         # Where panels overlap entries are found twice and taken once.
         skipped = (panel % panels * part - begin) * within
         place = (panel // panels * size + begin) * within

@@ -22,7 +22,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
 from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.memory import Memory, Prepared
+from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -54,6 +54,8 @@ DISTINCT_SHARE = 0.25
 # Seconds of work in NumPy from which compiled code, ten times faster, pays for being loaded (half a second; some more
 # the first time on a machine).
 COMPILED_SECONDS = 1.0
+# How much longer NumPy takes in log space.
+LOG_SECONDS = 8.0
 # Rows that a GPU answers in the time of one on a core.
 DEVICE_GAIN = 64
 
@@ -189,9 +191,10 @@ class Engine:
             return True
         seconds = 0.0
         for group in groups:
-            to_come = self.to_come(batch, group.answered)
-            seconds += to_come * plain_seconds(self.plan(group.pattern, self.uses(group, batch)))
-        return seconds > COMPILED_SECONDS
+            plan = self.plan(group.pattern, self.uses(group, batch))
+            once = min(plan.shared_operations, 10**30) * OPERATION_SECONDS
+            seconds += once + self.to_come(batch, group.answered) * plain_seconds(plan)
+        return seconds * (LOG_SECONDS if self.ladder == LADDERS["log"] else 1) > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
