@@ -3,6 +3,7 @@
     uv run python benchmarks/gpu.py prepare NETWORK ... --output FILE      plans and evidence, on any machine
     python benchmarks/gpu.py run FILE [--kinds pattern tree one]           on a machine with a GPU
     python benchmarks/gpu.py scale FILE [--gpus 1 2]                       on one with several, one process each
+    python benchmarks/gpu.py engine NETWORK [--rows N] [--timeline]        whole batches through the engine
 
 Kinds: `pattern`, a fifth of the variables observed and cut out; `tree`, the same evidence as likelihoods on the
 network's own tree; `one`, the same with a single case. For each it prints: stages, items, cases of a block,
@@ -14,12 +15,14 @@ of what a copy on the same device moves, the largest difference of a posterior, 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pickle
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
@@ -27,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from junctor import gpu as programs
+from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of
@@ -38,9 +43,10 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Program
-from junctor.query import Query
+from junctor.query import Precision, Query
 from junctor_kernels.gpu import CudaDevice
 from junctor_kernels.reference import DOUBLE, SINGLE
+from timeline import TimedDevice, show
 
 PLANNED_ROWS = 10**6
 CHECKED_ROWS = 64
@@ -53,11 +59,7 @@ def prepare(paths: list[str], output: Path, kinds: list[str], rows: int, seed: i
     prepared = []
     for path in paths:
         network = read_network(path)
-        states = sample(network, rows, seed)
-        chosen = np.random.default_rng(seed).choice(
-            len(network.variables), max(1, len(network.variables) // 5), replace=False
-        )
-        batch = EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
+        batch = batch_of(network, rows, seed)
         observed = frozenset(batch.states)
         patterns = {"pattern": Pattern(observed, frozenset()), "tree": Pattern(frozenset(), observed)}
         plans = {}
@@ -97,14 +99,14 @@ class Timer:
                 times.append(self.cupy.cuda.get_elapsed_time(begin, end))
         return statistics.median(times)
 
-    def stages(self, program: GpuProgram, dtype: np.dtype[Any]) -> str:
+    def stages(self, program: GpuProgram) -> str:
         """Return the milliseconds of every launch, one by one, with its items."""
         place, result = program._places[0], []
         for stage in program.stages:
             for launch in stage:
                 stream, begin, end = self.device._work, self.cupy.cuda.Event(), self.cupy.cuda.Event()
                 begin.record(stream)
-                self.device.enqueue(dtype, place.run, [[launch]], program.chunks, [])
+                self.device.enqueue(place.work._replace(stages=[[launch]]))
                 end.record(stream)
                 end.synchronize()
                 milliseconds = self.cupy.cuda.get_elapsed_time(begin, end)
@@ -133,27 +135,43 @@ def table_bytes(plan: Plan, itemsize: int) -> int:
     return entries * itemsize
 
 
-def check(program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, rows: int) -> tuple[float, int]:
+def unwritten(program: GpuProgram, network: Network, rows: int, dtype: np.dtype[Any]) -> Answers:
+    """Return answers to all variables, in memory that the device writes to."""
+    targets, sizes = tuple(range(len(network.variables))), network.cardinalities
+    memory = program.device.host(rows * sum(sizes) * dtype.itemsize).view(dtype)
+    memory[:] = np.nan
+    posteriors = posteriors_in(memory, targets, sizes, rows)
+    return Answers(targets, np.zeros(rows, dtype=np.int8), np.zeros(rows), posteriors, memory=memory)
+
+
+def check(
+    program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, rows: int, dtype: np.dtype[Any]
+) -> tuple[float, int]:
     rows = min(rows, program.cases)
     block = block_of(batch, np.arange(rows), plan.pattern, network.cardinalities)
-    found = program.run(block)
+    answers = unwritten(program, network, rows, dtype)
+    found = program.answer(block, np.arange(rows), answers)
     expected = Program(plan, network, DOUBLE).run(block)
     sure = ~found.doubtful
     worst = 0.0
     for v, posterior in expected.posteriors.items():
         # A table that no case changes may have one column for all of them.
-        worst = max(worst, float(np.abs(found.posteriors[v] - posterior)[:, sure].max(initial=0)))
+        worst = max(worst, float(np.abs(answers.posteriors[v].T - posterior)[:, sure].max(initial=0)))
     return worst, int(found.doubtful.sum())
 
 
-def through(program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, blocks: int) -> float:
-    rows = np.arange(program.cases) % batch.rows
-    block = block_of(batch, rows, plan.pattern, network.cardinalities)
+def through(
+    program: GpuProgram, network: Network, batch: EvidenceBatch, plan: Plan, blocks: int, dtype: np.dtype[Any]
+) -> float:
+    rows = np.arange(program.cases)
+    block = block_of(batch, rows % batch.rows, plan.pattern, network.cardinalities)
+    answers = unwritten(program, network, program.cases, dtype)
     with ThreadPoolExecutor(program.threads) as pool:
 
         def work(place: int) -> None:
             for _ in range(blocks):
-                program.run(block, place)
+                # All to the same rows: whoever comes later writes the same numbers.
+                program.answer(block, rows, answers, place)
 
         list(pool.map(work, range(program.threads)))
         start = time.perf_counter()
@@ -173,11 +191,14 @@ def measure(
             try:
                 start = time.perf_counter()
                 bound = Program(plan, network, algebra)
+                # Blocks as large as asked for.
+                programs.MOST_CASES = programs.FEWEST_CASES = cases
                 program = GpuProgram(bound, cases, device, HOST_BYTES)
                 ready = time.perf_counter() - start
-                worst, doubtful = check(program, network, batch, plan, 4 if kind == "one" else CHECKED_ROWS)
+                checked = 4 if kind == "one" else CHECKED_ROWS
+                worst, doubtful = check(program, network, batch, plan, checked, algebra.dtype)
                 # Whole blocks first: what is replayed afterwards is as large as the last one.
-                both = through(program, network, batch, plan, 4)
+                both = through(program, network, batch, plan, 4, algebra.dtype)
                 ms = timer.milliseconds(program, 10)
                 rate = program.cases / ms * 1e3
                 operations = rate * plan.case_operations
@@ -188,10 +209,69 @@ def measure(
                 checks = f"{worst:.1e} | {doubtful} | {ready:.1f}"
                 tell(f"{name} | {kind} | {algebra.name} | {sizes} | {speed} | {checks}", options.output)
                 if stages:
-                    print("   stages ms/items:", timer.stages(program, algebra.dtype), flush=True)
+                    print("   stages ms/items:", timer.stages(program), flush=True)
                 del program
             except Exception as error:
                 print(f"{name} | {kind} | {algebra.name} | {cases} | {type(error).__name__}: {error}", flush=True)
+
+
+def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
+    """Return samples of a network, a fifth of the variables observed."""
+    states = sample(network, rows, seed)
+    count = len(network.variables)
+    chosen = np.random.default_rng(seed).choice(count, max(1, count // 5), replace=False)
+    return EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
+
+
+def engine_on(device: CudaDevice, network: Network, precision: Precision) -> Engine:
+    """Return an engine that answers every row on its own: what is measured is the GPU."""
+    engine = Engine(network, Query(precision=precision), rows=10**7, device=device)
+    groups_of = engine.groups
+    engine.groups = lambda batch: [replace(group, few=None) for group in groups_of(batch)]  # type: ignore[method-assign]
+    return engine
+
+
+def through_engine(options: argparse.Namespace) -> None:
+    """Answer a batch again and again; print rows a second, what memory allows, and the last batch block by block."""
+    network = read_network(options.network)
+    batch = batch_of(network, options.rows, options.seed)
+    device = TimedDevice() if options.timeline else CudaDevice()
+    rates(device)
+    engine = engine_on(device, network, options.precision)
+    times: list[float] = []
+    while sum(times[2:]) < options.seconds:
+        if isinstance(device, TimedDevice):
+            device.take()
+        start = time.perf_counter()
+        size = engine.answer(batch).nbytes
+        times.append(time.perf_counter() - start)
+        first = times[0]
+    seconds = statistics.median(times[2:])
+    print(f"the first batch takes {first:.2f} s, planning included; of {len(times) - 2} later ones the median:")
+    print(f"{options.rows / seconds:,.0f} rows/s, {size / options.rows:,.0f} bytes a row, {size / seconds:.2e} bytes/s")
+    if isinstance(device, TimedDevice):
+        began = start - device.clock
+        show(device.take(), began, times[-1])
+
+
+def rates(device: CudaDevice, size: int = 1 << 29) -> None:
+    """Print bytes a second of what answers could wait for."""
+    cupy, times = device.cupy, {}
+    there = cupy.zeros(size, dtype=np.uint8)
+
+    def timed(name: str, work: Callable[[], Any], repeats: int = 3) -> Any:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            result = work()
+            cupy.cuda.runtime.deviceSynchronize()
+            times[name] = min(times.get(name, math.inf), time.perf_counter() - start)
+        return result
+
+    pinned = timed("pages pinned", lambda: device.host(size))
+    timed("copied from the device to pinned pages", lambda: there.data.copy_to_host(pinned.ctypes.data, size))
+    fresh = timed("copied on to fresh pages, one thread", lambda: pinned.copy())
+    timed("copied on to used pages, one thread", lambda: np.copyto(fresh, pinned))
+    print(", ".join(f"{name} {size / seconds:.1e}" for name, seconds in times.items()), "bytes/s", flush=True)
 
 
 def answer_for(options: argparse.Namespace) -> None:
@@ -201,10 +281,7 @@ def answer_for(options: argparse.Namespace) -> None:
     _, network, batch, _ = case
     repeated = np.arange(options.rows) % batch.rows
     large = EvidenceBatch(options.rows, {v: column[repeated] for v, column in batch.states.items()})
-    engine = Engine(network, Query(precision="single"), rows=10**7, device="gpu")
-    # Every row on its own: what is measured is the GPU.
-    (group,) = engine.groups(large)
-    engine.groups = lambda _: [replace(group, few=None)]  # type: ignore[method-assign]
+    engine = engine_on(CudaDevice(), network, "single")
     engine.answer(large)
     print("ready", flush=True)
     input()
@@ -270,9 +347,18 @@ def main() -> None:
     scale.add_argument("--seconds", type=float, default=15.0)
     scale.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     runs.add_argument("--stages", action="store_true", help="milliseconds of every launch as well")
+    whole = actions.add_parser("engine")
+    whole.add_argument("network")
+    whole.add_argument("--rows", type=int, default=131072, help="of a batch")
+    whole.add_argument("--seconds", type=float, default=3.0)
+    whole.add_argument("--seed", type=int, default=1)
+    whole.add_argument("--precision", choices=sorted(ALGEBRAS), default="single")
+    whole.add_argument("--timeline", action="store_true", help="when each block of the last batch did what")
     options = parser.parse_args()
     if options.action == "prepare":
         return prepare(options.networks, options.output, options.kinds, options.rows, options.seed)
+    if options.action == "engine":
+        return through_engine(options)
     if options.action == "scale":
         return answer_for(options) if options.worker else scaling(options)
     device = CudaDevice()

@@ -21,7 +21,7 @@ struct Index {
 
 static thread_local Index threadIdx;
 static thread_local std::barrier<> *everyone, *warp;
-static Index blockIdx, blockDim;
+static Index blockIdx, blockDim, gridDim;
 
 static void __syncthreads() { everyone->arrive_and_wait(); }
 static void __syncwarp() { warp->arrive_and_wait(); }
@@ -41,13 +41,6 @@ static long long __double_as_longlong(double number) { return same_bits<long lon
 template <class T> static T atomicMax(T *at, T value) {
     T old = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (old < value && !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return old;
-}
-
-template <class T> static T atomicMin(T *at, T value) {
-    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (old > value && !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
     return old;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,21 +32,19 @@ class EmulatedDevice:
     def put(self, array: npt.NDArray[Any]) -> Any:
         return aligned(array)
 
-    def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.zeros(shape, dtype=dtype)
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        # As a device does not clear it either; aligned as allocations of CUDA are, whole lines of the bus.
+        return aligned(np.full(size, 0xA5, dtype=np.uint8))
 
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def replay(
-        self,
-        dtype: np.dtype[Any],
-        run: Any,
-        stages: Sequence[gpu.Stage],
-        chunks: int,
-        clears: Sequence[tuple[Any, int]],
-    ) -> Launches:
-        return Launches(dtype, run, stages, chunks, clears)
+    def replay(self, work: gpu.Work) -> Launches:
+        return Launches(work)
+
+    def write_posteriors(self, work: gpu.Work, answers: np.dtype[Any]) -> None:
+        run = ctypes.c_void_p(work.run.ctypes.data)
+        library(work.dtype.str).launch_write(run, answers.itemsize, gpu.WRITE_BLOCKS, gpu.WRITE_THREADS)
 
     def upload(self, host: npt.NDArray[Any], array: Any) -> None:
         array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
@@ -63,24 +60,22 @@ class EmulatedDevice:
 
 
 class Launches:
-    def __init__(self, dtype: Any, run: Any, stages: Any, chunks: int, clears: Any) -> None:
-        self._library = library(dtype.str)
-        self._run, self._stages, self._chunks, self._clears = run, stages, chunks, clears
+    def __init__(self, work: gpu.Work) -> None:
+        self._library, self._work = library(work.dtype.str), work
 
     def start(self) -> None:
-        for array, byte in self._clears:
-            array.reshape(-1).view(np.uint8)[...] = byte
-        for launch in [launch for stage in self._stages for launch in stage]:
-            (x, y), threads = gpu.grid(launch, self._chunks)
-            run = ctypes.c_void_p(self._run.ctypes.data)
+        self._work.cleared.reshape(-1).view(np.uint8)[...] = 0
+        for launch in [launch for stage in self._work.stages for launch in stage]:
+            (x, y), threads = gpu.grid(launch, self._work.chunks)
+            run = ctypes.c_void_p(self._work.run.ctypes.data)
             self._library.launch(launch.kernel.encode(), run, launch.first, x, y, threads)
 
 
 def aligned(array: npt.NDArray[Any]) -> Any:
-    """Return a copy that begins at 16 bytes, as device memory does."""
+    """Return a copy that begins at 256 bytes, as device memory does."""
     array = np.ascontiguousarray(array)
-    memory = np.zeros(array.nbytes + 16, dtype=np.uint8)
-    start = -memory.ctypes.data % 16
+    memory = np.zeros(array.nbytes + 256, dtype=np.uint8)
+    start = -memory.ctypes.data % 256
     result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     result[...] = array
     return result

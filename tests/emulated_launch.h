@@ -1,10 +1,6 @@
 // Launches over all blocks, for the kernels in the source above.
-extern "C" void launch(const char *name, const Run *given, int first, int blocks_x, int blocks_y, int threads) {
-    const auto kernel = !std::strcmp(name, "contract_many") ? contract_many
-                        : !std::strcmp(name, "rest_many")   ? rest_many
-                                                            : propagate_few;
-    run = *given;
-    blockDim.x = threads;
+template <class Kernel> static void for_all(int blocks_x, int blocks_y, int threads, Kernel kernel) {
+    blockDim.x = threads, gridDim.x = blocks_x;
     std::barrier<> barrier(threads);
     std::vector<std::unique_ptr<std::barrier<>>> warps;
     for (int n = 0; n < threads; n += 32) warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - n)));
@@ -15,9 +11,23 @@ extern "C" void launch(const char *name, const Run *given, int first, int blocks
             for (int block = 0; block < blocks_x * blocks_y; block++) {
                 if (n == 0) blockIdx.x = block % blocks_x, blockIdx.y = block / blocks_x;
                 __syncthreads();
-                kernel(first);
+                kernel();
                 __syncthreads();
             }
         });
     for (auto &thread : pool) thread.join();
+}
+
+extern "C" void launch(const char *name, const Run *given, int first, int blocks_x, int blocks_y, int threads) {
+    const auto kernel = !std::strcmp(name, "contract_many") ? contract_many
+                        : !std::strcmp(name, "rest_many")   ? rest_many
+                                                            : propagate_few;
+    run = *given;
+    for_all(blocks_x, blocks_y, threads, [&] { kernel(first); });
+}
+
+extern "C" void launch_write(const Run *given, int bytes, int blocks, int threads) {
+    // Those of the next block may be there by now.
+    std::memset(&run, 0, sizeof run);
+    for_all(blocks, 1, threads, [&] { bytes == 4 ? write_single(given) : write_double(given); });
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from emulated import EmulatedDevice
 from hypothesis import given, settings
 from junctor import gpu_items
+from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
@@ -47,6 +49,8 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     patch.setattr(gpu, "FEW_THREADS", 32)
     patch.setattr(gpu, "MANY_THREADS", 64)
+    patch.setattr(gpu, "WRITE_THREADS", 32)
+    patch.setattr(gpu, "WRITE_BLOCKS", 3)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "SHARED_TERMS", 20)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
@@ -70,9 +74,25 @@ def check(
 ) -> None:
     program = Program(compile_plan(shape_of(network), pattern, None, False, rows=1), network, algebra)
     on_gpu = GpuProgram(program, cases, opened(device), host=1 << 24)
-    for place in (0, 1, 0):
+    rows = np.random.default_rng(1).permutation(block.cases + 3)[: block.cases]
+    for place, at in ((0, rows), (1, np.arange(block.cases) + 2), (0, np.sort(rows))):
         # Again, because memory keeps what the first run left.
-        compare(on_gpu.run(block, place), program.run(block), algebra)
+        answers = unwritten(network, block.cases + 3, algebra, opened(device))
+        outcome = on_gpu.answer(block, at, answers, place)
+        found = {v: answers.posteriors[v][at].T for v, _ in program.plan.marginals}
+        compare(replace(outcome, posteriors=found), program.run(block), algebra)
+        for v, states in block.states.items():
+            np.testing.assert_array_equal(answers.posteriors[v][at], np.eye(network.cardinalities[v])[states])
+        untouched = np.setdiff1d(np.arange(block.cases + 3), at)
+        assert all((table[untouched] == -1).all() for table in answers.posteriors.values())
+
+
+def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.Device) -> Answers:
+    targets, sizes = tuple(range(len(network.variables))), network.cardinalities
+    memory = device.host(rows * sum(sizes) * algebra.dtype.itemsize).view(algebra.dtype)
+    memory[:] = -1
+    posteriors = posteriors_in(memory, targets, sizes, rows)
+    return Answers(targets, np.zeros(rows, dtype=np.int8), np.zeros(rows), posteriors, memory=memory)
 
 
 @ON

@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,35 @@ def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, mo
         assert parts_of(job) == expected
     with pytest.raises(BudgetError, match="allowed are"):
         list(propagate_here(tasks_of(job), least - 1))
+
+
+def test_threads_of_a_worker_share_the_memory_in_the_same_way(
+    job: Job, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(propagate_here(tasks_of(job), MEMORY))
+    expected = parts_of(job)
+    least, waiting = least_memory(job, network), WRITERS * PARTITION_ROWS * answer_width(network, Query())
+    writing: set[int] = set()
+    beside: dict[int, int] = {}
+    real = Engine.answer
+
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0) -> Any:
+        answers = real(self, batch, others)
+        assert others or batch.rows < PARTITION_ROWS or not writing
+        beside[others] = max(beside.get(others, 0), len(writing))
+        return answers
+
+    monkeypatch.setattr(partitions, "threads_here", lambda: 4)
+    monkeypatch.setattr(Engine, "answer", answer)
+    on(monkeypatch, "write", lambda task: writing.add(task.part), lambda task: writing.remove(task.part))
+    for memory, what in ((least + waiting, waiting), (least + waiting - 1, 0), (least, 0)):
+        for path in (job.directory.path / "posteriors").iterdir():
+            path.unlink()
+        beside.clear()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda task, memory=memory: propagate_partition(task, memory), tasks_of(job)))
+        assert what in beside
+        assert parts_of(job) == expected
 
 
 def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels import layout
+from junctor_kernels.early_launch import OVERLAP_CAPABILITY, launch_early
 
 # What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
 # a part of log P(e) and of the bounds of the whole plan, their sum, and the bounds of a table that no case changes.
@@ -25,6 +26,12 @@ ITEM_COLUMNS = 8
 # Columns of `closing`, totals first: whether the table is a result, its slot and entries, and for the message down an
 # edge the slots of the message up and of the total.
 CLOSING_COLUMNS = 5
+# Columns of `targets`: where a posterior comes from (the block, the state that is observed, what no case changes), its
+# row there, its states, and those of all targets before.
+TARGET_COLUMNS = 4
+FOUND, OBSERVED_STATE, SETTLED = range(3)
+# Kernels that write answers, by the bytes of a number.
+WRITERS = {4: "write_single", 8: "write_double"}
 # Parts in which the results of many cases are found.
 PARTS = 16
 # Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
@@ -33,6 +40,8 @@ RUN = 32
 # contractions need registers, the rest needs many warps at once.
 MANY_THREADS, FEW_THREADS = 128, 256
 MANY_BLOCKS, REST_BLOCKS = 4, 8
+# Blocks and threads that write answers to the host: few, because they mostly wait for the bus.
+WRITE_BLOCKS, WRITE_THREADS = 32, 256
 WARP = 32
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
@@ -43,10 +52,10 @@ DEVICE_SHARE = 0.7
 # The fields of the struct `Run`, in its order.
 FIELDS = (
     *("steps", "parents", "operands", "offsets", "span", "terms", "observed", "closing", "items"),
-    *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods"),
+    *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods", "rows", "targets", "settled"),
     *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy"),
-    *("posteriors", "parts", "found", "fixed"),
-    *("cases", "totals", "closings"),
+    *("posteriors", "parts", "found", "fixed", "answers"),
+    *("cases", "totals", "closings", "filled", "asked", "answered"),
 )
 _NAMES = (
     *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),
@@ -55,9 +64,11 @@ _NAMES = (
 )
 _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
-    *("ITEM_COLUMNS", "CLOSING_COLUMNS", "PARTS", "RUN", "MOST_OPERANDS"),
-    *("MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
+    *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
+    *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "WRITE_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
 )
+# Files of the source, in their order.
+_FILES = ("common.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
 
 Array = Any
 
@@ -68,7 +79,8 @@ def source(dtype: np.dtype[Any]) -> str:
     values |= {name: globals()[name] for name in _HERE}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
     double = "#define DOUBLE\n" if dtype.itemsize == 8 else ""
-    return f"{double}enum {{ {constants} }};\n{Path(__file__).with_name('propagate.cu').read_text()}"
+    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in _FILES]
+    return "\n".join([f"{double}enum {{ {constants} }};", *texts])
 
 
 def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -85,6 +97,20 @@ class Launch(NamedTuple):
 
 
 Stage = Sequence[Launch]
+
+
+class Work(NamedTuple):
+    """The work of a plan on a block of cases, as often as wanted.
+
+    run: bytes of the struct `Run`. cleared: an array that is set to zero first. stages: one after the other. chunks: of
+    cases, as many as a warp takes at once.
+    """
+
+    dtype: np.dtype[Any]
+    run: Array
+    cleared: Array
+    stages: Sequence[Stage]
+    chunks: int
 
 
 class Replay(Protocol):
@@ -112,30 +138,23 @@ class Device(Protocol):
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
 
-    def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return a NumPy array of zeros that copies to and from the device are fast with."""
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return bytes of the host, not cleared, that the device finds at the same address; raises MemoryError."""
 
     def address(self, array: Array) -> int:
-        """Return where an array begins."""
+        """Return where an array of the device begins."""
 
-    def replay(
-        self,
-        dtype: np.dtype[Any],
-        run: Array,
-        stages: Sequence[Stage],
-        chunks: int,
-        clears: Sequence[tuple[Array, int]],
-    ) -> Replay:
-        """Return the work of a plan: set arrays to a byte, then stage after stage.
-
-        run: bytes of the struct `Run`. chunks: of cases, as many as a warp takes at once.
-        """
+    def replay(self, work: Work) -> Replay:
+        """Return the work of a plan, ready to be started."""
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
         """Enqueue a copy to the beginning of an array."""
 
     def download(self, array: Array, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array."""
+
+    def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
+        """Enqueue the way of a block's posteriors to the answers of that format that its struct `Run` names."""
 
     def mark(self) -> Any:
         """Return a mark behind everything that is enqueued so far."""
@@ -152,7 +171,7 @@ def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
 
 
 class CudaDevice:
-    """A CUDA device. Copies in, kernels and copies out have a stream each, so that they overlap.
+    """A CUDA device. What comes in, kernels and what goes out have a stream each, so that they overlap.
 
     number: of the device. allowed: bytes for blocks under way; None for a share of what is free. Raises
     ImportError without CuPy, and what CuPy raises without such a device.
@@ -164,8 +183,11 @@ class CudaDevice:
         self.cupy = cupy
         self.number = number
         self.queue = _Queue(cupy.cuda.Device(number))
-        with cupy.cuda.Device(number):
-            self._in, self._work, self._beside, self._out = (cupy.cuda.Stream(non_blocking=True) for _ in range(4))
+        with cupy.cuda.Device(number) as device:
+            self._in, self._work, self._beside = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+            # Its few blocks come before those that compute: the bus is the narrowest way.
+            self._out = cupy.cuda.Stream(non_blocking=True, priority=-1)
+            self._overlaps = int(device.compute_capability) >= OVERLAP_CAPABILITY
             free, _ = cupy.cuda.runtime.memGetInfo()
             # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
             self.room = min(allowed or free, int(DEVICE_SHARE * free))
@@ -180,73 +202,79 @@ class CudaDevice:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.asarray(array)
 
-    def host(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return a NumPy array of zeros in pinned memory."""
-        import cupyx
-
-        with self.cupy.cuda.Device(self.number):
-            array: npt.NDArray[Any] = cupyx.zeros_pinned(shape, dtype=dtype)
-            return array
+    def host(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return bytes of pinned memory, not cleared, which have the same address on the device."""
+        cuda = self.cupy.cuda
+        try:
+            with cuda.Device(self.number):
+                # Not from CuPy's pool, which keeps what was ever used.
+                memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(max(1, size)), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{size:,} bytes of pinned memory: {error}") from error
+        return np.ndarray((size,), np.uint8, memory)
 
     def address(self, array: Array) -> int:
-        """Return where an array begins."""
+        """Return where an array of the device begins."""
         return int(array.data.ptr)
 
-    def replay(
-        self,
-        dtype: np.dtype[Any],
-        run: Array,
-        stages: Sequence[Stage],
-        chunks: int,
-        clears: Sequence[tuple[Array, int]],
-    ) -> Replay:
+    def replay(self, work: Work) -> Replay:
         """Return the work of a plan as a CUDA graph."""
         with self.cupy.cuda.Device(self.number):
             self.cupy.cuda.runtime.deviceSynchronize()
             self._work.begin_capture()
-            self.enqueue(dtype, run, stages, chunks, clears)
+            self.enqueue(work)
             return _Graph(self._work.end_capture(), self._work)
 
-    def enqueue(
-        self,
-        dtype: np.dtype[Any],
-        run: Array,
-        stages: Sequence[Stage],
-        chunks: int,
-        clears: Sequence[tuple[Array, int]],
-    ) -> None:
+    def enqueue(self, work: Work) -> None:
         """Enqueue the work of a plan; launches of a stage beside each other."""
-        module = _module(self.number, dtype.str)
-        module.get_global("run").copy_from_device_async(run.data, run.nbytes, self._work)
-        for array, byte in clears:
-            array.data.memset_async(byte, array.nbytes, self._work)
-        for stage in stages:
+        module = _module(self.number, work.dtype.str)
+        module.get_global("run").copy_from_device_async(work.run.data, work.run.nbytes, self._work)
+        work.cleared.data.memset_async(0, work.cleared.nbytes, self._work)
+        for number, stage in enumerate(work.stages):
             if len(stage) > 1:
                 self._beside.wait_event(self._work.record())
             for launch, stream in zip(stage, (self._work, self._beside), strict=False):
-                blocks, threads = grid(launch, chunks)
-                with stream:
-                    module.get_function(launch.kernel)(blocks, (threads,), (np.int32(launch.first),))
+                early = self._overlaps and number > 0 and launch.kernel == "propagate_few"
+                self._launch(module.get_function(launch.kernel), launch, work.chunks, stream, early)
             if len(stage) > 1:
                 self._work.wait_event(self._beside.record())
+
+    def _launch(self, kernel: Any, launch: Launch, chunks: int, stream: Any, early: bool) -> None:
+        blocks, threads = grid(launch, chunks)
+        if early:
+            launch_early(kernel.kernel.ptr, blocks, threads, launch.first, stream.ptr)
+            return
+        with stream:
+            kernel(blocks, (threads,), (np.int32(launch.first),))
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
         """Enqueue a copy to the beginning of an array; kernels enqueued later wait for it."""
         array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._in)
-        self._work.wait_event(self._in.record())
+        self._work.wait_event(self._in.record(self._event()))
 
     def download(self, array: Array, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array behind the kernels enqueued so far."""
-        self._out.wait_event(self._work.record())
+        self._out.wait_event(self._work.record(self._event()))
         array.data.copy_to_host_async(host.ctypes.data, host.nbytes, self._out)
 
+    def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
+        """Enqueue the way of a block's posteriors to the answers, behind the kernels enqueued so far."""
+        self._out.wait_event(self._work.record(self._event()))
+        kernel = _module(self.number, work.dtype.str).get_function(WRITERS[answers.itemsize])
+        with self._out:
+            kernel((WRITE_BLOCKS,), (WRITE_THREADS,), (work.run,))
+
     def mark(self) -> Any:
-        """Return a mark behind the copies from the device that are enqueued so far."""
-        return self._out.record()
+        """Return a mark behind what is enqueued to go out so far."""
+        # Whoever waits for it sleeps: the cores have answers to write.
+        return self._out.record(self._event(block=True))
 
     def wait(self, mark: Any) -> None:
         """Wait until the device has come to a mark."""
         mark.synchronize()
+
+    def _event(self, block: bool = False) -> Any:
+        return self.cupy.cuda.Event(block=block, disable_timing=True)
 
 
 class _Queue(AbstractContextManager[None]):

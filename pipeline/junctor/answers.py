@@ -1,8 +1,11 @@
-"""The answers of one batch as arrays."""
+"""The answers of one batch as arrays, and where their posteriors come from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,3 +43,24 @@ class Answers:
         """Bytes of all arrays."""
         tables = sum(array.nbytes for array in self.posteriors.values())
         return self.status.nbytes + self.log_value.nbytes + tables + sum(array.nbytes for array in self.states.values())
+
+
+def posteriors_in(
+    memory: npt.NDArray[Any], targets: Sequence[int], cardinalities: Sequence[int], rows: int
+) -> dict[int, npt.NDArray[Any]]:
+    """Return the posteriors [rows, cardinality] of each target, one after the other in flat memory."""
+    ends = [0, *accumulate(cardinalities[v] for v in targets)]
+    return {
+        v: memory[rows * start : rows * end].reshape(rows, end - start)
+        for v, (start, end) in zip(targets, pairwise(ends), strict=True)
+    }
+
+
+def sources_of(
+    targets: Sequence[int], cardinalities: Sequence[int], *sources: Mapping[int, int]
+) -> npt.NDArray[np.int64]:
+    """Return for each target which of the `sources` (variable -> row) has it, its row, its states, those before it."""
+    which = [next(n for n, rows in enumerate(sources) if v in rows) for v in targets]
+    rows = [sources[n][v] for n, v in zip(which, targets, strict=True)]
+    sizes = [cardinalities[v] for v in targets]
+    return np.array([which, rows, sizes, np.cumsum([0, *sizes])[:-1]], dtype=np.int64).T.copy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from junctor_kernels.contract import LANE_BYTES
 from junctor_kernels.layout import LANES, LOST, STILL_OPEN, Work
 from junctor_kernels.vectors import BYTES
 
-from junctor.answers import Answers
+from junctor.answers import Answers, sources_of
 from junctor.lowering import Lowering
 from junctor.propagation import Block, Outcome, Program, doubtful_rows
 
@@ -70,20 +69,16 @@ class CompiledProgram:
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return Outcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
-    def write(self, answers: Answers, rows: npt.NDArray[np.int64], place: int = 0) -> None:
-        """Write the posteriors that the last run at a place found to `rows` of the answers."""
+    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+        """Propagate a block of cases and write its posteriors to `rows` of the answers."""
+        outcome = self.run(block, place)
         if self._places is None:
-            self._places = self._places_of(answers.targets)
+            sizes = self._plan.shape.cardinalities
+            self._places = sources_of(answers.targets, sizes, self._posteriors, self._rows)
         if self._places.size:
             work = self._works[place]
             write_posteriors(work.posteriors, work.states, self._places, rows, answers.memory)
-
-    def _places_of(self, targets: Sequence[int]) -> npt.NDArray[np.int64]:
-        sizes = [self._plan.shape.cardinalities[v] for v in targets]
-        observed = [int(v not in self._posteriors) for v in targets]
-        rows = [self._rows[v] if seen else self._posteriors[v] for v, seen in zip(targets, observed, strict=True)]
-        before = np.cumsum([0, *sizes])[:-1]
-        return np.array([observed, rows, sizes, before], dtype=np.int64).T.copy()
+        return outcome
 
     def _take(self, block: Block, work: Work) -> npt.NDArray[np.float64]:
         """Bring the evidence of a block into its memory and return the cleared results."""

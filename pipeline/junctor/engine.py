@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.reference import Algebra
 
-from junctor.answers import INVALID, UNANSWERED, Answers
+from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, has_gpu, open_gpu
 from junctor.distinct import Distinct, distinct_rows
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
+from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
@@ -59,6 +60,8 @@ LOG_SECONDS = 8.0
 # Rows that a GPU answers in the time of one on a core.
 DEVICE_GAIN = 64
 
+logger = logging.getLogger("junctor")
+
 
 class Engine:
     """Answers batches of evidence on one network with one query; keeps its programs from batch to batch.
@@ -94,6 +97,7 @@ class Engine:
         self._plans: dict[tuple[Pattern, int], Plan] = {}
         self._prepared: dict[tuple[Pattern, int], Prepared] = {}
         self._using: Device | None = None
+        self._lender = Lender()
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -144,17 +148,17 @@ class Engine:
 
     def answer(self, batch: EvidenceBatch, held: int = 0) -> Answers:
         """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers."""
-        answers = self._blank(batch)
-        budget = Budget(self.allowed, answers.nbytes + held)
         groups = self.groups(batch)
         compiled = self.loads_compiled(groups, batch)
         # A GPU takes about as long to come into play as compiled code.
         self._using = self._gpu if self._has_device and (self.device != "auto" or compiled) else None
+        answers = self._blank(batch, self._memory(self._size(batch), held))
+        budget = Budget(self.allowed, answers.nbytes + held)
         for group in groups:
             uses = self.uses(group, batch)
             few = group.few
             if few is not None and (left := self._left_beside(few, group, uses, budget, answers)):
-                found = self._blank(few.batch)
+                found = self._blank(few.batch, self._allocate(self._size(few.batch)))
                 different = replace(group, rows=np.arange(few.batch.rows))
                 self._answer_group(different, few.batch, found, left, compiled, uses)
                 few.spread(found, answers)
@@ -238,20 +242,37 @@ class Engine:
     def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
         return Memory(self.plan(pattern, rows), len(self.ladder)).least <= self.allowed
 
-    def _blank(self, batch: EvidenceBatch) -> Answers:
+    def _size(self, batch: EvidenceBatch) -> int:
+        """Return the bytes of the posteriors of a batch."""
+        if self.query.kind == "mpe":
+            return 0
+        each = 4 if self.query.precision == "single" else 8
+        return each * batch.rows * sum(self.network.cardinalities[v] for v in self.targets)
+
+    def _memory(self, size: int, held: int) -> npt.NDArray[Any]:
+        """Return memory for posteriors; what `held` bytes of earlier answers were in may wait for the next batch."""
+        if self._using is not None:
+            try:
+                return self._lender.lend(size, self._using.host, held)
+            except MemoryError as error:
+                logger.warning("the CPU takes over a batch: %s", error)
+                self._using = None
+        return self._lender.lend(size, fresh, held)
+
+    def _allocate(self, size: int) -> npt.NDArray[Any]:
+        return fresh(size) if self._using is None else self._using.host(size)
+
+    def _blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any] | None = None) -> Answers:
+        """Return answers to be written, their posteriors in one piece of memory, so that compiled code finds them.
+
+        That is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
+        """
         status, invalid = np.full(batch.rows, UNANSWERED, dtype=np.int8), list(batch.invalid)
         status[invalid] = INVALID
-        dtype = np.float32 if self.query.precision == "single" else np.float64
         explain = self.query.kind == "mpe"
-        # One array, so that compiled code finds all posteriors; those of a target are contiguous in it.
-        ends = [0, *accumulate(self.network.cardinalities[v] for v in self.targets)]
-        # Not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
-        memory: npt.NDArray[Any] = np.empty(0 if explain else batch.rows * ends[-1], dtype)
-        tables = {
-            v: memory[batch.rows * start : batch.rows * end].reshape(batch.rows, end - start)
-            for v, (start, end) in zip(self.targets, pairwise(ends), strict=True)
-            if not explain
-        }
+        memory = fresh(self._size(batch)) if memory is None else memory
+        memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
+        tables = {} if explain else posteriors_in(memory, self.targets, self.network.cardinalities, batch.rows)
         for table in tables.values():
             table[invalid] = np.nan
         return Answers(

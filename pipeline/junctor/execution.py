@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,6 @@ from junctor.memory import Prepared
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
 from junctor.threads import in_threads
-
-if TYPE_CHECKING:
-    from junctor.compiled import CompiledProgram
-    from junctor.gpu import GpuProgram
 
 Rows = npt.NDArray[np.int64]
 
@@ -34,37 +31,57 @@ def answer_rows(prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: A
 
 def answer_in(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows` as one number format finds them; returns the doubtful ones."""
-    on_device = prepared.on_device(algebra, len(rows))
-    faster = prepared.compiled() if algebra is prepared.ladder[0] and on_device is None else None
-    run, cases, threads = _runner(prepared, algebra, on_device or faster)
+    backend = _backend(prepared, algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
 
     def answer_block(part: Rows, place: int) -> Rows:
         block = block_of(batch, part, pattern, sizes)
-        outcome = run(block, place)
+        outcome = backend.answer(block, part, answers, place)
         write(outcome, part, answers)
-        if faster is not None and answers.memory is not None:
-            faster.write(answers, part, place)
-        else:
-            write_tables(outcome, block, part, answers)
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
-    parts = [rows[start : start + cases] for start in range(0, len(rows), cases)]
-    return np.concatenate([rows[:0], *in_threads(answer_block, parts, threads)])
+    parts = [rows[start : start + backend.cases] for start in range(0, len(rows), backend.cases)]
+    return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
 
 
-def _runner(
-    prepared: Prepared, algebra: Algebra, faster: CompiledProgram | GpuProgram | None
-) -> tuple[Callable[[Block, int], Outcome], int, int]:
-    """Return what runs a block at a place, the cases of a block, and how many places there are."""
+class Backend(Protocol):
+    """What answers blocks of at most `cases` cases, up to `threads` of them at once."""
+
+    cases: int
+    threads: int
+
+    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+        """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
+
+
+def _backend(prepared: Prepared, algebra: Algebra, rows: int) -> Backend:
+    on_device = prepared.on_device(algebra, rows)
+    if on_device is not None:
+        return on_device
     explains = prepared.ladder[0] is MAX_LOG
+    faster = prepared.compiled() if algebra is prepared.ladder[0] else None
+    if faster is not None and not explains:
+        return faster
     if faster is not None:
-        # A GPU has no explanations.
-        return getattr(faster, "explain" if explains else "run"), faster.cases, faster.threads
+        return _Plain(faster.explain, faster.cases, faster.threads)
     program = prepared.program(algebra)
     run = program.explain if explains else program.run
-    return lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize), 1
+    return _Plain(lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize))
+
+
+@dataclass(slots=True)
+class _Plain:
+    """A backend that leaves answers to NumPy."""
+
+    run: Callable[[Block, int], Outcome]
+    cases: int
+    threads: int = 1
+
+    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+        outcome = self.run(block, place)
+        write_tables(outcome, block, rows, answers)
+        return outcome
 
 
 def write(outcome: Outcome, rows: Rows, answers: Answers) -> None:

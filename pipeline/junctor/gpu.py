@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import FIELDS, LANE_BYTES, MOST_OPERANDS, PARTS, WARP, Array, Device, run_record
+from junctor_kernels.gpu import FIELDS, LANE_BYTES, MOST_OPERANDS, PARTS, WARP, Array, Device, Work, run_record
 from junctor_kernels.layout import Code
 
+from junctor.answers import Answers, sources_of
 from junctor.gpu_items import closing_of, items_of, too_many_operands
 from junctor.lowering import Lowering
 from junctor.planning.arena import arena
@@ -25,8 +27,9 @@ IN_FLIGHT = 3
 # however few cases there are (measured on an H100); coarse, to choose between the two.
 FEW_RATE, MANY_RATE = 2e11, 1.5e12
 STAGE_SECONDS = 6e-5
-# Cases of a block: more gain nothing.
-MOST_CASES = 1 << 16
+# Cases of a block: more gain nothing, and about a quarter of a batch lets its answers go out beside the next one.
+MOST_CASES, FEWEST_CASES = 1 << 14, 1 << 12
+BLOCKS = 4
 # Numbers of states, as the kernels read them.
 STATES = np.int16
 # Arrays begin at multiples of so many bytes.
@@ -40,10 +43,9 @@ class GpuProgram:
 
     rows: how many cases there are in all. host: bytes that evidence and answers on their way may take in this process.
     Blocks have `cases` cases at the most, as many as both memories allow. Few cases spread over the threads of entries
-    and terms, many over threads of their own. Up to `threads` threads may run blocks at once, each at a `place` below
-    that: while one block is computed the next is brought in and the last is taken out. An outcome lies in the memory of
-    its place until the next block there. Raises MemoryError where a single case does not fit, and OverflowError where a
-    table has more entries than the kernels count.
+    and terms, many over threads of their own. Up to `threads` threads may have blocks answered at once, each at a
+    `place` below that: while one block is computed the next is brought in and the last is taken out. Raises MemoryError
+    where a single case does not fit, and OverflowError where a table has more entries than the kernels count.
     """
 
     def __init__(self, program: Program, rows: int, device: Device, host: int) -> None:
@@ -54,39 +56,39 @@ class GpuProgram:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
-        most = self._most_cases(host, places[1])
+        most = min(self._most_cases(host, places[1]), max(FEWEST_CASES, -(-rows // BLOCKS)))
         self.many = most >= chunk and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
         lowering = Lowering(program, 1, self._rows, TILE_SHAPES if self.many else (), places)
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
-        self._fixed = {
-            variable: program.normalised(program.shared[table].table)
-            for variable, table in program.plan.marginals
-            if table in program.shared
-        }
         code = lowering.code()
         if not self.many and too_many_operands(code):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
         items, self.stages = items_of(lowering, code, stages, 0 if self.many else self.cases)
         self._arrays = self._put(code, items) | {"fixed": device.put(self._constant_bounds(lowering))}
+        self._settled, self._arrays["settled"] = self._settled_posteriors()
+        self._targets: Array | None = None
         self.threads = IN_FLIGHT
         self._places = self._lay_out(lowering, dtype)
 
-    def run(self, block: Block, place: int = 0) -> Outcome:
-        """Propagate a block of cases and return its posteriors and log P(e)."""
-        found, flat = self._places[place].answer(block)
-        cases, width = block.cases, found.shape[1]
-        log_value = found[0, :cases] + self._program.constants(block)
-        posteriors: dict[int, npt.NDArray[Any]] = {
-            variable: np.broadcast_to(table, (len(table), cases)) for variable, table in self._fixed.items()
-        }
-        for variable, row in self._posteriors.items():
-            size = self._plan.shape.cardinalities[variable]
-            posteriors[variable] = flat[row * width : (row + size) * width].reshape(width, size)[:cases].T
-        doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
-        return Outcome(log_value, posteriors, {}, doubtful)
+    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+        """Propagate a block of cases; the device writes its posteriors to `rows` of the answers.
+
+        Those lie in memory that the device's `host` gave.
+        """
+        found = self._places[place].answer(block, rows, answers)[:, : block.cases]
+        log_value = found[0] + self._program.constants(block)
+        return Outcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
+
+    def targets(self, answers: Answers) -> Array:
+        """Return where the posterior of each target comes from; `queue` of the device has to be held."""
+        if self._targets is None:
+            sizes = self._plan.shape.cardinalities
+            sources = sources_of(answers.targets, sizes, self._posteriors, self._rows, self._settled)
+            self._targets = self.device.put(_narrowed(sources))
+        return self._targets
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
@@ -99,11 +101,12 @@ class GpuProgram:
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = _bytes(work) + IN_FLIGHT * _bytes(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        del ways["posteriors"]
         there, here = (self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways))
         if there < 1:
             raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self.device.room:,} for it")
         if here < 1:
-            raise MemoryError(f"evidence and answers on their way to the GPU do not fit {host:,} bytes")
+            raise MemoryError(f"evidence on its way to the GPU does not fit {host:,} bytes")
         return min(there, here, MOST_CASES)
 
     def _shapes(self, arena_rows: int, cases: int) -> Shapes:
@@ -114,22 +117,22 @@ class GpuProgram:
             "arena": ((max(1, arena_rows), cases), dtype),
             **dict.fromkeys(("lost", "open", "least"), ((slots, cases), dtype)),
             "scale": ((slots, cases), np.float64),
-            "largest": ((slots, cases), words),
-            "smallest": ((slots, cases), words),
-            "lossy": ((cases,), words),
+            # The largest entries, the smallest, and who lost something, side by side: they are cleared at once.
+            "extremes": ((2 * slots + 1, cases), words),
             "parts": ((PARTS, 3, cases), np.float64),
         }
 
     def _way_shapes(self, cases: int) -> Shapes:
-        """Return the arrays of a block that come and go."""
+        """Return the arrays of a block on its way; its posteriors go out by themselves, the others have a copy here."""
         sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
         likelihoods = sum(sizes[v] for v in pattern.weighted)
         posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
         return {
             "states": ((max(1, len(pattern.sliced)), cases), STATES),
             "likelihoods": ((max(1, likelihoods), cases), np.float64),
-            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
+            "rows": ((1, cases), np.int64),
             "found": ((3, cases), np.float64),
+            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
         }
 
     def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
@@ -167,6 +170,13 @@ class GpuProgram:
             "growth": put(code.growth),
         }
 
+    def _settled_posteriors(self) -> tuple[dict[int, int], Array]:
+        """Return the posteriors that no case changes, one after the other, and variable -> where its own begins."""
+        tables = {v: self._program.shared[t].table for v, t in self._plan.marginals if t in self._program.shared}
+        rows = dict(zip(tables, accumulate((len(table) for table in tables.values()), initial=0), strict=False))
+        flat = [self._program.normalised(table).reshape(-1) for table in tables.values()]
+        return rows, self.device.put(np.concatenate([*flat, np.zeros(1)]).astype(self._program.algebra.dtype))
+
     def _constant_bounds(self, lowering: Lowering) -> npt.NDArray[np.float64]:
         """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
         rows = [self._program.bounds_of(table) for table in lowering.slots if table in self._program.shared]
@@ -174,54 +184,81 @@ class GpuProgram:
 
 
 class _Place:
-    """Memory of one block on its way: evidence and answers on both sides, and the launches between."""
+    """Memory of one block on its way: evidence and what is found on both sides, and the launches between."""
 
     def __init__(
         self, program: GpuProgram, likelihoods: dict[int, int], shapes: Shapes, arrays: dict[str, Array]
     ) -> None:
-        self._device, self._chunk = program.device, program.chunk
-        self._rows, self._likelihoods, self._shapes = program._rows, likelihoods, shapes
+        self._program, self._device, self._chunk = program, program.device, program.chunk
+        self._dtype = program._program.algebra.dtype
+        self._rows, self._likelihoods = program._rows, likelihoods
+        self._shapes = {name: shape for name, shape in shapes.items() if name != "posteriors"}
         self._arrays = arrays
-        self._host = {name: self._device.host((_bytes({name: shape}),), np.uint8) for name, shape in shapes.items()}
-        every = {**program._arrays, **arrays}
-        fields = {name: self._device.address(array) for name, array in every.items()}
-        fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
-        record = run_record(fields)
-        self._record = self._device.host((record.nbytes,), np.uint8)
+        self._host = {name: self._device.host(_bytes({name: shape})) for name, shape in self._shapes.items()}
+        record = run_record(self._fields())
+        self._record = self._device.host(record.nbytes)
         self._record[:] = record.view(np.uint8)
         self.run = self._device.put(self._record)
         chunks = program.cases // program.chunk if program.many else 1
-        clears = [(program._arrays[name], byte) for name, byte in (("largest", 0), ("smallest", 0xFF), ("lossy", 0))]
-        dtype = program._program.algebra.dtype
-        self.replay = self._device.replay(dtype, self.run, program.stages, chunks, clears)
+        self.work = Work(self._dtype, self.run, program._arrays["extremes"], program.stages, chunks)
+        self.replay = self._device.replay(self.work)
 
-    def answer(self, block: Block) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """Run a block; returns what was found, float64 [3, lanes], and its posteriors, flat."""
-        host = self._take(block)
-        device, names = self._device, ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods)
+    def _fields(self) -> dict[str, int]:
+        """Return what the struct `Run` says; what differs between blocks is still 0."""
+        program = self._program
+        every = {**program._arrays, **self._arrays}
+        fields = {name: self._device.address(array) for name, array in every.items()}
+        extremes, rows = fields["extremes"], program._arrays["lost"].shape[0]
+        size = rows * program.cases * self._dtype.itemsize
+        fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
+        fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
+        return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+
+    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers) -> npt.NDArray[np.float64]:
+        """Answer a block; returns what was found beside its posteriors, float64 [3, lanes]."""
+        assert answers.memory is not None
+        host = self._take(block, rows)
+        names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
+        device = self._device
         with device.queue:
+            self._tell(block.cases, host["found"].shape[1], answers, answers.memory.ctypes.data)
             device.upload(self._record, self.run)
             for name in names:
                 device.upload(host[name], self._arrays[name])
             self.replay.start()
-            for name in ("posteriors", "found"):
-                device.download(self._arrays[name], host[name])
+            device.write_posteriors(self.work, answers.memory.dtype)
+            device.download(self._arrays["found"], host["found"])
             mark = device.mark()
         device.wait(mark)
-        return host["found"], host["posteriors"].reshape(-1)
+        return host["found"]
 
-    def _take(self, block: Block) -> dict[str, npt.NDArray[Any]]:
+    def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
+        """Write what differs between blocks into the record of this one."""
+        targets = self._program.targets(answers)
+        record = self._record.view(np.int64)
+        fields = {
+            "cases": lanes,
+            "filled": cases,
+            "targets": self._device.address(targets),
+            "asked": len(targets),
+            "answers": address,
+            "answered": len(answers.status),
+        }
+        for name, value in fields.items():
+            record[FIELDS.index(name)] = value
+
+    def _take(self, block: Block, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Bring the evidence of a block into the memory that is copied; returns that memory, as wide as the block.
 
         Lanes beyond the last case repeat it.
         """
         lanes = -(-block.cases // self._chunk) * self._chunk
-        self._record.view(np.int64)[FIELDS.index("cases")] = lanes
         host: dict[str, npt.NDArray[Any]] = {}
-        for name, ((*rows, _), dtype) in self._shapes.items():
-            size = math.prod(rows) * lanes * np.dtype(dtype).itemsize
-            host[name] = self._host[name][:size].view(dtype).reshape(*rows, lanes)
+        for name, ((*lines, _), dtype) in self._shapes.items():
+            size = math.prod(lines) * lanes * np.dtype(dtype).itemsize
+            host[name] = self._host[name][:size].view(dtype).reshape(*lines, lanes)
         block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
+        host["rows"][0, : block.cases] = rows
         return host
 
 

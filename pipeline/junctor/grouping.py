@@ -98,12 +98,18 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
-    seen = np.zeros((batch.rows, len(hard) + len(soft)), dtype=np.bool_)
+    seen = np.zeros((len(hard) + len(soft), batch.rows), dtype=np.bool_)
     for column, variable in enumerate(hard):
-        seen[:, column] = batch.states[variable] != UNOBSERVED
+        np.not_equal(batch.states[variable], UNOBSERVED, out=seen[column])
     for column, variable in enumerate(soft, start=len(hard)):
-        seen[batch.likelihoods[variable].rows, column] = True
-    marks, counts, numbers = _distinct(seen[rows], np.ones(rows.size, dtype=np.int64))
+        seen[column, batch.likelihoods[variable].rows] = True
+    seen = seen if rows.size == batch.rows else seen[:, rows]
+    often = np.count_nonzero(seen, axis=1)
+    # Columns that are the same in all rows tell none apart, and often all are.
+    apart = (often > 0) & (often < rows.size)
+    told, counts, numbers = _distinct(seen[apart].T, np.ones(rows.size, dtype=np.int64))
+    marks = np.repeat((often > 0)[None, :], len(told), axis=0)
+    marks[:, apart] = told
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
 
 
@@ -212,6 +218,8 @@ class Choice:
 
 def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
+    if len(marks) and not marks.shape[1]:
+        return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
     # A leading bit keeps the key from being empty where there are no columns at all.
     packed = np.packbits(np.pad(marks, ((0, 0), (1, 0))), axis=1)
     keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()

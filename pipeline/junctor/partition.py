@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,11 +107,15 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
     """
     partition = _Partition(task)
     # Where a worker has several threads, others are read and written beside, as in `propagate_here`.
-    with _under_way:
+    with _under_way, ExitStack() as until_written:
         with partition.stages.time("waiting"):
             partition.read()
         with _one_at_a_time:
-            partition.answer(memory, waiting=WRITERS if threads_here() > 1 else 0)
+            if threads_here() > 1:
+                partition.answer_beside(memory, _writing.wait_for_none)
+            else:
+                partition.answer(memory)
+            until_written.enter_context(_writing)
         with partition.stages.time("waiting"):
             return partition.write()
 
@@ -130,7 +134,7 @@ def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Par
                 reading.result()
             if i + 1 < len(partitions):
                 reading = threads.submit(partitions[i + 1].read)
-            partition.answer_beside(memory, writing)
+            partition.answer_beside(memory, partial(_wait_for_all, partition, writing))
             if len(writing) == WRITERS:
                 yield partition.wait_for(writing.popleft())
             writing.append(threads.submit(partition.write))
@@ -194,10 +198,11 @@ class _Partition:
                 ) from error
         self._evidence = None
 
-    def answer_beside(self, memory: int, writing: Iterable[Future[tuple[Part, Stages]]]) -> None:
+    def answer_beside(self, memory: int, wait_for_others: Callable[[], None]) -> None:
         """Propagate while others are written, or after that where the memory is too short for all of them.
 
-        What is held back does not depend on how far those others are: a run has to repeat itself.
+        wait_for_others: until no answers but these are in memory. What is held back does not depend on how far those
+        others are: a run has to repeat itself.
         """
         alone = self.task.rows <= self.task.partition_rows
         try:
@@ -205,8 +210,7 @@ class _Partition:
         except BudgetError:
             if alone:
                 raise
-            for each in writing:
-                self.wait_for(each)
+            wait_for_others()
             self.answer(memory)
 
     def wait_for(self, writing: Future[tuple[Part, Stages]]) -> tuple[Part, Stages]:
@@ -224,6 +228,34 @@ class _Partition:
             return read_part(self._directory, task.query, task.part), self.stages
 
 
+class _Writing:
+    """How many partitions the threads of a Dask worker write just now; each within a `with` block."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self) -> None:
+        """Wait until none is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == 0)
+
+
+def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, Stages]]]) -> None:
+    for each in writing:
+        partition.wait_for(each)
+
+
+_writing = _Writing()
 _one_at_a_time = threading.Lock()
 _under_way = threading.BoundedSemaphore(2 + WRITERS)
 

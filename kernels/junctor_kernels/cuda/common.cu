@@ -1,0 +1,120 @@
+// Sum-product propagation on a GPU: the steps of a plan, lowered to flat arrays (`junctor_kernels.layout`), walked through
+// stage by stage. What is in a stage is independent, so it is one launch (or two beside each other). Its work is cut into
+// items:
+//
+//     many.cu      contract_many, rest_many: a warp does an item for 32 * WIDTH cases.
+//     few.cu       propagate_few: a thread block does an item for all of the (few) cases.
+//     tables.cu    what both do beside contractions: evidence, bounds, posteriors.
+//     answers.cu   write_single, write_double: the way out, beside the next block.
+//
+// Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
+// [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies.
+//
+// In the source come first `#define DOUBLE` or nothing, then the constants of `layout.py` and `gpu.py` as an enum.
+
+#ifdef DOUBLE
+typedef double real;
+typedef unsigned long long word;
+#define WIDTH 2
+#define MANTISSA 52
+#define BIAS 1022
+#define TINY 2.2250738585072014e-308
+#define INFINITE 0x7ff0000000000000ull
+#else
+typedef float real;
+typedef unsigned int word;
+#define WIDTH 4
+#define MANTISSA 23
+#define BIAS 126
+#define TINY 1.17549435e-38f
+#define INFINITE 0x7f800000u
+#endif
+
+typedef long long index_t;
+
+#define LOG_2 0.693147180559945309417
+
+// Numbers of V neighbouring cases.
+template <int V, class T = real> struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Lanes {
+    T at[V];
+};
+
+typedef Lanes<WIDTH> Line;
+
+#define EACH_CASE _Pragma("unroll") for (int v = 0; v < V; v++)
+
+// Pointers into device memory, 8 bytes each, in the order of `junctor_kernels.gpu.FIELDS`; copied here before the launches
+// of a block, because constants are read without a way to memory. `smallest` holds complements, so that all extremes begin
+// as zeros and only grow. `cases` are lanes; the last of them beyond the `filled` ones repeat a case.
+struct Run {
+    const int *steps, *parents, *operands, *offsets, *span, *terms, *observed, *closing, *items;
+    const real *columns, *shared;
+    const double *scales, *leasts, *growth;
+    const short *states;
+    const double *likelihoods;
+    const index_t *rows;
+    const int *targets;
+    const real *settled;
+    real *arena, *lost, *open, *least;
+    double *scale;
+    word *largest, *smallest, *lossy;
+    real *posteriors;
+    double *parts, *found;
+    const double *fixed;
+    void *answers;
+    index_t cases, totals, closings, filled, asked, answered;
+};
+
+extern "C" {
+__constant__ Run run;
+}
+
+__device__ __forceinline__ real number(word bits) {
+#ifdef DOUBLE
+    return __longlong_as_double((long long)bits);
+#else
+    return __uint_as_float(bits);
+#endif
+}
+
+__device__ __forceinline__ word bits_of(real number) {
+#ifdef DOUBLE
+    return (word)__double_as_longlong(number);
+#else
+    return __float_as_uint(number);
+#endif
+}
+
+__device__ __forceinline__ int exponent(word largest) {
+    int biased = (int)(largest >> MANTISSA);
+    return biased > 1 ? biased : 1;
+}
+
+// The power of two that brings an entry of these bits into [0.5, 1).
+__device__ __forceinline__ real power(word largest) {
+    return number((word)(2 * BIAS + 1 - exponent(largest)) << MANTISSA);
+}
+
+template <int V, class T> __device__ __forceinline__ Lanes<V, T> load(const T *at) {
+    return *reinterpret_cast<const Lanes<V, T> *>(at);
+}
+
+template <int V, class T> __device__ __forceinline__ void store(T *at, const Lanes<V, T> &lanes) {
+    *reinterpret_cast<Lanes<V, T> *>(at) = lanes;
+}
+
+// The powers for some cases of an operand; tables that were scaled when they were made have no slot here.
+template <int V> __device__ __forceinline__ Lanes<V> powers_of(int slot, index_t b) {
+    Lanes<V> by;
+    if (slot < 0) {
+        EACH_CASE by.at[v] = 1;
+        return by;
+    }
+    const Lanes<V, word> largest = load<V>(run.largest + slot * run.cases + b);
+    EACH_CASE by.at[v] = power(largest.at[v]);
+    return by;
+}
+
+template <int V> __device__ __forceinline__ void multiply(Lanes<V> &lanes, const Lanes<V> &by) {
+    EACH_CASE lanes.at[v] *= by.at[v];
+}

@@ -1,0 +1,211 @@
+// Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
+// a lane, offsets and entries of factors the same for a whole warp.
+
+// The largest entries of some cases, and the smallest above zero.
+struct Extremes {
+    static const int V = WIDTH;
+    Line most, least;
+
+    __device__ __forceinline__ Extremes() { EACH_CASE most.at[v] = 0, least.at[v] = number(INFINITE); }
+
+    __device__ __forceinline__ void see(const Line &line) {
+        EACH_CASE {
+            const real x = line.at[v];
+            most.at[v] = x > most.at[v] ? x : most.at[v];
+            least.at[v] = x > 0 && x < least.at[v] ? x : least.at[v];
+        }
+    }
+
+    // Numbers of at least zero are ordered like their bits.
+    // Most tiles change neither extreme, and looking is cheaper than an atomic operation.
+    __device__ __forceinline__ void record(int slot, index_t b) const {
+        word *largest = run.largest + slot * run.cases + b, *smallest = run.smallest + slot * run.cases + b;
+        const Lanes<V, word> high = load<V>(largest), low = load<V>(smallest);
+        EACH_CASE if (bits_of(most.at[v]) > high.at[v]) atomicMax(largest + v, bits_of(most.at[v]));
+        EACH_CASE if (~bits_of(least.at[v]) > low.at[v]) atomicMax(smallest + v, ~bits_of(least.at[v]));
+    }
+};
+
+// The terms of one tile that a warp sums: RUN at a time, then those of all warps that share the tile, and so on. What is
+// summed joins the entry in memory, so that rounding grows with RUN plus R over RUN, not with R.
+struct Share {
+    int warp, warps;
+    Line *meeting;
+
+    __device__ __forceinline__ bool leads() const { return warp == 0; }
+
+    // Add up what the warps have summed of one entry; the sum is complete in the first of them.
+    __device__ __forceinline__ void join(Line &sum) const {
+        const int V = WIDTH;
+        if (warps == 1) return;
+        __syncthreads();
+        meeting[threadIdx.x] = sum;
+        __syncthreads();
+        if (!leads()) return;
+        for (int other = 1; other < warps; other++)
+            EACH_CASE sum.at[v] += meeting[32 * other + threadIdx.x % 32].at[v];
+    }
+
+    // Bring the sum of a round to its entry.
+    __device__ __forceinline__ void settle(real *entry, Line sum, bool again, bool last, Extremes &extremes) const {
+        const int V = WIDTH;
+        join(sum);
+        if (!leads()) return;
+        if (again) {
+            const Line before = load<V>(entry);
+            EACH_CASE sum.at[v] += before.at[v];
+        }
+        store(entry, sum);
+        if (last) extremes.see(sum);
+    }
+};
+
+// Tiles of NI x NJ kept entries: NI of them tell rows x apart, NJ those of y, which is a factor or (PAIR) rows as well.
+template <int NI, int NJ, bool PAIR>
+__device__ __forceinline__ void contract_tiles(
+    const int *step, int first, int last, index_t b, const Share &share) {
+    const int V = WIDTH;
+    const int *operands = run.operands + 3 * step[FIRST], *x_terms = run.offsets + operands[4];
+    const int *y_operand = operands + (PAIR ? 6 : 0), *y_terms = run.offsets + y_operand[1];
+    const int *x_kept = run.offsets + operands[3], *y_kept = run.offsets + y_operand[0], *out = run.offsets + step[OUT];
+    const bool listed = step[STRIDE];
+    const real *arena = run.arena + b;
+    Line x_by = powers_of<V>(operands[5], b), y_by;
+    if (PAIR) y_by = powers_of<V>(operands[8], b);
+    Extremes extremes;
+    for (int t = first; t < last; t++) {
+        const int *span = run.span + step[SPAN] + t * step[STRIDE];
+        const int begin = span[0], end = span[1];
+        int x_at[NI], y_at[NJ];
+#pragma unroll
+        for (int i = 0; i < NI; i++) x_at[i] = x_kept[(t * NI + i) * NJ];
+#pragma unroll
+        for (int j = 0; j < NJ; j++) y_at[j] = y_kept[t * NI * NJ + j];
+        int round = begin;
+        do {
+            Line sums[NI][NJ] = {};
+            const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
+#pragma unroll 2
+            for (int n = start; n < stop; n++) {
+                const int r = listed ? run.terms[n] : n, x_term = x_terms[r], y_term = y_terms[r];
+                Line x[NI];
+#pragma unroll
+                for (int i = 0; i < NI; i++) x[i] = load<V>(arena + (index_t)(x_at[i] + x_term) * run.cases);
+#pragma unroll
+                for (int i = 0; i < NI; i++) {
+                    multiply(x[i], x_by);
+                    if (PAIR) multiply(x[i], y_by);
+                }
+#pragma unroll
+                for (int j = 0; j < NJ; j++) {
+                    Line y;
+                    if (PAIR) y = load<V>(arena + (index_t)(y_at[j] + y_term) * run.cases);
+                    else y.at[0] = run.shared[y_at[j] + y_term];
+#pragma unroll
+                    for (int i = 0; i < NI; i++) EACH_CASE sums[i][j].at[v] += x[i].at[v] * y.at[PAIR ? v : 0];
+                }
+            }
+            const bool again = round > begin;
+            round += share.warps * RUN;
+            // Out of the registers, so that what follows is there once and not for every entry.
+            Line summed[NI * NJ];
+#pragma unroll
+            for (int i = 0; i < NI; i++)
+#pragma unroll
+                for (int j = 0; j < NJ; j++) summed[i * NJ + j] = sums[i][j];
+#pragma unroll 1
+            for (int n = 0; n < NI * NJ; n++) {
+                const int *at = out + t * NI * NJ + n;
+                // Where a tile is not full its last entries are repeated; a sum must join them once.
+                if ((n >= NJ && at[0] == at[-NJ]) || (n % NJ && at[0] == at[-1])) continue;
+                share.settle(run.arena + (index_t)*at * run.cases + b, summed[n], again, round >= end, extremes);
+            }
+        } while (round < end);
+    }
+    if (share.leads()) extremes.record(step[SLOT], b);
+}
+
+// Kept entries one by one, with any number of operands.
+__device__ __forceinline__ void contract_products(
+    const int *step, int first, int last, index_t b, const Share &share) {
+    const int V = WIDTH;
+    const int *operands = run.operands + 3 * step[FIRST], *out = run.offsets + step[OUT];
+    const int count = step[COUNT];
+    const bool scaled = operands[0] >= 0, listed = step[STRIDE];
+    const int *f_kept = run.offsets + (scaled ? operands[0] : 0), *f_terms = run.offsets + (scaled ? operands[1] : 0);
+    const int *x_kept = run.offsets + operands[3], *x_terms = run.offsets + operands[4];
+    const Line x_by = powers_of<V>(operands[5], b);
+    const real *arena = run.arena + b;
+    Extremes extremes;
+    for (int s = first; s < last; s++) {
+        const int *span = run.span + step[SPAN] + s * step[STRIDE];
+        const int begin = span[0], end = span[1], f_at = scaled ? f_kept[s] : 0, x_at = x_kept[s];
+        int round = begin;
+        do {
+            Line sum = {};
+            const int start = round + share.warp * RUN, stop = start + RUN < end ? start + RUN : end;
+#pragma unroll 4
+            for (int n = start; n < stop; n++) {
+                const int r = listed ? run.terms[n] : n;
+                Line x = load<V>(arena + (index_t)(x_at + x_terms[r]) * run.cases);
+                multiply(x, x_by);
+                if (scaled) {
+                    const real f = run.shared[f_at + f_terms[r]];
+                    EACH_CASE x.at[v] *= f;
+                }
+                for (int k = 2; k < count; k++) {
+                    const int *other = operands + 3 * k;
+                    const index_t row = run.offsets[other[0] + s] + run.offsets[other[1] + r];
+                    Line y = load<V>(arena + row * run.cases);
+                    multiply(y, powers_of<V>(other[2], b));
+                    multiply(x, y);
+                }
+                EACH_CASE sum.at[v] += x.at[v];
+            }
+            const bool again = round > begin;
+            round += share.warps * RUN;
+            share.settle(run.arena + (index_t)out[s] * run.cases + b, sum, again, round >= end, extremes);
+        } while (round < end);
+    }
+    if (share.leads()) extremes.record(step[SLOT], b);
+}
+
+#define TILES(i, j) \
+    case 16 * i + j: return pair ? contract_tiles<i, j, true>(step, first, last, b, share) \
+                                 : contract_tiles<i, j, false>(step, first, last, b, share);
+
+__device__ __forceinline__ void contract(
+    const int *step, int first, int last, index_t b, const Share &share) {
+    if (step[HOW] == PRODUCTS) return contract_products(step, first, last, b, share);
+    const bool pair = step[HOW] == PAIRS;
+    switch (16 * step[LINES_OF_TILE] + step[SIZE] / step[LINES_OF_TILE]) {
+        TILES(1, 2) TILES(1, 3) TILES(1, 4) TILES(1, 5) TILES(1, 6) TILES(1, 7) TILES(1, 8)
+        TILES(2, 2) TILES(2, 3) TILES(2, 4) TILES(3, 2) TILES(3, 3) TILES(4, 2)
+    }
+}
+
+// A block has an item for each of its warps, or one whose terms all of its warps share.
+extern "C" __global__ void __launch_bounds__(MANY_THREADS, MANY_BLOCKS) contract_many(int first) {
+    __shared__ Line meeting[MANY_THREADS];
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int *begin = run.items + ITEM_COLUMNS * (first + blockIdx.x * warps);
+    const bool together = begin[4] > 1;
+    const int *item = together ? begin : begin + ITEM_COLUMNS * warp;
+    if (item[0] == NOTHING || (index_t)blockIdx.y * 32 * WIDTH >= run.cases) return;
+    const Share share = {together ? warp : 0, together ? warps : 1, meeting};
+    const index_t b = ((index_t)blockIdx.y * 32 + lane) * WIDTH;
+    contract(run.steps + STEP_COLUMNS * item[1], item[2], item[3], b, share);
+}
+
+// Evidence, bounds and posteriors, beside the contractions of the same stage: they wait for memory and need few registers.
+extern "C" __global__ void __launch_bounds__(MANY_THREADS, REST_BLOCKS) rest_many(int first) {
+    __shared__ real room[MANY_THREADS / 32][64 * WIDTH];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x * (blockDim.x / 32) + warp);
+    const index_t chunk = (index_t)blockIdx.y * 32 * WIDTH;
+    if (chunk >= run.cases) return;
+    if (item[0] == MARGINAL)
+        marginal<WIDTH>(run.steps + STEP_COLUMNS * item[1], item[2], chunk, 32 * WIDTH, room[warp]);
+    else if (item[0] != NOTHING)
+        alone<WIDTH>(item, chunk + lane * WIDTH);
+}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pyarrow as pa
+from junctor.arrays import list_array
+from junctor.lending import Lender, fresh
+
+
+def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:
+    lender = Lender()
+    first = lender.lend(4096, fresh, spare=4096)
+    address = first.ctypes.data
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del first
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
+    lender = Lender()
+    memory = lender.lend(4096, fresh, spare=4096)
+    address = memory.ctypes.data
+    view = memory.view(np.float64).reshape(-1, 4)[3:5].T
+    column = list_array(memory.view(np.float32)[:64].reshape(8, 8))
+    del memory
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del view
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    table = pa.table({"column": column})
+    del column
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del table
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_no_more_stays_idle_than_is_spare() -> None:
+    lender = Lender()
+    lent = [lender.lend(1000, fresh, spare=0) for _ in range(5)]
+    lent.clear()
+    assert len(lender._idle) == 5
+    lender.lend(1000, fresh, spare=2999)
+    assert len(lender._idle) == 3  # two beside the one that is back already
+    lender.lend(1000, fresh, spare=0)
+    assert len(lender._idle) == 1
+
+
+def test_another_size_or_another_maker_gives_up_what_was_there() -> None:
+    lender = Lender()
+
+    def other(size: int) -> np.ndarray:
+        return np.full(size, 7, dtype=np.uint8)
+
+    lender.lend(1000, fresh, spare=10_000)
+    old = lender.lend(1000, fresh, spare=10_000)
+    found = lender.lend(1000, other, spare=10_000)
+    assert (found == 7).all()
+    del old
+    assert not lender._idle
+    assert lender.lend(0, fresh, spare=0).size == 0
