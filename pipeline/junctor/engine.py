@@ -219,7 +219,7 @@ class Engine:
     @property
     def _has_device(self) -> bool:
         """Whether there is a GPU for what is asked."""
-        if self.device == "cpu" or not self._has_row_engine:
+        if self.device == "cpu" or self.query.kind != "posteriors":
             return False
         return self.device != "auto" or has_gpu()
 

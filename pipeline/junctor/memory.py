@@ -46,7 +46,7 @@ STEP_SECONDS = 2e-4
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
 # Number formats that the GPU has.
-DEVICE_FORMATS = ("single", "double")
+DEVICE_FORMATS = ("single", "double", "log")
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
 

@@ -252,7 +252,7 @@ class Program:
         lowered = self.lowered[step.out]
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
-        table = self._contract(lowered.contraction, tables, algebra)
+        table = self.contract(lowered.contraction, tables, algebra)
         scaled = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), scaled.log_scale)
         if algebra.combine is np.add:
@@ -262,7 +262,8 @@ class Program:
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return Value(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
 
-    def _contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
+    def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
+        """Contract tables in NumPy, or the large ones in compiled code where there are threads for it."""
         if not self.threads:
             return reference.reduce(what, tables, algebra, self.scratch_entries)
         # Loading compiled code takes longer than a small plan.
@@ -329,7 +330,7 @@ class Program:
         lowered = contraction(
             self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
-        product = self._contract(lowered, [factor.table for factor in factors], self._wide)
+        product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
         here = lost_here(factors, 1, scaled.least, self._wide)
