@@ -44,7 +44,7 @@ class EmulatedDevice:
 
     def write_posteriors(self, work: gpu.Work, answers: np.dtype[Any]) -> None:
         run = ctypes.c_void_p(work.run.ctypes.data)
-        library(work.dtype.str).launch_write(run, answers.itemsize, gpu.WRITE_BLOCKS, gpu.WRITE_THREADS)
+        library(work.algebra).launch_write(run, answers.itemsize, gpu.WRITE_BLOCKS, gpu.WRITE_THREADS)
 
     def upload(self, host: npt.NDArray[Any], array: Any) -> None:
         array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
@@ -61,7 +61,7 @@ class EmulatedDevice:
 
 class Launches:
     def __init__(self, work: gpu.Work) -> None:
-        self._library, self._work = library(work.dtype.str), work
+        self._library, self._work = library(work.algebra), work
 
     def start(self) -> None:
         self._work.cleared.reshape(-1).view(np.uint8)[...] = 0
@@ -82,12 +82,10 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 
 
 @cache
-def library(dtype: str) -> ctypes.CDLL:
-    """Compile the kernels for a number format."""
+def library(algebra: str) -> ctypes.CDLL:
+    """Compile the kernels in an algebra."""
     folder = Path(mkdtemp(prefix="junctor-emulated-"))
-    code = "\n".join(
-        [(HERE / "emulated.h").read_text(), gpu.source(np.dtype(dtype)), (HERE / "emulated_launch.h").read_text()]
-    )
+    code = "\n".join([(HERE / "emulated.h").read_text(), gpu.source(algebra), (HERE / "emulated_launch.h").read_text()])
     (folder / "kernels.cpp").write_text(code)
     command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
     subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)

@@ -22,7 +22,7 @@ from junctor.propagation import Block, Outcome, Program
 from junctor_kernels.axes import contraction
 from junctor_kernels.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algebra
 
-TOLERANCE = {"double": 1e-12, "single": 2e-6, "max": 1e-12}
+TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 2e-6, "max": 1e-12}
 
 
 def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tuple[Pattern, Block]:

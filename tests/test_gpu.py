@@ -23,7 +23,7 @@ from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Program
 from junctor.query import Precision, Query
 from junctor_kernels import gpu
-from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 from test_compiled import blocks_of, compare, questions
 
 DEVICES = [
@@ -37,7 +37,7 @@ DEVICES = [
     pytest.param(gpu.CudaDevice, marks=pytest.mark.gpu, id="cuda"),
 ]
 ON = pytest.mark.parametrize("device", DEVICES)
-FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
+FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -143,7 +143,7 @@ def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
 
 
 @ON
-@pytest.mark.parametrize("precision", ["single", "double"])
+@pytest.mark.parametrize("precision", ["single", "double", "log"])
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("room", [1 << 24, 1 << 18])
 def test_the_engine_answers_as_on_the_cpu(

@@ -19,6 +19,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.query import Query
+from junctor_kernels import entries
 
 
 def observed(network: Network, rows: int, every: int) -> EvidenceBatch:
@@ -71,6 +72,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     if compiled:
         monkeypatch.setattr(engine_module, "COMPILED_SECONDS", -1)
         monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+        monkeypatch.setattr(entries, "PREPARED", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     batch = observed(network, 80, every=4)
     allowed = least(network, query, batch) + spare
@@ -80,6 +82,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     answers, peak = measured(engine, batch)
     prepared = next(iter(engine._prepared.values()))
     assert (prepared.memory.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")
+    assert (prepared.memory.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")
     projected = max(prepared.memory.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
     assert projected <= allowed
     assert peak <= projected

@@ -67,20 +67,22 @@ _HERE = (
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "WRITE_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
 )
-# Files of the source, in their order.
-_FILES = ("common.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
+# What comes first in the source for each algebra, and the files of the source in their order; log space has no warps
+# over cases.
+_DEFINED = {"single": "", "double": "#define DOUBLE\n", "log": "#define DOUBLE\n#define LOGS\n"}
+_FILES = ("common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
 
 Array = Any
 
 
-def source(dtype: np.dtype[Any]) -> str:
-    """Return the CUDA C++ source of all kernels in a number format (float32 or float64)."""
+def source(algebra: str) -> str:
+    """Return the CUDA C++ source of all kernels in an algebra: "single", "double", or "log" (in double precision)."""
     values = {name: getattr(layout, name) for name in _NAMES}
     values |= {name: globals()[name] for name in _HERE}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
-    double = "#define DOUBLE\n" if dtype.itemsize == 8 else ""
-    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in _FILES]
-    return "\n".join([f"{double}enum {{ {constants} }};", *texts])
+    files = [file for file in _FILES if algebra != "log" or file != "many.cu"]
+    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in files]
+    return "\n".join([f"{_DEFINED[algebra]}enum {{ {constants} }};", *texts])
 
 
 def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -106,7 +108,7 @@ class Work(NamedTuple):
     cases, as many as a warp takes at once.
     """
 
-    dtype: np.dtype[Any]
+    algebra: str
     run: Array
     cleared: Array
     stages: Sequence[Stage]
@@ -227,7 +229,7 @@ class CudaDevice:
 
     def enqueue(self, work: Work) -> None:
         """Enqueue the work of a plan; launches of a stage beside each other."""
-        module = _module(self.number, work.dtype.str)
+        module = _module(self.number, work.algebra)
         module.get_global("run").copy_from_device_async(work.run.data, work.run.nbytes, self._work)
         work.cleared.data.memset_async(0, work.cleared.nbytes, self._work)
         for number, stage in enumerate(work.stages):
@@ -260,7 +262,7 @@ class CudaDevice:
     def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
         """Enqueue the way of a block's posteriors to the answers, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self._event()))
-        kernel = _module(self.number, work.dtype.str).get_function(WRITERS[answers.itemsize])
+        kernel = _module(self.number, work.algebra).get_function(WRITERS[answers.itemsize])
         with self._out:
             kernel((WRITE_BLOCKS,), (WRITE_THREADS,), (work.run,))
 
@@ -300,9 +302,9 @@ class _Graph:
 
 
 @cache
-def _module(number: int, dtype: str) -> Any:
+def _module(number: int, algebra: str) -> Any:
     import cupy
 
     # A module belongs to the device on which it was loaded.
     with cupy.cuda.Device(number):
-        return cupy.RawModule(code=source(np.dtype(dtype)), options=("-std=c++17",))
+        return cupy.RawModule(code=source(algebra), options=("-std=c++17",))

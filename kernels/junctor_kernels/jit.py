@@ -11,17 +11,23 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 
-def jit(function: Any, fastmath: Any = False) -> Any:
+def jit(function: Any, fastmath: Any = False, inside: bool = False) -> Any:
     """Return `function` compiled without the interpreter lock, kept on disk where there is a place for it.
 
-    fastmath: the liberties that may be taken with IEEE arithmetic, as Numba takes them; none by default.
+    fastmath: the liberties that may be taken with IEEE arithmetic, as Numba takes them; none by default. inside: a
+    part of whoever calls it, so that what it is given and returns stays in registers.
     """
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, "forceinline": inside}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:
         # Nowhere to keep compiled code: neither beside the module nor in the user's cache directory.
         return numba.njit(**options)(function)
+
+
+def inside(function: Any) -> Any:
+    """Return `function` compiled as a part of whoever calls it."""
+    return jit(function, inside=True)
 
 
 def _lowest_bit(_typing: Any, _word: Any) -> Any:

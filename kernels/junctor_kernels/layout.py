@@ -15,6 +15,8 @@ SIZE, LINES_OF_TILE = 14, 15
 # ... and what some of them are for a slice: its columns and variables, and where its columns and their facts lie.
 COLUMNS, OBSERVED, VARIABLES, PLACE, FACTS = TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT
 STEP_COLUMNS = 16
+# Bytes that contractions over entries take beside their tables: for all of them, and for every thread.
+ENTRIES_BYTES, ENTRIES_THREAD_BYTES = 1 << 24, 6 << 20
 # Rows of `bounds` for every slot: log scale, the two bounds of `junctor.propagation`, the smallest entry above zero.
 SCALE, LOST, STILL_OPEN, LEAST = 0, 1, 2, 3
 # Rows of `lanes`: temporaries of one number a case.

@@ -55,15 +55,61 @@ def _store(_typing: Any, array: Any, _index: Any, vector: Any) -> Any:
     return types.void(array, types.intp, vector), code
 
 
+def _load_at(_typing: Any, number: Any, _address: Any) -> Any:
+    """Return the vector of numbers, of the type of `number`, that starts at an address."""
+    vector = Vector(number)
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[1], context.get_value_type(vector).as_pointer())
+        return builder.load(place, align=number.bitwidth // 8)
+
+    return vector(number, types.intp), code
+
+
+def _store_at(_typing: Any, _address: Any, vector: Any) -> Any:
+    """Write a vector to an address."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> None:
+        place = builder.inttoptr(args[0], args[1].type.as_pointer())
+        builder.store(args[1], place, align=vector.dtype.bitwidth // 8)
+
+    return types.void(types.intp, vector), code
+
+
+def _spread_at(_typing: Any, number: Any, _address: Any) -> Any:
+    """Return a vector that is everywhere the number, of the type of `number`, at an address."""
+    vector = Vector(number)
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[1], context.get_value_type(number).as_pointer())
+        return _splat(builder, builder.load(place), context.get_value_type(vector))
+
+    return vector(number, types.intp), code
+
+
+def _pick_at(_typing: Any, number: Any, _address: Any, _offsets: Any) -> Any:
+    """Return the numbers, of the type of `number`, at an address plus offsets in bytes, int64 at another address."""
+    vector = Vector(number)
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        offsets = builder.inttoptr(args[2], args[1].type.as_pointer())
+        result = ir.Constant(context.get_value_type(vector), ir.Undefined)
+        for lane in range(vector.lanes):
+            here = ir.Constant(ir.IntType(32), lane)
+            address = builder.add(args[1], builder.load(builder.gep(offsets, [here])))
+            place = builder.inttoptr(address, context.get_value_type(number).as_pointer())
+            result = builder.insert_element(result, builder.load(place), here)
+        return result
+
+    return vector(number, types.intp, types.intp), code
+
+
 def _spread(_typing: Any, number: Any) -> Any:
     """Return a vector that is `number` everywhere."""
     vector = Vector(number)
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        nothing = ir.Constant(kind, ir.Undefined)
-        first = builder.insert_element(nothing, args[0], ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), None))
+        return _splat(builder, args[0], context.get_value_type(vector))
 
     return vector(number), code
 
@@ -102,8 +148,10 @@ def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
 
 
 load, store, spread, multiply_add = intrinsic(_load), intrinsic(_store), intrinsic(_spread), intrinsic(_multiply_add)
+load_at, spread_at, pick_at, store_at = (intrinsic(each) for each in (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
+divide = _elementwise("divide", lambda builder, one, other: builder.fdiv(one, other), "Return one / other.")
 multiply = _elementwise("multiply", lambda builder, one, other: builder.fmul(one, other), "Return one * other.")
 larger = _elementwise("larger", _larger, "Return the larger of each pair.")
 least_above_zero = _elementwise("least_above_zero", _least_above_zero, "Return `other` where it is in (0, least).")
@@ -112,3 +160,9 @@ least_above_zero = _elementwise("least_above_zero", _least_above_zero, "Return `
 def _place(context: Any, builder: Any, kind: Any, args: Any, vector: Any) -> Any:
     array = context.make_array(kind)(context, builder, args[0])
     return builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
+
+
+def _splat(builder: Any, number: Any, vector: Any) -> Any:
+    nothing = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), None))

@@ -23,7 +23,7 @@ from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
 from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.memory import Memory, Prepared
+from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -55,6 +55,8 @@ DISTINCT_SHARE = 0.25
 # Seconds of work in NumPy from which compiled code, ten times faster, pays for being loaded (half a second; some more
 # the first time on a machine).
 COMPILED_SECONDS = 1.0
+# How much longer NumPy takes in log space.
+LOG_SECONDS = 8.0
 # Rows that a GPU answers in the time of one on a core.
 DEVICE_GAIN = 64
 
@@ -193,9 +195,9 @@ class Engine:
             return True
         seconds = 0.0
         for group in groups:
-            to_come = self.to_come(batch, group.answered)
-            seconds += to_come * self._plain_seconds(group.pattern, self.uses(group, batch))
-        return seconds > COMPILED_SECONDS
+            once, each = self._plain_seconds(group.pattern, self.uses(group, batch))
+            seconds += once + self.to_come(batch, group.answered) * each
+        return seconds * (LOG_SECONDS if self.ladder == LADDERS["log"] else 1) > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
@@ -210,9 +212,14 @@ class Engine:
         return self.to_come(batch, group.answered) if group.patterns == 1 else group.answered
 
     @cached_property
-    def _plain_seconds(self) -> Callable[[Pattern, int], float]:
-        """What a row of a plan takes in NumPy; kept, because the next batch asks again."""
-        return lru_cache(KEPT_PLANS)(lambda pattern, uses: plain_seconds(self.plan(pattern, uses)))
+    def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
+        """What a plan takes in NumPy, once and for each row; kept, because the next batch asks again."""
+
+        def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
+            plan = self.plan(pattern, uses)
+            return min(plan.shared_operations, 10**30) * OPERATION_SECONDS, plain_seconds(plan)
+
+        return lru_cache(KEPT_PLANS)(seconds)
 
     @property
     def _has_row_engine(self) -> bool:
@@ -221,7 +228,7 @@ class Engine:
     @property
     def _has_device(self) -> bool:
         """Whether there is a GPU for what is asked."""
-        if self.device == "cpu" or not self._has_row_engine:
+        if self.device == "cpu" or self.query.kind != "posteriors":
             return False
         return self.device != "auto" or has_gpu()
 

@@ -119,7 +119,7 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
         copied = 0 if group.few is None else group.few.nbytes + rows * width
         projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
     operations = plan.shared_operations + rows * plan.case_operations
-    seconds = seconds_of(operations, len(group.rows), memory.lanes > 0)
+    seconds = seconds_of(operations, len(group.rows), memory.lanes + memory.entry_threads > 0)
     return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
 
 

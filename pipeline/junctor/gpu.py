@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import FIELDS, LANE_BYTES, MOST_OPERANDS, PARTS, WARP, Array, Device, Work, run_record
 from junctor_kernels.layout import Code
+from junctor_kernels.reference import LOG
 
 from junctor.answers import Answers, sources_of
 from junctor.gpu_items import closing_of, items_of, too_many_operands
@@ -30,6 +31,8 @@ STAGE_SECONDS = 6e-5
 # Cases of a block: more gain nothing, and about a quarter of a batch lets its answers go out beside the next one.
 MOST_CASES, FEWEST_CASES = 1 << 14, 1 << 12
 BLOCKS = 4
+# Cases of a block in log space, which has threads over entries only.
+LOG_CASES = 256
 # Numbers of states, as the kernels read them.
 STATES = np.int16
 # Arrays begin at multiples of so many bytes.
@@ -39,7 +42,7 @@ Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 
 class GpuProgram:
-    """Runs blocks of cases of a program on a device, sum-product in single or double precision.
+    """Runs blocks of cases of a program on a device: sum-product in single or double precision, or in log space.
 
     rows: how many cases there are in all. host: bytes that evidence and answers on their way may take in this process.
     Blocks have `cases` cases at the most, as many as both memories allow. Few cases spread over the threads of entries
@@ -56,8 +59,10 @@ class GpuProgram:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
-        most = min(self._most_cases(host, places[1]), max(FEWEST_CASES, -(-rows // BLOCKS)))
-        self.many = most >= chunk and not self._is_few(rows, stages.count, chunk)
+        logs = program.algebra is LOG
+        most = LOG_CASES if logs else max(FEWEST_CASES, -(-rows // BLOCKS))
+        most = min(self._most_cases(host, places[1]), most)
+        self.many = most >= chunk and not logs and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
@@ -200,7 +205,7 @@ class _Place:
         self._record[:] = record.view(np.uint8)
         self.run = self._device.put(self._record)
         chunks = program.cases // program.chunk if program.many else 1
-        self.work = Work(self._dtype, self.run, program._arrays["extremes"], program.stages, chunks)
+        self.work = Work(program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks)
         self.replay = self._device.replay(self.work)
 
     def _fields(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from junctor_kernels import reference
+from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
 from junctor.model import Network
@@ -39,11 +40,13 @@ STEP_BYTES = 4096
 CASE_NUMBERS = 64
 # Seconds that it takes to lower a step of a plan for the compiled backend.
 LOWERING_SECONDS = 3e-5
+# Seconds that a step takes where contractions go over entries: its preparation, scales and bounds in NumPy.
+STEP_SECONDS = 2e-4
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
 # Number formats that the GPU has.
-DEVICE_FORMATS = ("single", "double")
+DEVICE_FORMATS = ("single", "double", "log")
 # The smallest scratch that a contraction is given when memory is short.
 LEAST_SCRATCH = 1024
 
@@ -55,7 +58,8 @@ class Memory:
     """Bytes of a plan: `fixed` for its programs, and so many for each case of a block; `fit` settles the rest.
 
     formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
-    has. lanes: cases of its blocks, 0 where NumPy does the work. threads: how many of its blocks are under way at once.
+    has. lanes: cases of its blocks, 0 where it does nothing. threads: how many of its blocks are under way at once.
+    entry_threads: of contractions over entries where there are no lanes, 0 where NumPy does the work.
     room: bytes that the compiled backend may take, or evidence and answers on their way to and from a GPU.
     """
 
@@ -67,6 +71,7 @@ class Memory:
     rows: int = 1
     lanes: int = 0
     threads: int = 1
+    entry_threads: int = 0
     fixed: int = field(init=False)
     room: int = field(init=False, default=0)
 
@@ -101,6 +106,10 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
+        self.entry_threads = max(0, min(threads, (spare // 2 - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
+        if not to_come or self.plan.traceback:
+            self.entry_threads = 0
+        spare -= self._entries_bytes
         self.room = spare // 2
         self._fit_lanes(to_come, threads)
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
@@ -112,11 +121,19 @@ class Memory:
         operations = min(rows * self.plan.case_operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
+        if self.entry_threads and self._entries_are_faster(rows):
+            return
         room = (self.room - self._lowered) // self._lane_bytes
         self.threads = max(1, min(threads, room // LANE))
         lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES))
         lanes = min(lanes, padded(-(-self.rows // self.threads)), room // self.threads) // LANE * LANE
         self.lanes = max(0, lanes)
+
+    def _entries_are_faster(self, rows: int) -> bool:
+        """Tell whether loops over entries are faster for so many rows than those over the lanes of a block."""
+        each = min(self.plan.case_operations, 10**30) * COMPILED_OPERATION_SECONDS
+        lanes = padded(min(self.rows, rows)) * each + len(self.plan.steps) * LOWERING_SECONDS
+        return rows < LANE and rows * each + len(self.plan.steps) * STEP_SECONDS < lanes
 
     @cached_property
     def _lane_bytes(self) -> int:
@@ -131,14 +148,18 @@ class Memory:
         """Return how many cases of a number format fit in a block."""
         # Not what the compiled backend takes, but what it may: threads must not change a block, nor its rounding.
         compiled = self.room if self.lanes else 0
-        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - compiled
+        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - self._entries_bytes - compiled
         each = self._case_bytes(itemsize)
         return max(1, min(free // each, BLOCK_BYTES // each, MOST_CASES, self.scratch, self.rows))
 
     def projected(self, itemsize: int) -> int:
         """Return the peak bytes of a run with blocks of `cases(itemsize)`."""
         blocks = self.cases(itemsize) * self._case_bytes(itemsize)
-        return self.fixed + self._scratch_bytes(self.scratch) + self._compiled_bytes + blocks
+        return self.fixed + self._scratch_bytes(self.scratch) + self._entries_bytes + self._compiled_bytes + blocks
+
+    @property
+    def _entries_bytes(self) -> int:
+        return ENTRIES_BYTES + self.entry_threads * ENTRIES_THREAD_BYTES if self.entry_threads else 0
 
     @property
     def _compiled_bytes(self) -> int:
@@ -203,8 +224,9 @@ class Prepared:
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""
         if algebra.name not in self._programs:
-            self._programs[algebra.name] = Program(self.plan, self.network, algebra)
+            self._programs[algebra.name] = Program(self.plan, self.network, algebra, self.memory.entry_threads)
         program = self._programs[algebra.name]
+        program.threads = self.memory.entry_threads
         program.scratch_entries = self.memory.scratch
         return program
 

@@ -125,12 +125,16 @@ class Lowered:
 
 
 class Program:
-    """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done."""
+    """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done.
+
+    threads: that large contractions take in compiled code, over entries; 0 where NumPy does all of the work.
+    """
 
     @collector_paused()
-    def __init__(self, plan: Plan, network: Network, algebra: Algebra) -> None:
+    def __init__(self, plan: Plan, network: Network, algebra: Algebra, threads: int = 0) -> None:
         self.plan = plan
         self.algebra = algebra
+        self.threads = threads
         self.scratch_entries = reference.SCRATCH_ENTRIES
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
@@ -260,7 +264,7 @@ class Program:
         lowered = self.lowered[step.out]
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
-        table = reference.reduce(lowered.contraction, tables, algebra, self.scratch_entries)
+        table = self.contract(lowered.contraction, tables, algebra)
         scaled = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), scaled.log_scale)
         if algebra.combine is np.add:
@@ -269,6 +273,15 @@ class Program:
         lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return Value(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
+
+    def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
+        """Contract tables in NumPy, or the large ones in compiled code where there are threads for it."""
+        if not self.threads:
+            return reference.reduce(what, tables, algebra, self.scratch_entries)
+        # Loading compiled code takes longer than a small plan.
+        from junctor_kernels import entries
+
+        return entries.reduce(what, tables, algebra, self.threads)
 
     def _losses(self, lowered: Lowered, operands: Sequence[Value], here: Floats) -> tuple[Floats, Floats]:
         """Return the bounds on everything lost so far and on what no edge closes, before rescaling.
@@ -329,7 +342,7 @@ class Program:
         lowered = contraction(
             self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
         )
-        product = reference.reduce(lowered, [factor.table for factor in factors], self._wide, self.scratch_entries)
+        product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
         here = lost_here(factors, 1, scaled.least, self._wide)

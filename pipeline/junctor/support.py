@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from junctor.propagation import Program
 
 Mask = npt.NDArray[np.bool_]
+Contract = Callable[[Contraction, Sequence[npt.NDArray[Any]], reference.Algebra], npt.NDArray[Any]]
 
 # Terms that a program may list for the compiled backend, and entries that are looked at together for that.
 MOST_LISTED = 1 << 22
@@ -66,14 +67,14 @@ def _terms(step: Reduce, program: Program, tables: Mapping[int, Mask]) -> npt.ND
     masks = [tables[operand] for operand in program.lowered[step.out].operands]
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
         return _small_counts(what, tuple(mask.tobytes() for mask in masks))
-    return _counts(what, masks, program.scratch_entries)
+    return _counts(what, masks, program.contract)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _small_counts(what: Contraction, masks: tuple[bytes, ...]) -> npt.NDArray[np.floating]:
-    return _counts(what, [np.frombuffer(mask, dtype=np.bool_) for mask in masks], SMALL_CONTRACTION)
+    return _counts(what, [np.frombuffer(mask, dtype=np.bool_) for mask in masks], reference.reduce)
 
 
-def _counts(what: Contraction, masks: Sequence[Mask], scratch_entries: int) -> npt.NDArray[np.floating]:
+def _counts(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
     ones = [mask.astype(np.float64)[:, None] for mask in masks]
-    return reference.reduce(what, ones, reference.DOUBLE, scratch_entries)[:, 0]
+    return contract(what, ones, reference.DOUBLE)[:, 0]

@@ -8,9 +8,11 @@
 //     answers.cu   write_single, write_double: the way out, beside the next block.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
-// [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies.
+// [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space that
+// entry is subtracted (algebra.cu), and nothing is ever lost; few.cu does all of it.
 //
-// In the source come first `#define DOUBLE` or nothing, then the constants of `layout.py` and `gpu.py` as an enum.
+// In the source come first `#define DOUBLE`, `#define DOUBLE` and `#define LOGS`, or nothing, then the constants of
+// `layout.py` and `gpu.py` as an enum.
 
 #ifdef DOUBLE
 typedef double real;
@@ -85,36 +87,10 @@ __device__ __forceinline__ word bits_of(real number) {
 #endif
 }
 
-__device__ __forceinline__ int exponent(word largest) {
-    int biased = (int)(largest >> MANTISSA);
-    return biased > 1 ? biased : 1;
-}
-
-// The power of two that brings an entry of these bits into [0.5, 1).
-__device__ __forceinline__ real power(word largest) {
-    return number((word)(2 * BIAS + 1 - exponent(largest)) << MANTISSA);
-}
-
 template <int V, class T> __device__ __forceinline__ Lanes<V, T> load(const T *at) {
     return *reinterpret_cast<const Lanes<V, T> *>(at);
 }
 
 template <int V, class T> __device__ __forceinline__ void store(T *at, const Lanes<V, T> &lanes) {
     *reinterpret_cast<Lanes<V, T> *>(at) = lanes;
-}
-
-// The powers for some cases of an operand; tables that were scaled when they were made have no slot here.
-template <int V> __device__ __forceinline__ Lanes<V> powers_of(int slot, index_t b) {
-    Lanes<V> by;
-    if (slot < 0) {
-        EACH_CASE by.at[v] = 1;
-        return by;
-    }
-    const Lanes<V, word> largest = load<V>(run.largest + slot * run.cases + b);
-    EACH_CASE by.at[v] = power(largest.at[v]);
-    return by;
-}
-
-template <int V> __device__ __forceinline__ void multiply(Lanes<V> &lanes, const Lanes<V> &by) {
-    EACH_CASE lanes.at[v] *= by.at[v];
 }

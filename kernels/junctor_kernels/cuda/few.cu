@@ -20,7 +20,7 @@ __device__ __forceinline__ void wait_for_the_stage_before() {
 // of operands where it is known to the compiler, else 0. What is read before the wait is the same for every block of cases.
 template <int K>
 __device__ __forceinline__ void contract_few(
-    const int *step, const int *operands, int first, int last, int split, bool along, real *partial) {
+    const int *step, const int *operands, int first, int last, int split, bool along, Sum *partial) {
     const int *out = run.offsets + step[OUT];
     const int count = K ? K : step[COUNT];
     const int groups = blockDim.x / split, me = threadIdx.x;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void contract_few(
     const bool listed = step[STRIDE], scaled = operands[0] >= 0;
     for (int start = 0; start < entries; start += groups) {
         const int e = start + group, s = first + e / cases, b = e % cases;
-        real sum = 0;
+        Sum sum;
         const int *span = run.span + step[SPAN] + s * step[STRIDE];
         if (e < entries) {
             const int *terms[K ? K : MOST_OPERANDS];
@@ -43,38 +43,35 @@ __device__ __forceinline__ void contract_few(
             const int begin = span[0] + share, end = span[1];
             wait_for_the_stage_before();
 #pragma unroll
-            for (int k = scaled ? 0 : 1; k < count; k++) by[k] = powers_of<1>(operands[3 * k + 2], b).at[0];
+            for (int k = scaled ? 0 : 1; k < count; k++) by[k] = scaling_of<1>(operands[3 * k + 2], b).at[0];
             for (int start = begin; start < end; start += RUN * split) {
                 const int stop = start + RUN * split < end ? start + RUN * split : end;
-                real part = 0;
+                Sum part;
 #pragma unroll 4
                 for (int n = start; n < stop; n += split) {
                     const int r = listed ? run.terms[n] : n;
-                    real x = scaled ? run.shared[at[0] + terms[0][r]] : (real)1;
+                    real x = scaled ? run.shared[at[0] + terms[0][r]] : (real)NEUTRAL;
 #pragma unroll
                     for (int k = 1; k < count; k++)
-                        x *= run.arena[(index_t)(at[k] + terms[k][r]) * cases + b] * by[k];
-                    part += x;
+                        x = combine(x, combine(run.arena[(index_t)(at[k] + terms[k][r]) * cases + b], by[k]));
+                    part.add(x);
                 }
-                sum += part;
+                sum.add(part);
             }
         }
         if (split > 1) {
             partial[me] = sum;
             __syncthreads();
             for (int half = split / 2; half; half /= 2) {
-                if (share < half) partial[me] += partial[me + (along ? half : half * groups)];
+                if (share < half) partial[me].add(partial[me + (along ? half : half * groups)]);
                 __syncthreads();
             }
             sum = partial[me];
             __syncthreads();
         }
         if (e < entries && share == 0) {
-            run.arena[(index_t)out[s] * cases + b] = sum;
-            const index_t slot = step[SLOT] * run.cases + b;
-            // Most entries change neither: reading is cheaper than an atomic operation on one place for all of them.
-            if (bits_of(sum) > run.largest[slot]) atomicMax(run.largest + slot, bits_of(sum));
-            if (sum > 0 && ~bits_of(sum) > run.smallest[slot]) atomicMax(run.smallest + slot, ~bits_of(sum));
+            run.arena[(index_t)out[s] * cases + b] = sum.value();
+            record(step[SLOT], b, sum.value());
         }
     }
 }
@@ -96,7 +93,7 @@ __device__ __forceinline__ void finish_together(Finding<1> *meeting) {
 
 extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int first) {
     __shared__ double room[3 * FEW_THREADS];
-    real *partial = reinterpret_cast<real *>(room);
+    Sum *partial = reinterpret_cast<Sum *>(room);
     const int *item = run.items + ITEM_COLUMNS * (first + blockIdx.x);
     const int *step = run.steps + STEP_COLUMNS * item[1];
     let_the_next_stage_begin();
@@ -104,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int firs
     if (item[0] == MARGINAL) {
         if (threadIdx.x < 32)
             for (int chunk = 0; chunk < run.cases; chunk += 32)
-                marginal<1>(step, item[2], chunk, run.cases - chunk < 32 ? run.cases - chunk : 32, partial);
+                marginal<1>(step, item[2], chunk, run.cases - chunk < 32 ? run.cases - chunk : 32,
+                            reinterpret_cast<real *>(room));
         return;
     }
     if (item[0] == FINISH) return finish_together(reinterpret_cast<Finding<1> *>(room));

@@ -70,8 +70,8 @@ __device__ __forceinline__ void contract_tiles(
     const int *x_kept = run.offsets + operands[3], *y_kept = run.offsets + y_operand[0], *out = run.offsets + step[OUT];
     const bool listed = step[STRIDE];
     const real *arena = run.arena + b;
-    Line x_by = powers_of<V>(operands[5], b), y_by;
-    if (PAIR) y_by = powers_of<V>(operands[8], b);
+    Line x_by = scaling_of<V>(operands[5], b), y_by;
+    if (PAIR) y_by = scaling_of<V>(operands[8], b);
     Extremes extremes;
     for (int t = first; t < last; t++) {
         const int *span = run.span + step[SPAN] + t * step[STRIDE];
@@ -134,7 +134,7 @@ __device__ __forceinline__ void contract_products(
     const bool scaled = operands[0] >= 0, listed = step[STRIDE];
     const int *f_kept = run.offsets + (scaled ? operands[0] : 0), *f_terms = run.offsets + (scaled ? operands[1] : 0);
     const int *x_kept = run.offsets + operands[3], *x_terms = run.offsets + operands[4];
-    const Line x_by = powers_of<V>(operands[5], b);
+    const Line x_by = scaling_of<V>(operands[5], b);
     const real *arena = run.arena + b;
     Extremes extremes;
     for (int s = first; s < last; s++) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void contract_products(
                     const int *other = operands + 3 * k;
                     const index_t row = run.offsets[other[0] + s] + run.offsets[other[1] + r];
                     Line y = load<V>(arena + row * run.cases);
-                    multiply(y, powers_of<V>(other[2], b));
+                    multiply(y, scaling_of<V>(other[2], b));
                     multiply(x, y);
                 }
                 EACH_CASE sum.at[v] += x.at[v];

@@ -5,7 +5,7 @@ template <int V> __device__ __forceinline__ void remember(const Lanes<V> &lost, 
     EACH_CASE if (lost.at[v] != 0) run.lossy[b + v] = 1;
 }
 
-// What a table lost to the format itself.
+// What a table lost to the format itself; logarithms lose nothing, their `least` is 1.
 template <int V>
 __device__ __forceinline__ void set_bounds(
     int slot, index_t b, const Lanes<V, double> &scale, const Lanes<V> &least) {
@@ -54,15 +54,32 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
     }
     EACH_CASE scale.at[v] = log(largest.at[v]);
     EACH_CASE if (!(largest.at[v] > 0)) largest.at[v] = 1;
-    EACH_CASE least.at[v] = lowest[v] < largest.at[v] ? (real)(lowest[v] / largest.at[v]) : (real)1;
+    EACH_CASE least.at[v] = !LOSSLESS && lowest[v] < largest.at[v] ? (real)(lowest[v] / largest.at[v]) : (real)1;
     for (int e = 0; e < step[ENTRIES]; e++) {
         const Lanes<V, double> value = load<V>(given + e * run.cases);
         Lanes<V> line;
-        EACH_CASE line.at[v] = (real)(value.at[v] / largest.at[v]);
+        EACH_CASE line.at[v] = brought_in(value.at[v], largest.at[v]);
         store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
     }
     set_bounds(step[SLOT], b, scale, least);
 }
+
+#ifdef LOGS
+
+// Add up the scales of the operands; that of a total is its logarithm.
+template <int V> __device__ __forceinline__ void bound(const int *step, bool total, index_t b) {
+    const Lanes<V, word> largest = load<V>(run.largest + step[SLOT] * run.cases + b);
+    Lanes<V, double> scale;
+    Lanes<V> least;
+    EACH_CASE scale.at[v] = total ? of_rank(largest.at[v]) : log_divisor(largest.at[v]), least.at[v] = 1;
+    for (int k = step[FIRST_PARENT]; k < step[FIRST_PARENT] + step[PARENTS]; k++) {
+        const Lanes<V, double> its_scale = load<V>(run.scale + run.parents[2 * k] * run.cases + b);
+        EACH_CASE scale.at[v] += its_scale.at[v];
+    }
+    set_bounds(step[SLOT], b, scale, least);
+}
+
+#else
 
 // Add up the scales of the operands and bound what was lost, as `junctor.propagation` says.
 template <int V> __device__ __forceinline__ void bound(const int *step, bool total, index_t b) {
@@ -71,8 +88,8 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
     Lanes<V, double> scale;
     Lanes<V> least, product, messages = {}, handed_on = {}, here = {};
     EACH_CASE {
-        scale.at[v] = (exponent(bits.at[v]) - BIAS) * LOG_2;
-        least.at[v] = ~small.at[v] < INFINITE ? number(~small.at[v]) * power(bits.at[v]) : (real)1;
+        scale.at[v] = log_divisor(bits.at[v]);
+        least.at[v] = ~small.at[v] < INFINITE ? number(~small.at[v]) * scaling(bits.at[v]) : (real)1;
         least.at[v] = least.at[v] < 1 ? least.at[v] : (real)1;
         product.at[v] = 1;
     }
@@ -97,7 +114,7 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
     Lanes<V> lost, open;
     EACH_CASE {
         const real largest = number(bits.at[v]);
-        if (total) scale.at[v] += log((double)(largest * power(bits.at[v])));
+        if (total) scale.at[v] += log((double)(largest * scaling(bits.at[v])));
         const real lowest = product.at[v] < least.at[v] ? product.at[v] : least.at[v];
         if (lowest < (real)TINY) here.at[v] += step[PARENTS] * (real)TINY * step[TERMS];
         const bool lossless = messages.at[v] == 0 && here.at[v] == 0 && handed_on.at[v] == 0;
@@ -112,6 +129,8 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
     remember(lost, b);
 }
 
+#endif
+
 // The posteriors of a warp's cases lie side by side: [variable] [case] [state]. Lanes first sum their own cases, then
 // write neighbouring numbers, whatever case they belong to. `room` holds two numbers for each of the warp's cases.
 template <int V>
@@ -121,20 +140,20 @@ __device__ __forceinline__ void marginal(const int *step, int row, index_t chunk
     const real *table = run.arena + (index_t)step[ROW] * run.cases + chunk;
     real *by = room, *totals = room + 32 * V;
     if (lane * V < cases) {
-        const Lanes<V> powers = powers_of<V>(slot, chunk + lane * V);
+        const Lanes<V> scales = scaling_of<V>(slot, chunk + lane * V);
         Lanes<V> total = {};
         for (int e = 0; e < entries; e++) {
             const Lanes<V> line = load<V>(table + e * run.cases + lane * V);
-            EACH_CASE total.at[v] += line.at[v] * powers.at[v];
+            EACH_CASE total.at[v] += plain(combine(line.at[v], scales.at[v]));
         }
-        store(by + lane * V, powers);
+        store(by + lane * V, scales);
         store(totals + lane * V, total);
     }
     __syncwarp();
     real *out = run.posteriors + row * run.cases + chunk * entries;
     for (int n = lane; n < cases * entries; n += 32) {
         const int b = n / entries, e = n % entries;
-        out[n] = table[e * run.cases + b] * by[b] / totals[b];
+        out[n] = plain(combine(table[e * run.cases + b], by[b])) / totals[b];
     }
     __syncwarp();
 }
