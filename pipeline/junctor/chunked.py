@@ -75,7 +75,8 @@ class ChunkedProgram:
     """A cut plan bound to the numbers of a network in one algebra; answers one case at a time.
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
-    done at once, each within the working memory of the plan.
+    done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
+    task; 0 where NumPy does all of the work.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class ChunkedProgram:
         scratch: int = reference.SCRATCH_ENTRIES,
         folder: Path | None = None,
         threads: int = 1,
+        entry_threads: int = 0,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
-        self.scratch, self.folder, self.threads = scratch, folder, threads
+        self.scratch, self.folder, self.threads, self.entry_threads = scratch, folder, threads, entry_threads
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
@@ -151,6 +153,14 @@ class ChunkedProgram:
         difference = logs[total] - one.log_scale - other.log_scale
         return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
 
+    def reduce(self, what: Contraction, operands: Sequence[Array]) -> Array:
+        """Contract parts of tables, in compiled code where that pays."""
+        if self.entry_threads:
+            from junctor_kernels import entries
+
+            return entries.reduce(what, operands, self.algebra, self.entry_threads)
+        return reference.reduce(what, operands, self.algebra, self.scratch)
+
     def _lower(self, each: Pass, step: Reduce) -> _Task:
         tables = self.plan.tables
         operands = tuple(sorted(step.operands, key=lambda table: tables[table].entries))
@@ -175,7 +185,9 @@ class ChunkedProgram:
         work = _Work(self, each, tasks, store, {table: known[table].shift for table in each.loads})
         first = work.group(dict(zip(outer, groups[0], strict=True)))
         rest = in_threads(
-            lambda group, _: work.group(dict(zip(outer, group, strict=True))), groups[1:], min(self.threads, len(groups))
+            lambda group, _: work.group(dict(zip(outer, group, strict=True))),
+            groups[1:],
+            min(self.threads, len(groups)),
         )
         extremes = {table: _joined([found[table] for found in (first, *rest)]) for table in first}
         self._settle(tasks, extremes, work.powers, known, each)
@@ -192,7 +204,9 @@ class ChunkedProgram:
         inside: dict[int, Known] = {table: known[table].shifted() for table in each.loads}
         for task in tasks:
             out = task.step.out
-            inside[out] = self._known_of(task.step, [inside[t] for t in task.operands], task, extremes[out], powers[out])
+            inside[out] = self._known_of(
+                task.step, [inside[t] for t in task.operands], task, extremes[out], powers[out]
+            )
             known[out] = self._shifted_for_readers(inside[out]) if out in each.stores else inside[out]
 
     def _shifted_for_readers(self, known: Known) -> Known:
@@ -275,7 +289,7 @@ class _Work:
                 if table not in alive:
                     alive[table] = self._load(table, states)
             operands = [alive[table] for table in task.operands]
-            made = reference.reduce(task.what, operands, self.program.algebra, self.program.scratch)
+            made = self.program.reduce(task.what, operands)
             self._scale(task.step.out, made)
             yield task.step.out, made
             alive[task.step.out] = made
