@@ -1,0 +1,122 @@
+"""Contractions of one case on a GPU against the NumPy reference; without a GPU, the kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor_kernels import entries_gpu, reference
+from junctor_kernels.axes import contraction
+from junctor_kernels.entries_gpu import Launch, launches_of, record
+
+HERE = Path(__file__).parent
+ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
+
+
+@cache
+def library(algebra: str) -> ctypes.CDLL:
+    folder = Path(mkdtemp(prefix="junctor-emulated-"))
+    parts = [(HERE / "emulated.h").read_text(), (HERE / "emulated_entries.h").read_text()]
+    parts += [entries_gpu.source(algebra), (HERE / "emulated_entries_launch.h").read_text()]
+    (folder / "kernels.cpp").write_text("\n".join(parts))
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
+    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+def emulated(launch: Launch, tables: list[Any], out: Any, algebra: str, power: float = 1.0, adds: bool = False) -> Any:
+    """Run a launch; returns the extremes as the kernel leaves them."""
+    extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)
+    operands = [
+        (*(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)), entries_gpu.bits_of(1.0))
+        for table, o in zip(tables, launch.offsets, strict=True)
+    ]
+    words = record(launch, out.ctypes.data, extremes.ctypes.data, power, adds, True, operands)
+    library(algebra).launch(
+        launch.kernel.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
+    )
+    return extremes
+
+
+def reduced(what: Any, tables: list[Any], algebra: str) -> tuple[Any, Any]:
+    """Contract as the GPU does; returns the table and the extremes of it."""
+    dtype = ALGEBRAS[algebra].dtype
+    extremes = None
+    for launch in launches_of(what):
+        out = np.full(launch.entries, np.nan, dtype)
+        extremes = emulated(launch, tables, out, algebra)
+        tables = [out]
+    return tables[0], extremes
+
+
+@st.composite
+def contractions(draw: st.DrawFn) -> tuple[Any, list[Any]]:
+    sizes = dict(enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=7))))
+    labels = list(sizes)
+    kept = draw(st.lists(st.sampled_from(labels), unique=True))
+    eliminated = [label for label in labels if label not in kept]
+    scopes = [draw(st.lists(st.sampled_from(labels), unique=True)) for _ in range(draw(st.integers(0, 5)))]
+    # Every axis that is summed over belongs to some operand.
+    scopes.append([*eliminated, *draw(st.lists(st.sampled_from(kept), unique=True))] if kept else eliminated)
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    tables = [rng.random(int(np.prod([sizes[v] for v in scope]))) for scope in scopes]
+    return contraction(kept, eliminated, scopes, sizes), tables
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@settings(max_examples=15)
+@given(drawn=contractions())
+def test_agrees_with_the_reference(algebra: str, drawn: tuple[Any, list[Any]]) -> None:
+    what, tables = drawn
+    tables = [table.astype(ALGEBRAS[algebra].dtype) for table in tables]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
+    found, extremes = reduced(what, tables, algebra)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
+    bits = found.view(extremes.dtype)
+    above = bits[found > 0]
+    assert extremes[0] == bits.max()
+    assert ~extremes[1] == (above.min() if above.size else ~np.zeros_like(extremes[1]))
+
+
+@pytest.mark.parametrize(("kept", "eliminated"), [(0, 17), (2, 16), (14, 6), (16, 1), (3, 4), (17, 0)])
+def test_every_kind_of_launch(kept: int, eliminated: int) -> None:
+    labels = list(range(kept + eliminated))
+    rng = np.random.default_rng(1)
+    order = rng.permutation(labels).tolist()
+    scopes = [order, order[: len(order) // 2]]
+    what = contraction(labels[:kept], labels[kept:], scopes, dict.fromkeys(labels, 2))
+    tables = [rng.random(2 ** len(scope)) for scope in scopes]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], reference.DOUBLE)[:, 0]
+    np.testing.assert_allclose(reduced(what, tables, "double")[0], wanted, rtol=1e-13)
+
+
+def test_results_are_scaled_and_added_up() -> None:
+    what = contraction([0], [1], [[0, 1]], {0: 3, 1: 5})
+    (launch,) = launches_of(what)
+    table, out = np.arange(15.0), np.ones(3)
+    extremes = emulated(launch, [table], out, "double", power=0.5, adds=True)
+    np.testing.assert_array_equal(out, 1 + 0.5 * table.reshape(3, 5).sum(axis=1))
+    assert extremes.view(np.float64)[0] == out.max()
+
+
+def test_offsets_do_not_grow_with_the_tables() -> None:
+    what = contraction(range(28), [28], [range(29), [3, 28]], dict.fromkeys(range(29), 2))
+    (launch,) = launches_of(what)
+    assert launch.entries == 1 << 28
+    assert launch.nbytes < 2**21
+    total = launches_of(contraction([], range(28), [range(28)], dict.fromkeys(range(28), 2)))
+    assert [each.kernel for each in total] == ["reduce_entries", "reduce_entries", "reduce_terms"]
+    assert sum(each.nbytes for each in total) < 2**22
+
+
+def test_too_many_operands_are_an_error() -> None:
+    with pytest.raises(OverflowError, match="takes 16"):
+        launches_of(contraction([0], [], [[0]] * 17, {0: 2}))
