@@ -8,8 +8,9 @@ a whole table (`Known`) follows once its last chunk is there. The bounds on what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from junctor_kernels.axes import Contraction, contraction
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import ChunkStore
+from junctor.chunk_tasks import Body, Extremes, OnCpu, Step, add_to, extremes_of, joined, shifted
 from junctor.model import Network
 from junctor.planning.chunks import ChunkPlan, Pass, configurations
 from junctor.planning.plan import Free, Reduce
@@ -62,15 +64,6 @@ class Known:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A step of a pass in terms of parts: operands in the order in which they combine, and where their parts begin."""
-
-    step: Reduce
-    operands: tuple[int, ...]
-    what: Contraction
-
-
 class ChunkedProgram:
     """A cut plan bound to the numbers of a network in one algebra; answers one case at a time.
 
@@ -90,7 +83,8 @@ class ChunkedProgram:
         entry_threads: int = 0,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
-        self.scratch, self.folder, self.threads, self.entry_threads = scratch, folder, threads, entry_threads
+        self.folder, self.threads = folder, threads
+        self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
@@ -98,42 +92,42 @@ class ChunkedProgram:
         self._closed = frozenset(table for up, down, _ in self.plan.edges for table in (up, down))
         self._edges = {down: (up, total) for up, down, total in self.plan.edges}
         ends = chunks.lifetimes()
-        self._dead: list[list[int]] = [[] for _ in chunks.passes]
-        results = {*self.plan.totals, *(table for _, table in self.plan.marginals)}
+        # Tables that nobody reads after a pass.
+        self.dead: list[list[int]] = [[] for _ in chunks.passes]
+        self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         for table, (_, last) in ends.items():
-            if last >= 0 and table not in results:
-                self._dead[last].append(table)
-        self._tasks = [[self._lower(each, step) for step in each.steps] for each in chunks.passes]
+            if last >= 0 and table not in self.results:
+                self.dead[last].append(table)
+        self.bodies = [Body(tuple(self._lower(each, step) for step in each.steps), algebra) for each in chunks.passes]
 
     def run(self, block: Block) -> Outcome:
         """Propagate one case and return its posteriors and log P(e); raises OSError where the disk is full."""
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder)
+        known = self.begin(block, store)
+        for n, each in enumerate(self.chunks.passes):
+            self._run_pass(n, each, store, known)
+            for table in self.dead[n]:
+                store.drop(table)
+        return self.outcome(block, {table: store.part(table, {}) for table in self.results}, known)
+
+    def begin(self, block: Block, store: ChunkStore) -> dict[int, Known]:
+        """Put factors and evidence into a store and return what is known of them."""
         known: dict[int, Known] = {}
         for table, value in self._leaves.evidence(block).items():
             store.put(table, value.table)
             known[table] = _known(value)
-        for n, each in enumerate(self.chunks.passes):
-            self._run_pass(each, self._tasks[n], store, known)
-            for table in self._dead[n]:
-                store.drop(table)
-        return self._outcome(block, store, known)
+        return known
 
-    def _outcome(self, block: Block, store: ChunkStore, known: Mapping[int, Known]) -> Outcome:
+    def outcome(self, block: Block, results: Mapping[int, Array], known: Mapping[int, Known]) -> Outcome:
+        """Return the answer of a case; results: the entries of all of `self.results`, in any shape."""
         log_value = self._leaves.constants(block)
         logs: dict[int, float] = {}
         for table in self.plan.totals:
-            logs[table] = self._log_of(store.part(table, {}).item(), known[table])
+            logs[table] = self._log_of(results[table].item(), known[table])
             log_value = log_value + logs[table]
         share = sum((self._moved(down, known, logs) for down in self._edges), 0.0)
-        marginals: dict[int, Array] = {}
-        for variable, table in self.plan.marginals:
-            values = store.part(table, {}).reshape(-1, 1)
-            scale = known[table].log_scale
-            marginals[variable] = self._leaves.normalised(values)
-            del scale
-        results = [known[table] for table in (*self.plan.totals, *(table for _, table in self.plan.marginals))]
-        sizes = [self.plan.tables[t].entries for t in (*self.plan.totals, *(t for _, t in self.plan.marginals))]
-        ends = [_ratio(size * each.open, each.largest) for size, each in zip(sizes, results, strict=True)]
+        marginals = {v: self._leaves.normalised(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
+        ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in self.results]
         doubtful = doubtful_rows(np.array([share + max(ends, default=0.0)]), log_value, self.algebra)
         return Outcome(log_value, marginals, {}, doubtful)
 
@@ -155,13 +149,9 @@ class ChunkedProgram:
 
     def reduce(self, what: Contraction, operands: Sequence[Array]) -> Array:
         """Contract parts of tables, in compiled code where that pays."""
-        if self.entry_threads:
-            from junctor_kernels import entries
+        return self._on_cpu(what, operands)
 
-            return entries.reduce(what, operands, self.algebra, self.entry_threads)
-        return reference.reduce(what, operands, self.algebra, self.scratch)
-
-    def _lower(self, each: Pass, step: Reduce) -> _Task:
+    def _lower(self, each: Pass, step: Reduce) -> Step:
         tables = self.plan.tables
         operands = tuple(sorted(step.operands, key=lambda table: tables[table].entries))
         what = contraction(
@@ -170,43 +160,37 @@ class ChunkedProgram:
             [self._local(table, each) for table in operands],
             self._sizes,
         )
-        return _Task(step, operands, what)
+        return Step(step.out, operands, what)
 
     def _local(self, table: int, each: Pass) -> tuple[int, ...]:
         """Return the axes of a table's part in a task of a pass."""
         return tuple(v for v in self.chunks.layout(table) if v not in each.fixed)
 
-    def _run_pass(self, each: Pass, tasks: Sequence[_Task], store: ChunkStore, known: dict[int, Known]) -> None:
+    def _run_pass(self, n: int, each: Pass, store: ChunkStore, known: dict[int, Known]) -> None:
         """Do all tasks of a pass; the first alone, because it settles the powers of two for the others."""
         for table in each.stores:
             store.make(table)
         outer = [v for v in each.fixed if v not in each.summed]
         groups = list(configurations([self._sizes[v] for v in outer]))
-        work = _Work(self, each, tasks, store, {table: known[table].shift for table in each.loads})
+        work = _Work(self, n, store, {table: known[table].shift for table in each.loads})
         first = work.group(dict(zip(outer, groups[0], strict=True)))
         rest = in_threads(
             lambda group, _: work.group(dict(zip(outer, group, strict=True))),
             groups[1:],
             min(self.threads, len(groups)),
         )
-        extremes = {table: _joined([found[table] for found in (first, *rest)]) for table in first}
-        self._settle(tasks, extremes, work.powers, known, each)
+        extremes = {table: joined([found[table] for found in (first, *rest)]) for table in first}
+        self.settle(n, extremes, work.powers, known)
 
-    def _settle(
-        self,
-        tasks: Sequence[_Task],
-        extremes: Mapping[int, tuple[float, float]],
-        powers: Mapping[int, float],
-        known: dict[int, Known],
-        each: Pass,
+    def settle(
+        self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
     ) -> None:
-        """Find out what is known of the tables of a pass."""
+        """Find out what is known of the tables of a pass from the extremes of all that its tasks made."""
+        each = self.chunks.passes[n]
         inside: dict[int, Known] = {table: known[table].shifted() for table in each.loads}
-        for task in tasks:
-            out = task.step.out
-            inside[out] = self._known_of(
-                task.step, [inside[t] for t in task.operands], task, extremes[out], powers[out]
-            )
+        for reduce, step in zip(each.steps, self.bodies[n].steps, strict=True):
+            out, operands = step.out, [inside[table] for table in step.operands]
+            inside[out] = self._known_of(reduce, step, operands, extremes[out], powers[out])
             known[out] = self._shifted_for_readers(inside[out]) if out in each.stores else inside[out]
 
     def _shifted_for_readers(self, known: Known) -> Known:
@@ -216,20 +200,20 @@ class ChunkedProgram:
         return replace(known, shift=-exponent) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
-        self, step: Reduce, operands: Sequence[Known], task: _Task, extremes: tuple[float, float], power: float
+        self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
     ) -> Known:
         """Return what is known of a result: its scale, and the bounds on losses (see `junctor.propagation`)."""
         largest, least = extremes
         scale = sum(each.log_scale for each in operands)
         if self._adds:
             return Known(scale - power, 0.0, 0.0, 1.0, largest)
-        terms = self.plan.shape.entries(step.eliminated)
+        terms = self.plan.shape.entries(reduce.eliminated)
         tiny, excess = self.algebra.tiny, math.prod(each.excess for each in operands)
         safe = math.prod(each.least for each in operands) >= tiny and least >= tiny
         here = 0.0 if safe else len(operands) * tiny * terms * excess
-        growth = self._leaves.growth(step)
+        growth = self._leaves.growth(reduce)
         in_messages = open_messages = 0.0
-        for table, each in zip(task.operands, operands, strict=True):
+        for table, each in zip(step.operands, operands, strict=True):
             if self._leaves.is_fixed(table):
                 here += terms * each.lost * excess
             else:
@@ -243,36 +227,31 @@ class ChunkedProgram:
 class _Work:
     """The tasks of one pass."""
 
-    def __init__(
-        self, program: ChunkedProgram, each: Pass, tasks: Sequence[_Task], store: ChunkStore, shifts: Mapping[int, int]
-    ) -> None:
-        self.program, self.each, self.tasks, self.store, self.shifts = program, each, tasks, store, shifts
+    def __init__(self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int]) -> None:
+        self.program, self.each, self.body = program, program.chunks.passes[n], program.bodies[n]
+        self.store, self.shifts = store, shifts
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
-        self._last = {table: n for n, task in enumerate(tasks) for table in (*task.operands, task.step.out)}
-        self._adds = program.algebra.combine is np.add
 
-    def group(self, states: dict[int, int]) -> dict[int, tuple[float, float]]:
-        """Do the tasks whose results are added up; returns largest and least entry of what they made."""
+    def group(self, states: dict[int, int]) -> dict[int, Extremes]:
+        """Do the tasks whose results are added up; returns the extremes of what they made."""
         each, program = self.each, self.program
         total: Array | None = None
-        extremes: dict[int, list[tuple[float, float]]] = {}
+        extremes: dict[int, list[Extremes]] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
-            for table, made in self._task(here):
+            for table, made in self.body.run(partial(self._load, here), program.reduce, self.powers):
                 if table != each.out:
-                    extremes.setdefault(table, []).append(_extremes(made, program.algebra))
+                    extremes.setdefault(table, []).append(extremes_of(made, program.algebra))
                     if table in each.stores:
                         self._save(table, here, made)
                 elif total is None:
                     total = made
-                elif self._adds:
-                    np.logaddexp(total, made, out=total)
                 else:
-                    np.add(total, made, out=total)
+                    add_to(total, made, program.algebra)
         assert total is not None
-        found = {table: _joined(every) for table, every in extremes.items()}
-        found[each.out] = _extremes(total, program.algebra)
+        found = {table: joined(every) for table, every in extremes.items()}
+        found[each.out] = extremes_of(total, program.algebra)
         if each.out in each.stores:
             self._save(each.out, states, total)
         return found
@@ -281,49 +260,8 @@ class _Work:
         part = self.store.part(table, states)
         part[...] = made.reshape(part.shape)
 
-    def _task(self, states: Mapping[int, int]) -> Iterator[tuple[int, Array]]:
-        """Yield the tables that a task makes, [entries, 1]."""
-        alive: dict[int, Array] = {}
-        for n, task in enumerate(self.tasks):
-            for table in task.operands:
-                if table not in alive:
-                    alive[table] = self._load(table, states)
-            operands = [alive[table] for table in task.operands]
-            made = self.program.reduce(task.what, operands)
-            self._scale(task.step.out, made)
-            yield task.step.out, made
-            alive[task.step.out] = made
-            del operands, made
-            for table in [table for table in alive if self._last[table] == n]:
-                del alive[table]
-
-    def _load(self, table: int, states: Mapping[int, int]) -> Array:
-        part = np.ascontiguousarray(self.store.part(table, states)).reshape(-1, 1)
-        return np.ldexp(part, self.shifts[table]) if self.shifts.get(table) else part
-
-    def _scale(self, table: int, made: Array) -> None:
-        if self._adds:
-            if table not in self.powers:
-                largest = float(made.max())
-                self.powers[table] = -largest if math.isfinite(largest) else 0.0
-            made += self.powers[table]
-            return
-        if table not in self.powers:
-            exponent = math.frexp(float(made.max()))[1]
-            self.powers[table] = 2.0 ** -max(exponent, int(np.finfo(self.program.algebra.dtype).minexp))
-        if self.powers[table] != 1:
-            made *= self.program.algebra.dtype.type(self.powers[table])
-
-
-def _extremes(made: Array, algebra: Algebra) -> tuple[float, float]:
-    """Return the largest entry and the smallest above zero (1 on logarithms, where nothing is lost)."""
-    least = 1.0 if algebra.combine is np.add else float(reference.least_above_zero(made)[0])
-    return float(made.max()), least
-
-
-def _joined(extremes: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    # Where a chunk is all zero its least entry is 1, as if there were none.
-    return max(each[0] for each in extremes), min(each[1] for each in extremes)
+    def _load(self, states: Mapping[int, int], table: int) -> Array:
+        return shifted(self.store.part(table, states), self.shifts[table])
 
 
 def _known(value: Value) -> Known:
