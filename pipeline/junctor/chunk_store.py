@@ -62,8 +62,7 @@ class ChunkStore:
         with tempfile.TemporaryFile(dir=self._folder) as file:
             size = max(1, entries) * self._dtype.itemsize
             _reserve(file.fileno(), size)
-            mapped = np.memmap(file, self._dtype, "r+", shape=(entries,))
-        return mapped
+            return np.memmap(file, self._dtype, "r+", shape=(entries,))
 
 
 def _reserve(descriptor: int, size: int) -> None:

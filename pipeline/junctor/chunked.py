@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ Array = npt.NDArray[np.floating[Any]]
 
 # Powers of two that a table may be off by before its readers have to multiply.
 MOST_OFF = 32
+# Groups of tasks that are handed to threads at a time.
+GROUPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,8 @@ class Known:
     def shifted(self) -> Known:
         """Return what readers see."""
         by = 2.0**self.shift
-        return Known(
-            self.log_scale - self.shift * math.log(2),
-            *(each * by for each in (self.lost, self.open, self.least, self.largest)),
-        )
+        scale = self.log_scale - self.shift * math.log(2)
+        return Known(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +126,14 @@ class ChunkedProgram:
             logs[table] = self._log_of(store.part(table, {}).item(), known[table])
             log_value = log_value + logs[table]
         share = sum((self._moved(down, known, logs) for down in self._edges), 0.0)
-        marginals: dict[int, Array] = {}
-        for variable, table in self.plan.marginals:
-            values = store.part(table, {}).reshape(-1, 1)
-            scale = known[table].log_scale
-            marginals[variable] = self._leaves.normalised(values)
-            del scale
-        results = [known[table] for table in (*self.plan.totals, *(table for _, table in self.plan.marginals))]
-        sizes = [self.plan.tables[t].entries for t in (*self.plan.totals, *(t for _, t in self.plan.marginals))]
-        ends = [_ratio(size * each.open, each.largest) for size, each in zip(sizes, results, strict=True)]
-        doubtful = doubtful_rows(np.array([share + max(ends, default=0.0)]), log_value, self.algebra)
+        marginals = {
+            variable: self._leaves.normalised(store.part(table, {}).reshape(-1, 1))
+            for variable, table in self.plan.marginals
+        }
+        results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
+        ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in results]
+        # NumPy's maximum, because Python's passes over what is not a number.
+        doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
         return Outcome(log_value, marginals, {}, doubtful)
 
     def _log_of(self, number: float, known: Known) -> float:
@@ -181,16 +180,15 @@ class ChunkedProgram:
         for table in each.stores:
             store.make(table)
         outer = [v for v in each.fixed if v not in each.summed]
-        groups = list(configurations([self._sizes[v] for v in outer]))
+        groups = configurations([self._sizes[v] for v in outer])
         work = _Work(self, each, tasks, store, {table: known[table].shift for table in each.loads})
-        first = work.group(dict(zip(outer, groups[0], strict=True)))
-        rest = in_threads(
-            lambda group, _: work.group(dict(zip(outer, group, strict=True))),
-            groups[1:],
-            min(self.threads, len(groups)),
-        )
-        extremes = {table: _joined([found[table] for found in (first, *rest)]) for table in first}
-        self._settle(tasks, extremes, work.powers, known, each)
+        found = work.group(dict(zip(outer, next(groups), strict=True)))
+        # So many at a time: there may be millions, and each leaves something behind.
+        while at_a_time := list(islice(groups, GROUPS)):
+            states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
+            more = in_threads(lambda here, _: work.group(here), states, self.threads)
+            found = {table: _joined([found[table], *(each[table] for each in more)]) for table in found}
+        self._settle(tasks, found, work.powers, known, each)
 
     def _settle(
         self,
@@ -223,10 +221,15 @@ class ChunkedProgram:
         scale = sum(each.log_scale for each in operands)
         if self._adds:
             return Known(scale - power, 0.0, 0.0, 1.0, largest)
+        if not math.isfinite(largest):
+            # Beyond the format: nothing is known.
+            return Known(scale, math.inf, math.inf, 0.0, math.inf)
         terms = self.plan.shape.entries(step.eliminated)
         tiny, excess = self.algebra.tiny, math.prod(each.excess for each in operands)
-        safe = math.prod(each.least for each in operands) >= tiny and least >= tiny
-        here = 0.0 if safe else len(operands) * tiny * terms * excess
+        # Entries above 1 do not help: they may come behind a product that is lost already.
+        safe = math.prod(min(1.0, each.least) for each in operands) >= tiny and least >= tiny
+        # A rounding for each operand, and one for the power of two.
+        here = 0.0 if safe else (len(operands) + 1) * tiny * terms * excess
         growth = self._leaves.growth(step)
         in_messages = open_messages = 0.0
         for table, each in zip(task.operands, operands, strict=True):
@@ -259,9 +262,9 @@ class _Work:
         extremes: dict[int, list[tuple[float, float]]] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
-            for table, made in self._task(here):
+            for table, made, least in self._task(here):
+                extremes.setdefault(table, []).append((_largest(made), least))
                 if table != each.out:
-                    extremes.setdefault(table, []).append(_extremes(made, program.algebra))
                     if table in each.stores:
                         self._save(table, here, made)
                 elif total is None:
@@ -272,7 +275,8 @@ class _Work:
                     np.add(total, made, out=total)
         assert total is not None
         found = {table: _joined(every) for table, every in extremes.items()}
-        found[each.out] = _extremes(total, program.algebra)
+        # Of a sum the terms tell what is lost.
+        found[each.out] = _largest(total), found[each.out][1]
         if each.out in each.stores:
             self._save(each.out, states, total)
         return found
@@ -281,8 +285,8 @@ class _Work:
         part = self.store.part(table, states)
         part[...] = made.reshape(part.shape)
 
-    def _task(self, states: Mapping[int, int]) -> Iterator[tuple[int, Array]]:
-        """Yield the tables that a task makes, [entries, 1]."""
+    def _task(self, states: Mapping[int, int]) -> Iterator[tuple[int, Array, float]]:
+        """Yield the tables that a task makes, [entries, 1], each with its smallest entry above zero."""
         alive: dict[int, Array] = {}
         for n, task in enumerate(self.tasks):
             for table in task.operands:
@@ -290,40 +294,44 @@ class _Work:
                     alive[table] = self._load(table, states)
             operands = [alive[table] for table in task.operands]
             made = self.program.reduce(task.what, operands)
-            self._scale(task.step.out, made)
-            yield task.step.out, made
+            yield task.step.out, made, self._scale(task.step.out, made)
             alive[task.step.out] = made
             del operands, made
             for table in [table for table in alive if self._last[table] == n]:
                 del alive[table]
 
     def _load(self, table: int, states: Mapping[int, int]) -> Array:
-        part = np.ascontiguousarray(self.store.part(table, states)).reshape(-1, 1)
-        return np.ldexp(part, self.shifts[table]) if self.shifts.get(table) else part
+        part, shift = self.store.part(table, states), self.shifts.get(table, 0)
+        if shift:
+            return np.ldexp(part, shift, order="C").reshape(-1, 1)
+        return np.ascontiguousarray(part).reshape(-1, 1)
 
-    def _scale(self, table: int, made: Array) -> None:
+    def _scale(self, table: int, made: Array) -> float:
+        """Scale a part in place; returns its smallest entry above zero (1 on logarithms, where nothing is lost)."""
         if self._adds:
             if table not in self.powers:
-                largest = float(made.max())
+                largest = _largest(made)
                 self.powers[table] = -largest if math.isfinite(largest) else 0.0
             made += self.powers[table]
-            return
+            return 1.0
         if table not in self.powers:
-            exponent = math.frexp(float(made.max()))[1]
+            exponent = math.frexp(_largest(made))[1]
             self.powers[table] = 2.0 ** -max(exponent, int(np.finfo(self.program.algebra.dtype).minexp))
-        if self.powers[table] != 1:
-            made *= self.program.algebra.dtype.type(self.powers[table])
+        power = self.powers[table]
+        # Taken before, because what this takes below the format would pass for a zero.
+        least = float(reference.least_above_zero(made)[0]) * power if made.any() else 1.0
+        if power != 1:
+            made *= self.program.algebra.dtype.type(power)
+        return least
 
 
-def _extremes(made: Array, algebra: Algebra) -> tuple[float, float]:
-    """Return the largest entry and the smallest above zero (1 on logarithms, where nothing is lost)."""
-    least = 1.0 if algebra.combine is np.add else float(reference.least_above_zero(made)[0])
-    return float(made.max()), least
+def _largest(made: Array) -> float:
+    return float(made.max())
 
 
 def _joined(extremes: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    # Where a chunk is all zero its least entry is 1, as if there were none.
-    return max(each[0] for each in extremes), min(each[1] for each in extremes)
+    # NumPy's maximum, because Python's passes over what is not a number.
+    return float(np.max([each[0] for each in extremes])), min(each[1] for each in extremes)
 
 
 def _known(value: Value) -> Known:
