@@ -1,6 +1,9 @@
 // A launch of the kernels of `entries.cu`.
 extern "C" void launch(const char *name, const Reduction *given, int blocks, int threads) {
-    const auto kernel = std::strcmp(name, "reduce_terms") ? reduce_entries : reduce_terms;
+    using Kernel = void (*)(const Reduction);
+    const Kernel over_entries[] = {reduce_entries_0, reduce_entries_1, reduce_entries_2, reduce_entries_3,
+                                   reduce_entries_4, reduce_entries_5, reduce_entries_6};
+    const Kernel kernel = std::strcmp(name, "reduce_terms") ? over_entries[name[std::strlen(name) - 1] - '0'] : reduce_terms;
     blockDim.x = threads, gridDim.x = blocks;
     std::barrier<> barrier(threads);
     std::vector<std::unique_ptr<std::barrier<>>> warps;

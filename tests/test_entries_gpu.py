@@ -39,9 +39,9 @@ def emulated(launch: Launch, tables: list[Any], out: Any, algebra: str, power: f
         (*(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)), entries_gpu.bits_of(1.0))
         for table, o in zip(tables, launch.offsets, strict=True)
     ]
-    words = record(launch, out.ctypes.data, extremes.ctypes.data, power, adds, True, operands)
+    words = record(launch, out.ctypes.data, extremes.ctypes.data, power, adds, operands)
     library(algebra).launch(
-        launch.kernel.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
+        launch.name.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
     )
     return extremes
 
@@ -113,7 +113,7 @@ def test_offsets_do_not_grow_with_the_tables() -> None:
     assert launch.entries == 1 << 28
     assert launch.nbytes < 2**21
     total = launches_of(contraction([], range(28), [range(28)], dict.fromkeys(range(28), 2)))
-    assert [each.kernel for each in total] == ["reduce_entries", "reduce_entries", "reduce_terms"]
+    assert [each.over_entries for each in total] == [True, True, False]
     assert sum(each.nbytes for each in total) < 2**22
 
 

@@ -25,6 +25,8 @@ THREADS, EACH = 256, 4
 TILE = THREADS * EACH
 # Operands of a launch; more are contracted in several.
 MOST_OPERANDS = 16
+# Numbers of operands that have a kernel of their own.
+MOST_COMPILED = 6
 # Entries of a panel, and near terms, at the most.
 PANEL, NEAR = 4096, 32
 # Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
@@ -36,7 +38,7 @@ PARTIAL_ENTRIES = 1 << 18
 # Terms of each of them that are worth it.
 EACH_PARTIAL = 8
 # The fields of the struct `Reduction`, in its order, and those of an operand.
-FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "power", "adds", "counts")
+FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "power", "adds")
 OPERAND_FIELDS = ("table", "panels", "places", "far", "near", "scale")
 
 Integers = npt.NDArray[Any]
@@ -66,9 +68,12 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A contraction for one of the kernels; offsets: of each operand. Its result has `entries` entries."""
+    """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
 
-    kernel: str
+    offsets: of each operand. Its result has `entries` entries.
+    """
+
+    over_entries: bool
     entries: int
     panel: int
     near_terms: int
@@ -76,18 +81,23 @@ class Launch:
     offsets: tuple[Offsets, ...]
 
     @property
+    def name(self) -> str:
+        """The kernel, of those over entries the one for so many operands."""
+        if not self.over_entries:
+            return "reduce_terms"
+        return f"reduce_entries_{len(self.offsets) if len(self.offsets) <= MOST_COMPILED else 0}"
+
+    @property
     def blocks(self) -> int:
         """Thread blocks."""
-        if self.kernel == "reduce_terms":
+        if not self.over_entries:
             return self.entries
         return self.entries // self.panel * -(-self.panel // TILE)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all offsets."""
-        return sum(
-            part.nbytes for each in self.offsets for part in (each.panels, each.places, each.far, each.near)
-        )
+        return sum(part.nbytes for each in self.offsets for part in (each.panels, each.places, each.far, each.near))
 
 
 def launches_of(what: Contraction) -> tuple[Launch, ...]:
@@ -102,15 +112,15 @@ def launches_of(what: Contraction) -> tuple[Launch, ...]:
     eliminated = list(zip(what.eliminated, *(each.eliminated for each in what.operands), strict=True))
     entries, terms, operands = what.kept_entries, what.eliminated_entries, len(what.operands)
     if entries >= MANY_ENTRIES or terms <= max(NEAR, entries):
-        return (_launch("reduce_entries", kept, eliminated, operands),)
+        return (_launch(True, kept, eliminated, operands),)
     if terms <= BLOCK_TERMS:
-        return (_launch("reduce_terms", kept, eliminated, operands),)
+        return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
     left, more = _cut(eliminated, most if terms >= EACH_PARTIAL * most else BLOCK_TERMS)
     parts = _entries(more)
     if parts == 1:
-        return (_launch("reduce_terms", kept, eliminated, operands),)
-    first = _launch("reduce_entries", [*kept, *more], left, operands)
+        return (_launch(False, kept, eliminated, operands),)
+    first = _launch(True, [*kept, *more], left, operands)
     return (first, *launches_of(Contraction((entries,), (parts,), (Strides((parts,), (1,)),))))
 
 
@@ -132,13 +142,13 @@ def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
     return slow, fast
 
 
-def _launch(kernel: str, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
+def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
     (panels, places), (far, near) = _cut(kept, PANEL), _cut(eliminated, NEAR)
     offsets = tuple(
         Offsets(_walk(panels, k), _narrow(_walk(places, k)), _walk(far, k), _narrow(_walk(near, k)))
         for k in range(1, operands + 1)
     )
-    return Launch(kernel, _entries(kept), _entries(places), _entries(near), _entries(far), offsets)
+    return Launch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets)
 
 
 def _walk(axes: Sequence[Axis], k: int) -> Integers:
@@ -155,14 +165,18 @@ def _narrow(offsets: Integers) -> Integers:
 
 
 def record(
-    launch: Launch, out: int, extremes: int, power: float, adds: bool, counts: bool, operands: Sequence[tuple[int, ...]]
+    launch: Launch, out: int, extremes: int, power: float, adds: bool, operands: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.int64]:
-    """Return the struct `Reduction`; operands: addresses of table, panels, places, far, near, and the bits of its scale."""
+    """Return the struct `Reduction`.
+
+    extremes: address of the two words that are raised, 0 for none. operands: addresses of table, panels, places, far
+    and near, and the bits of its scale.
+    """
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
     numbers = (out, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands))
     words[: len(numbers)] = numbers
     words[len(numbers)] = bits_of(power)
-    words[len(numbers) + 1 : len(FIELDS)] = (int(adds), int(counts))
+    words[len(numbers) + 1] = int(adds)
     for k, fields in enumerate(operands):
         start = len(FIELDS) + k * len(OPERAND_FIELDS)
         words[start : start + len(OPERAND_FIELDS)] = fields

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +14,28 @@ from junctor.planning.chunks import ChunkPlan
 Array = npt.NDArray[np.floating[Any]]
 
 
+class HostMemory(Protocol):
+    """Where the memory of stored tables comes from."""
+
+    def allocate(self, entries: int) -> Array:
+        """Return an array, not cleared."""
+
+    def give_back(self, array: Array) -> None:
+        """Take an array back that nobody uses any more."""
+
+
 class ChunkStore:
     """The stored tables of one propagation, each one array with its chunk variables in front.
 
     folder: where those lie that the plan keeps on disk. A file is gone as soon as its table is: it has no name from the
     beginning, so nothing is left behind by a process that dies. Raises OSError where the disk is full, before anything
-    is written to the table that does not fit.
+    is written to the table that does not fit. memory: where that of other tables comes from, NumPy if not given.
     """
 
-    def __init__(self, chunks: ChunkPlan, dtype: npt.DTypeLike, folder: Path | None = None) -> None:
+    def __init__(
+        self, chunks: ChunkPlan, dtype: npt.DTypeLike, folder: Path | None = None, memory: HostMemory | None = None
+    ) -> None:
+        self._memory = memory
         self._chunks = chunks
         self._sizes = chunks.plan.shape.cardinalities
         self._dtype = np.dtype(dtype)
@@ -35,6 +47,8 @@ class ChunkStore:
         entries = self._chunks.plan.tables[table].entries
         if table in self._chunks.on_disk:
             self._arrays[table] = self._mapped(entries)
+        elif self._memory is not None:
+            self._arrays[table] = self._memory.allocate(entries)
         else:
             self._arrays[table] = np.empty(entries, self._dtype)
 
@@ -47,7 +61,9 @@ class ChunkStore:
 
     def drop(self, table: int) -> None:
         """Forget a table."""
-        del self._arrays[table]
+        array = self._arrays.pop(table)
+        if self._memory is not None:
+            self._memory.give_back(array)
 
     def part(self, table: int, states: Mapping[int, int]) -> Array:
         """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""
@@ -62,8 +78,7 @@ class ChunkStore:
         with tempfile.TemporaryFile(dir=self._folder) as file:
             size = max(1, entries) * self._dtype.itemsize
             _reserve(file.fileno(), size)
-            mapped = np.memmap(file, self._dtype, "r+", shape=(entries,))
-        return mapped
+            return np.memmap(file, self._dtype, "r+", shape=(entries,))
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -73,8 +88,3 @@ def _reserve(descriptor: int, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
     else:
         os.truncate(descriptor, size)
-
-
-def strides_of(scope: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
-    """Return how far apart neighbouring states of each variable lie in an array over `scope`."""
-    return {v: math.prod(sizes[w] for w in scope[i + 1 :]) for i, v in enumerate(scope)}

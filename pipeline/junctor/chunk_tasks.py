@@ -55,8 +55,8 @@ class Body:
 
     def run(
         self, load: Callable[[int], Array], contract: Contract, powers: dict[int, float]
-    ) -> Iterator[tuple[int, Array]]:
-        """Yield every table that a task makes, its part [entries, 1], each as soon as it is there.
+    ) -> Iterator[tuple[int, Array, float]]:
+        """Yield every table that a task makes, its part [entries, 1], and its smallest entry above zero.
 
         load: returns the part of a table from elsewhere, contiguous [entries, 1]; parts are let go after their last
         use. powers: what results are multiplied with (on logarithms: what is added); the first task of a pass settles
@@ -70,32 +70,37 @@ class Body:
                     alive[table] = load(table)
             operands = [alive[table] for table in step.operands]
             made = contract(step.what, operands)
-            self._scale(step.out, made, powers)
-            yield step.out, made
+            yield step.out, made, self._scale(step.out, made, powers)
             alive[step.out] = made
             del operands, made
             for table in [table for table in alive if last[table] == n]:
                 del alive[table]
 
-    def _scale(self, table: int, made: Array, powers: dict[int, float]) -> None:
+    def _scale(self, table: int, made: Array, powers: dict[int, float]) -> float:
+        """Scale a part in place; returns its smallest entry above zero (1 on logarithms, where nothing is lost)."""
         if self.algebra.combine is np.add:
             if table not in powers:
-                largest = float(made.max())
+                largest = largest_of(made)
                 powers[table] = -largest if math.isfinite(largest) else 0.0
             made += powers[table]
-            return
+            return 1.0
         if table not in powers:
-            exponent = math.frexp(float(made.max()))[1]
+            exponent = math.frexp(largest_of(made))[1]
             powers[table] = 2.0 ** -max(exponent, int(np.finfo(self.algebra.dtype).minexp))
-        if powers[table] != 1:
-            made *= self.algebra.dtype.type(powers[table])
+        power = powers[table]
+        # Taken before, because what this takes below the format would pass for a zero.
+        least = float(reference.least_above_zero(made)[0]) * power if made.any() else 1.0
+        if power != 1:
+            made *= self.algebra.dtype.type(power)
+        return least
 
 
 def shifted(part: Array, shift: int) -> Array:
     """Return a part of a table as tasks read it: contiguous [entries, 1], times two to the power `shift`."""
     # What came over a network may lie anywhere.
-    whole = np.require(part, requirements=["C", "A"]).reshape(-1, 1)
-    return np.ldexp(whole, shift) if shift else whole
+    if shift:
+        return np.ldexp(part, shift, order="C").reshape(-1, 1)
+    return np.require(part, requirements=["C", "A"]).reshape(-1, 1)
 
 
 def add_to(total: Array, made: Array, algebra: Algebra) -> None:
@@ -104,14 +109,14 @@ def add_to(total: Array, made: Array, algebra: Algebra) -> None:
     add(total, made, out=total)
 
 
-def extremes_of(made: Array, algebra: Algebra) -> Extremes:
-    """Return the largest entry and the smallest above zero."""
-    least = 1.0 if algebra.combine is np.add else float(reference.least_above_zero(made)[0])
-    return float(made.max()), least
+def largest_of(made: Array) -> float:
+    """Return the largest entry."""
+    return float(made.max())
 
 
 def joined(extremes: Iterable[Extremes]) -> Extremes:
     """Return the extremes of a table from those of its parts."""
     # Where a part is all zero its least entry is 1, as if there were none.
     largest, least = zip(*extremes, strict=True)
-    return max(largest), min(least)
+    # NumPy's maximum, because Python's passes over what is not a number.
+    return float(np.max(largest)), min(least)

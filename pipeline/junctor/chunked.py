@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from junctor_kernels.axes import Contraction, contraction
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Body, Extremes, OnCpu, Step, add_to, extremes_of, joined, shifted
+from junctor.chunk_tasks import Body, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
 from junctor.model import Network
 from junctor.planning.chunks import ChunkPlan, Pass, configurations
 from junctor.planning.plan import Free, Reduce
@@ -29,10 +31,15 @@ from junctor.propagation import Block, Outcome, Program, doubtful_rows
 from junctor.threads import in_threads
 from junctor.values import Value
 
+if TYPE_CHECKING:
+    from junctor.chunked_gpu import ChunkGpu, GpuWork
+
 Array = npt.NDArray[np.floating[Any]]
 
 # Powers of two that a table may be off by before its readers have to multiply.
 MOST_OFF = 32
+# Groups of tasks that are handed to threads at a time.
+GROUPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +65,8 @@ class Known:
     def shifted(self) -> Known:
         """Return what readers see."""
         by = 2.0**self.shift
-        return Known(
-            self.log_scale - self.shift * math.log(2),
-            *(each * by for each in (self.lost, self.open, self.least, self.largest)),
-        )
+        scale = self.log_scale - self.shift * math.log(2)
+        return Known(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
 class ChunkedProgram:
@@ -69,7 +74,7 @@ class ChunkedProgram:
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
     done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
-    task; 0 where NumPy does all of the work.
+    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots.
     """
 
     def __init__(
@@ -81,9 +86,10 @@ class ChunkedProgram:
         folder: Path | None = None,
         threads: int = 1,
         entry_threads: int = 0,
+        gpu: ChunkGpu | None = None,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
-        self.folder, self.threads = folder, threads
+        self.folder, self.threads, self._gpu = folder, threads if gpu is None else len(gpu.slots), gpu
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -102,7 +108,7 @@ class ChunkedProgram:
 
     def run(self, block: Block) -> Outcome:
         """Propagate one case and return its posteriors and log P(e); raises OSError where the disk is full."""
-        store = ChunkStore(self.chunks, self.algebra.dtype, self.folder)
+        store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
         for n, each in enumerate(self.chunks.passes):
             self._run_pass(n, each, store, known)
@@ -128,7 +134,8 @@ class ChunkedProgram:
         share = sum((self._moved(down, known, logs) for down in self._edges), 0.0)
         marginals = {v: self._leaves.normalised(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
         ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in self.results]
-        doubtful = doubtful_rows(np.array([share + max(ends, default=0.0)]), log_value, self.algebra)
+        # NumPy's maximum, because Python's passes over what is not a number.
+        doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
         return Outcome(log_value, marginals, {}, doubtful)
 
     def _log_of(self, number: float, known: Known) -> float:
@@ -171,16 +178,21 @@ class ChunkedProgram:
         for table in each.stores:
             store.make(table)
         outer = [v for v in each.fixed if v not in each.summed]
-        groups = list(configurations([self._sizes[v] for v in outer]))
-        work = _Work(self, n, store, {table: known[table].shift for table in each.loads})
-        first = work.group(dict(zip(outer, groups[0], strict=True)))
-        rest = in_threads(
-            lambda group, _: work.group(dict(zip(outer, group, strict=True))),
-            groups[1:],
-            min(self.threads, len(groups)),
-        )
-        extremes = {table: joined([found[table] for found in (first, *rest)]) for table in first}
-        self.settle(n, extremes, work.powers, known)
+        groups = configurations([self._sizes[v] for v in outer])
+        work = self._work(n, store, {table: known[table].shift for table in each.loads})
+        work.group(dict(zip(outer, next(groups), strict=True)))
+        # So many at a time: there may be millions, and each leaves something behind.
+        while at_a_time := list(islice(groups, GROUPS)):
+            states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
+            in_threads(work.group, states, self.threads)
+        self.settle(n, work.extremes(), work.powers, known)
+
+    def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int]) -> _Work | GpuWork:
+        if self._gpu is None:
+            return _Work(self, n, store, shifts)
+        from junctor.chunked_gpu import GpuWork
+
+        return GpuWork(self._gpu, self.chunks.passes[n], self.bodies[n].steps, store, shifts)
 
     def settle(
         self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
@@ -207,10 +219,15 @@ class ChunkedProgram:
         scale = sum(each.log_scale for each in operands)
         if self._adds:
             return Known(scale - power, 0.0, 0.0, 1.0, largest)
+        if not math.isfinite(largest):
+            # Beyond the format: nothing is known.
+            return Known(scale, math.inf, math.inf, 0.0, math.inf)
         terms = self.plan.shape.entries(reduce.eliminated)
         tiny, excess = self.algebra.tiny, math.prod(each.excess for each in operands)
-        safe = math.prod(each.least for each in operands) >= tiny and least >= tiny
-        here = 0.0 if safe else len(operands) * tiny * terms * excess
+        # Entries above 1 do not help: they may come behind a product that is lost already.
+        safe = math.prod(min(1.0, each.least) for each in operands) >= tiny and least >= tiny
+        # A rounding for each operand, and one for the power of two.
+        here = 0.0 if safe else (len(operands) + 1) * tiny * terms * excess
         growth = self._leaves.growth(reduce)
         in_messages = open_messages = 0.0
         for table, each in zip(step.operands, operands, strict=True):
@@ -232,17 +249,23 @@ class _Work:
         self.store, self.shifts = store, shifts
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
+        self._found: dict[int, Extremes] = {}
+        self._lock = Lock()
 
-    def group(self, states: dict[int, int]) -> dict[int, Extremes]:
-        """Do the tasks whose results are added up; returns the extremes of what they made."""
+    def extremes(self) -> dict[int, Extremes]:
+        """Return the extremes of all that was made so far."""
+        return dict(self._found)
+
+    def group(self, states: dict[int, int], _place: int = 0) -> None:
+        """Do the tasks whose results are added up."""
         each, program = self.each, self.program
         total: Array | None = None
         extremes: dict[int, list[Extremes]] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
-            for table, made in self.body.run(partial(self._load, here), program.reduce, self.powers):
+            for table, made, least in self.body.run(partial(self._load, here), program.reduce, self.powers):
+                extremes.setdefault(table, []).append((largest_of(made), least))
                 if table != each.out:
-                    extremes.setdefault(table, []).append(extremes_of(made, program.algebra))
                     if table in each.stores:
                         self._save(table, here, made)
                 elif total is None:
@@ -250,11 +273,13 @@ class _Work:
                 else:
                     add_to(total, made, program.algebra)
         assert total is not None
-        found = {table: joined(every) for table, every in extremes.items()}
-        found[each.out] = extremes_of(total, program.algebra)
+        # Of a sum the terms tell what is lost.
+        extremes[each.out] = [(largest_of(total), joined(extremes[each.out])[1])]
         if each.out in each.stores:
             self._save(each.out, states, total)
-        return found
+        with self._lock:
+            for table, more in extremes.items():
+                self._found[table] = joined([*more, *([self._found[table]] if table in self._found else [])])
 
     def _save(self, table: int, states: Mapping[int, int], made: Array) -> None:
         part = self.store.part(table, states)

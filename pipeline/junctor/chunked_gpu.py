@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import Launch, launches_of, record
+from junctor_kernels.entries_gpu import launches_of, record
 
 from junctor.planning.chunks import ChunkPlan, Pass, configurations, part
 
 if TYPE_CHECKING:
     from junctor.chunk_store import ChunkStore
-    from junctor.chunked import Step
+    from junctor.chunk_tasks import Step
 
 Array = npt.NDArray[Any]
 
@@ -112,11 +112,12 @@ class ChunkGpu:
         if count < 1:
             raise MemoryError(f"a task takes {each + OFFSET_BYTES:,} bytes of the GPU, {room:,} are allowed")
         self.traffic = Traffic()
-        self._offsets: dict[tuple[bytes, bytes], Array] = {}
+        self._offsets: dict[tuple[bytes, bytes], Any] = {}
         with cupy.cuda.Device(number):
             self._memory = cupy.cuda.alloc(each * count)
             self.slots = [self._slot(n * each, each) for n in range(count)]
         self._spare: dict[int, list[Array]] = {}
+        self._pinned, self._most_pinned = 0, chunks.peak(on_disk=False) * self.dtype.itemsize
 
     def _slot(self, start: int, size: int) -> _Slot:
         at = int(self._memory.ptr) + start
@@ -131,6 +132,11 @@ class ChunkGpu:
             return np.empty(entries, self.dtype)
         if self._spare.get(size):
             return self._spare[size].pop()
+        # What was kept for other sizes goes before the plan's memory is exceeded.
+        if self._pinned + size > self._most_pinned:
+            self._pinned -= sum(len(arrays) * each for each, arrays in self._spare.items())
+            self._spare.clear()
+        self._pinned += size
         with self.cupy.cuda.Device(self.number):
             memory = self.cupy.cuda.PinnedMemoryPointer(self.cupy.cuda.PinnedMemory(size), 0)
         return np.ndarray((entries,), self.dtype, memory)
@@ -182,14 +188,13 @@ class GpuWork:
             self._extremes = gpu.cupy.zeros((len(tasks), 2), dtype=words)
             gpu.cupy.cuda.runtime.deviceSynchronize()
 
-    def group(self, states: dict[int, int], place: int = 0) -> dict[int, tuple[float, float]]:
-        """Do the tasks whose results are added up, in a slot; what they found is in `extremes`."""
+    def group(self, states: dict[int, int], place: int = 0) -> None:
+        """Do the tasks whose results are added up, in a slot."""
         slot = self.gpu.slots[place]
         with self.gpu.cupy.cuda.Device(self.gpu.number), slot.stream:
-            summed = list(configurations([self._sizes[v] for v in self.each.summed]))
-            for n, values in enumerate(summed):
+            for n, values in enumerate(configurations([self._sizes[v] for v in self.each.summed])):
                 here = states | dict(zip(self.each.summed, values, strict=True))
-                self._task(slot, here, n > 0, n == len(summed) - 1)
+                self._task(slot, here, adds=n > 0)
             if self.each.out in self.each.stores:
                 self._save(slot, self.each.out, states)
             slot.stream.synchronize()
@@ -197,32 +202,30 @@ class GpuWork:
             target[...] = source.reshape(target.shape)
         slot.late.clear()
         slot.held.clear()
-        return {}
 
     def extremes(self) -> dict[int, tuple[float, float]]:
-        """Return largest and smallest entry above zero (1 where there is none) of what the pass made."""
+        """Return the extremes of all that was made so far."""
         found = self._extremes.get()
         floats = found.dtype.type(0).dtype.str.replace("u", "f")
         largest = found[:, 0].copy().view(floats)
         least = (~found[:, 1]).view(floats)
         return {
-            task.step.out: (float(largest[n]), float(least[n]) if found[n, 1] else 1.0)
-            for n, task in enumerate(self.tasks)
+            task.out: (float(largest[n]), float(least[n]) if found[n, 1] else 1.0) for n, task in enumerate(self.tasks)
         }
 
-    def _task(self, slot: _Slot, states: Mapping[int, int], adds: bool, ends: bool) -> None:
+    def _task(self, slot: _Slot, states: Mapping[int, int], adds: bool) -> None:
         there: set[int] = set()
         for n, task in enumerate(self.tasks):
             for table in task.operands:
                 if table not in there:
                     self._load(slot, table, states)
                     there.add(table)
-            out = task.step.out
+            out = task.out
             there.add(out)
             is_last = out == self.each.out
             if out not in self.powers:
                 self.powers[out] = self._power(slot, n)
-            self._reduce(slot, n, self.powers[out], adds and is_last, self._extremes[n] if ends or not is_last else None)
+            self._reduce(slot, n, self.powers[out], adds and is_last, self._extremes[n])
             if out in self.each.stores and not is_last:
                 self._save(slot, out, states)
 
@@ -234,7 +237,8 @@ class GpuWork:
         bits = slot.noted.get(stream=slot.stream)[:1]
         largest = float(bits.view(bits.dtype.str.replace("u", "f"))[0])
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
-        return 2.0 ** -max(exponent, int(np.finfo(self.gpu.dtype).minexp))
+        least: int = np.finfo(self.gpu.dtype.type).minexp
+        return float(2.0 ** -max(exponent, least))
 
     def _reduce(self, slot: _Slot, n: int, power: float, adds: bool, extremes: Any) -> None:
         launches, task = self._launches[n], self.tasks[n]
@@ -244,16 +248,14 @@ class GpuWork:
         half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
         for m, launch in enumerate(launches):
             ends = m == len(launches) - 1
-            out = slot.at + self._places[task.step.out] if ends else slot.partial + (m % 2) * half
+            out = slot.at + self._places[task.out] if ends else slot.partial + (m % 2) * half
             operands = [
                 (table, *offsets, entries_gpu.bits_of(shift))
                 for table, offsets, shift in zip(tables, self._offsets[n, m], shifts, strict=True)
             ]
-            counts = ends and extremes is not None
-            words = record(
-                launch, out, extremes.data.ptr if counts else 0, power if ends else 1.0, adds and ends, counts, operands
-            )
-            self.gpu.kernel(launch.kernel)((launch.blocks,), (entries_gpu.THREADS,), (words,))
+            noted = int(extremes.data.ptr) if ends else 0
+            words = record(launch, out, noted, power if ends else 1.0, adds and ends, operands)
+            self.gpu.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words,))
             self.gpu.traffic.launches += 1
             tables, shifts = [out], [1.0]
 
@@ -299,8 +301,3 @@ def _large_runs(host: Array) -> bool:
     if host.flags.c_contiguous:
         return True
     return host.shape[-1] * host.itemsize >= RUN_BYTES and host.strides[-1] == host.itemsize
-
-
-def launches_bytes(launches: Sequence[Launch]) -> int:
-    """Return what offsets of launches take."""
-    return sum(launch.nbytes for launch in launches)

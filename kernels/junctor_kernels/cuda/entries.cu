@@ -1,8 +1,8 @@
 // Contractions of one case on a GPU: threads go over kept entries, or over the terms of an entry; agrees with
 // `junctor_kernels.entries`.
 //
-//     reduce_entries   a thread for some entries of a panel, each of which sums its own terms.
-//     reduce_terms     a thread block for an entry, its threads share the terms.
+//     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
+//     reduce_terms       a thread block for an entry, its threads share the terms.
 //
 // Offsets are separable twice: an entry lies in a panel and at a place inside it, a term in a far and a near part. So no
 // table of offsets grows with a clique. In the source come first `#define DOUBLE` or nothing, then the constants of
@@ -34,7 +34,7 @@ struct Reduction {
     word *extremes;
     index_t entries, panel, near_terms, far_terms, operands;
     double power;
-    index_t adds, counts;
+    index_t adds;
     Operand operand[MOST_OPERANDS];
 };
 
@@ -54,19 +54,19 @@ __device__ __forceinline__ void note(word *extremes, word largest, word smallest
         other = __shfl_down_sync(~0u, smallest, offset);
         smallest = other > smallest ? other : smallest;
     }
-    if (threadIdx.x % 32 == 0) {
+    if (threadIdx.x % 32 == 0 && extremes) {
         if (largest > extremes[0]) atomicMax(extremes, largest);
         if (smallest > extremes[1]) atomicMax(extremes + 1, smallest);
     }
 }
 
-__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real value, word &largest, word &smallest) {
-    value *= (real)what.power;
-    if (what.adds) value += what.out[entry];
-    what.out[entry] = value;
-    const word bits = bits_of(value);
-    if (bits > largest) largest = bits;
-    if (value > 0 && ~bits > smallest) smallest = ~bits;
+// What is smallest is found before it is added to others, and of the sum itself, so that a power of two cannot hide it.
+__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real sum, word &largest, word &smallest) {
+    const real value = sum * (real)what.power;
+    if (sum > 0 && ~bits_of(value) > smallest) smallest = ~bits_of(value);
+    const real total = what.adds ? what.out[entry] + value : value;
+    what.out[entry] = total;
+    if (bits_of(total) > largest) largest = bits_of(total);
 }
 
 // K operands, known when compiled, or any number of them (0).
@@ -120,18 +120,19 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
     for (int v = 0; v < EACH; v++)
         if (first + v * THREADS < what.panel)
             finish(what, panel * what.panel + first + v * THREADS, (real)sum[v], largest, smallest);
-    if (what.counts) note(what.extremes, largest, smallest);
+    note(what.extremes, largest, smallest);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) reduce_entries(const Reduction what) {
-    switch (what.operands) {
-        case 1: return over_entries<1>(what);
-        case 2: return over_entries<2>(what);
-        case 3: return over_entries<3>(what);
-        case 4: return over_entries<4>(what);
-        default: return over_entries<0>(what);
-    }
-}
+// Kernels of their own, because registers are given out for the one that needs most.
+#define REDUCE_ENTRIES(K) \
+    extern "C" __global__ void __launch_bounds__(THREADS) reduce_entries_##K(const Reduction what) { over_entries<K>(what); }
+REDUCE_ENTRIES(0)
+REDUCE_ENTRIES(1)
+REDUCE_ENTRIES(2)
+REDUCE_ENTRIES(3)
+REDUCE_ENTRIES(4)
+REDUCE_ENTRIES(5)
+REDUCE_ENTRIES(6)
 
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reduction what) {
     __shared__ double parts[THREADS];
@@ -155,6 +156,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
     if (threadIdx.x < 32) {
         word largest = 0, smallest = 0;
         if (threadIdx.x == 0) finish(what, blockIdx.x, (real)parts[0], largest, smallest);
-        if (what.counts) note(what.extremes, largest, smallest);
+        note(what.extremes, largest, smallest);
     }
 }

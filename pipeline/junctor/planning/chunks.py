@@ -132,9 +132,10 @@ def _passes(plan: Plan, working: int) -> list[Pass]:
         found.append(each)
 
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
-        best = alone = _fixed_pass(plan, [step], working, reads, preferred)
+        alone = _fixed_pass(plan, [step], working, reads, preferred)
         if alone is None:
             raise TooSmallError("the working memory", _least_working(plan, step))
+        best = alone
         before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
         into, gain = number, 0
         for other in before:
@@ -222,13 +223,15 @@ def _peak_at(plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int]) -> tuple
     """Return the most entries that a task holds at once, and the step where it does."""
     constant = frozenset(fixed)
     last = {table: n for n, step in enumerate(steps) for table in (*step.operands, step.out)}
+    # Beside a task there is the sum of the tasks before it where those are added up.
+    added = part(plan, steps[-1].out, constant) if constant.intersection(steps[-1].eliminated) else 0
     alive: dict[int, int] = {}
     peak, at = -1, steps[0]
     for n, step in enumerate(steps):
         for table in (*step.operands, step.out):
             if table not in alive:
                 alive[table] = part(plan, table, constant)
-        if (total := sum(alive.values())) > peak:
+        if (total := added + sum(alive.values())) > peak:
             peak, at = total, step
         for table in [table for table in alive if last[table] == n]:
             del alive[table]
@@ -242,8 +245,8 @@ def part(plan: Plan, table: int, fixed: Iterable[int]) -> int:
 
 
 def _least_working(plan: Plan, step: Reduce) -> int:
-    """Return what a step needs with all variables held constant: an entry of every table."""
-    return len({*step.operands, step.out})
+    """Return what a step needs with all variables held constant: an entry of every table, and one of a sum."""
+    return len({*step.operands, step.out}) + bool(step.eliminated)
 
 
 def _loaded(plan: Plan, each: Pass) -> int:

@@ -21,6 +21,9 @@ from junctor.planning.shape import Pattern, Shape, bits, mask_of
 DEFAULT_ROWS = 20_000
 # Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
 SMALL_POTENTIAL = 4096
+# In a clique so many times larger than that, potentials may grow with it up to this size: each of them is read for every
+# entry of the clique.
+HUGE_CLIQUE, LARGE_POTENTIAL = 1 << 16, 1 << 20
 # So many variables that are read of one table are read of the joints of either half.
 LEAST_HALVED = 6
 
@@ -159,7 +162,8 @@ class _Layout:
                 self.steps.append(Slice(out, factor))
                 self.inputs[clique].append(out)
         for clique, factors in enumerate(shared):
-            for group, members in _grouped(factors, self.remaining, self.shape):
+            entries = self.shape.entries(self.tree.cliques[clique].scope)
+            for group, members in _grouped(factors, self.remaining, self.shape, entries):
                 out = self._table(self._sorted(members), per_case=False)
                 self.steps.append(Potential(out, group))
                 self.inputs[clique].append(out)
@@ -342,9 +346,10 @@ class _Homes:
 
 
 def _grouped(
-    factors: Iterable[int], scopes: dict[int, tuple[int, ...]], shape: Shape
+    factors: Iterable[int], scopes: dict[int, tuple[int, ...]], shape: Shape, clique_entries: int
 ) -> list[tuple[tuple[int, ...], frozenset[int]]]:
     """Group the shared factors of a clique into potentials that are small, or no larger than their largest factor."""
+    small = max(SMALL_POTENTIAL, min(clique_entries // HUGE_CLIQUE, LARGE_POTENTIAL))
     groups: list[tuple[list[int], frozenset[int], int]] = []
     for factor in sorted(factors, key=lambda f: -shape.entries(scopes[f])):
         scope = frozenset(scopes[factor])
@@ -352,7 +357,7 @@ def _grouped(
             if scope <= union:
                 members.append(factor)
                 break
-            if entries < SMALL_POTENTIAL and (joined := shape.entries(union | scope)) <= SMALL_POTENTIAL:
+            if entries < small and (joined := shape.entries(union | scope)) <= small:
                 groups[g] = ([*members, factor], union | scope, joined)
                 break
         else:

@@ -1,0 +1,194 @@
+"""Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
+
+    python benchmarks/oversize.py prepare ROWS COLUMNS ... --device-memory 8GiB --output plans.pickle
+    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--repeat 2]
+
+`prepare` needs no GPU, `run` no compiled CPU code. The bound is what the slowest of three takes alone: bytes over the
+bus in either direction, and bytes that the kernels read and write, each at the rate of a copy in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from junctor.chunked import ChunkedProgram
+from junctor.engine import shape_of
+from junctor.errors import Place
+from junctor.generate import grid
+from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.planning.budget import format_bytes, parse_bytes
+from junctor.planning.chunks import ChunkPlan, part
+from junctor.planning.compile import Problem
+from junctor.planning.oversize import Room, Speed, cheapest_chunks
+from junctor.planning.shape import Pattern
+from junctor.propagation import Block
+from junctor_kernels import reference
+
+ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
+GPU_SPEED = Speed(operation=1e-12, byte=2e-11, disk_byte=1e-9)
+COPY_BYTES = 1 << 30
+
+
+def complete(variables: int, seed: int = 0) -> Network:
+    """Return binary variables with a potential on every pair: a single clique."""
+    rng, place = np.random.default_rng(seed), Place("complete")
+    names = [f"x{i}" for i in range(variables)]
+    tables = [DraftTable(pair, rng.uniform(0.8, 1.2, (2, 2)), place) for pair in itertools.combinations(names, 2)]
+    return build_network("complete", "markov", [DraftVariable(name, ["0", "1"], place) for name in names], tables)
+
+
+def network_of(sizes: tuple[int, ...]) -> Network:
+    """Return a grid of two sizes, or a complete graph of one."""
+    return grid(*sizes) if len(sizes) == 2 else complete(*sizes)
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Plan all problems for a device."""
+    algebra = ALGEBRAS[arguments.precision]
+    working = parse_bytes(arguments.device_memory) // arguments.slots
+    plans = []
+    for text in arguments.sizes:
+        sizes = tuple(int(size) for size in text.split("x"))
+        network = network_of(sizes)
+        problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
+        started = time.perf_counter()
+        room = Room(working - (1 << 23), parse_bytes(arguments.memory), 0)
+        chunks = cheapest_chunks(problem, algebra.dtype.itemsize, room, GPU_SPEED)
+        describe(text, chunks, algebra.dtype.itemsize, time.perf_counter() - started)
+        plans.append((text, sizes, arguments.precision, parse_bytes(arguments.device_memory), chunks))
+    Path(arguments.output).write_bytes(pickle.dumps(plans))
+
+
+def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> None:
+    """Print what a plan does."""
+    plan = chunks.plan
+    print(
+        f"{name}: {plan.criterion}, planned in {seconds:.1f} s, {plan.shared_operations:.3g} operations, "
+        f"{len(chunks.passes)} passes, {chunks.tasks} tasks of {format_bytes(chunks.working * itemsize)}, "
+        f"in {format_bytes(chunks.loaded * itemsize)}, out {format_bytes(chunks.stored * itemsize)}, "
+        f"stored at most {format_bytes(chunks.peak(on_disk=False) * itemsize)}, largest table "
+        f"{format_bytes(max(table.entries for table in plan.tables) * itemsize)}, all tables "
+        f"{format_bytes(sum(table.entries for table in plan.tables) * itemsize)}"
+    )
+
+
+def touched(chunks: ChunkPlan) -> int:
+    """Return the entries that all contractions read and write, a part once for each task and step."""
+    plan = chunks.plan
+    return sum(
+        plan.shape.entries(each.fixed) * part(plan, table, each.fixed)
+        for each in chunks.passes
+        for step in each.steps
+        for table in (*step.operands, step.out)
+    )
+
+
+def ceilings() -> tuple[float, float, float]:
+    """Measure bytes a second: into the device, out of it, and of a copy on it (read and written)."""
+    import cupy
+
+    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(COPY_BYTES), 0)
+    host = np.ndarray((COPY_BYTES,), np.uint8, memory)
+    one, other = cupy.empty(COPY_BYTES, np.uint8), cupy.empty(COPY_BYTES, np.uint8)
+
+    def rate(copy: Any, moved: int) -> float:
+        copy()
+        cupy.cuda.Device().synchronize()
+        started = time.perf_counter()
+        for _ in range(4):
+            copy()
+        cupy.cuda.Device().synchronize()
+        return 4 * moved / (time.perf_counter() - started)
+
+    return (
+        rate(lambda: one.data.copy_from_host(host.ctypes.data, COPY_BYTES), COPY_BYTES),
+        rate(lambda: one.data.copy_to_host(host.ctypes.data, COPY_BYTES), COPY_BYTES),
+        rate(lambda: other.data.copy_from_device(one.data, COPY_BYTES), 2 * COPY_BYTES),
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Propagate and print times beside the bound."""
+    on_gpu = arguments.device == "gpu"
+    rates = ceilings() if on_gpu else None
+    if rates:
+        print("measured bytes/s: in {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates))
+    for name, sizes, precision, room, chunks in pickle.loads(Path(arguments.plans).read_bytes()):
+        algebra = ALGEBRAS[precision]
+        itemsize = algebra.dtype.itemsize
+        describe(name, chunks, itemsize, 0.0)
+        started = time.perf_counter()
+        if on_gpu:
+            from junctor.chunked_gpu import ChunkGpu
+
+            gpu = ChunkGpu(chunks, precision, room)
+            program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
+            print(f"  {len(gpu.slots)} slots, prepared in {time.perf_counter() - started:.2f} s")
+        else:
+            program = ChunkedProgram(chunks, network_of(sizes), algebra, entry_threads=arguments.threads)
+        for _ in range(arguments.repeat):
+            timed(program, chunks, rates, itemsize, arguments.slowest)
+
+
+def timed(
+    program: ChunkedProgram, chunks: ChunkPlan, rates: tuple[float, float, float] | None, itemsize: int, slowest: int
+) -> None:
+    """Propagate once, with the time of every pass."""
+    spent: list[tuple[float, int]] = []
+    plain = type(program)._run_pass
+
+    def watched(n: int, *rest: Any) -> None:
+        started = time.perf_counter()
+        plain(program, n, *rest)
+        spent.append((time.perf_counter() - started, n))
+
+    program._run_pass = watched  # type: ignore[method-assign]
+    started = time.perf_counter()
+    outcome = program.run(Block(1, {}, {}))
+    seconds = time.perf_counter() - started
+    text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
+    text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
+    if rates:
+        moved = (chunks.loaded * itemsize, chunks.stored * itemsize, touched(chunks) * itemsize)
+        bounds = [each / rate for each, rate in zip(moved, rates, strict=True)]
+        text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
+        text += f": {seconds / max(bounds):.2f} x the largest"
+    print(text, flush=True)
+    for each, n in sorted(spent, reverse=True)[:slowest]:
+        this = chunks.passes[n]
+        tasks = chunks.plan.shape.entries(this.fixed)
+        work = sum(chunks.plan.work(step) for step in this.steps)
+        print(f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s")
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    planning = commands.add_parser("prepare")
+    planning.add_argument("sizes", nargs="+", help="ROWSxCOLUMNS of a grid, or the variables of a complete graph")
+    planning.add_argument("--device-memory", default="8GiB")
+    planning.add_argument("--memory", default="100GiB")
+    planning.add_argument("--slots", type=int, default=3)
+    planning.add_argument("--precision", choices=list(ALGEBRAS), default="single")
+    planning.add_argument("--output", required=True)
+    planning.set_defaults(command=prepare)
+    running = commands.add_parser("run")
+    running.add_argument("plans")
+    running.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    running.add_argument("--threads", type=int, default=2)
+    running.add_argument("--repeat", type=int, default=2)
+    running.add_argument("--slowest", type=int, default=3, help="passes that are shown")
+    running.set_defaults(command=run)
+    arguments = parser.parse_args()
+    arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    main()
