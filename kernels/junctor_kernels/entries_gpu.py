@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ THREADS, EACH = 256, 4
 TILE = THREADS * EACH
 # Operands of a launch; more are contracted in several.
 MOST_OPERANDS = 16
+# Blocks that keep a device busy; where there is more to do, each does several rounds.
+MOST_BLOCKS = 1 << 12
+# Entries that are looked at to find out about how large they are.
+SAMPLED_ENTRIES = 1 << 18
 # Numbers of operands that have a kernel of their own.
 MOST_COMPILED = 6
 # Entries of a panel, and near terms, at the most.
@@ -92,7 +96,12 @@ class Launch:
         """Thread blocks."""
         if not self.over_entries:
             return self.entries
-        return self.entries // self.panel * -(-self.panel // TILE)
+        tiles = -(-self.panel // TILE)
+        return tiles * min(self.entries // self.panel, -(-MOST_BLOCKS // tiles))
+
+    def beginning(self) -> Launch:
+        """Return the same for the first panels alone, as many as keep a device busy for a moment."""
+        return replace(self, entries=min(self.entries, self.panel * max(1, SAMPLED_ENTRIES // self.panel)))
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +109,7 @@ class Launch:
         return sum(part.nbytes for each in self.offsets for part in (each.panels, each.places, each.far, each.near))
 
 
+@lru_cache(maxsize=256)
 def launches_of(what: Contraction) -> tuple[Launch, ...]:
     """Return the launches of a contraction: one, or several of which each reads what the one before made.
 
@@ -133,7 +143,7 @@ def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
     slow, fast, entries = list(axes), list[Axis](), 1
     while slow:
         size, *strides = slow.pop()
-        part = max(part for part in range(1, min(size, most // entries) + 1) if size % part == 0)
+        part = next(part for part in range(min(size, most // entries), 0, -1) if size % part == 0)
         fast.insert(0, (part, *strides))
         entries *= part
         if part < size:

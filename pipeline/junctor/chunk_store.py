@@ -17,11 +17,8 @@ Array = npt.NDArray[np.floating[Any]]
 class HostMemory(Protocol):
     """Where the memory of stored tables comes from."""
 
-    def allocate(self, entries: int) -> Array:
-        """Return an array, not cleared."""
-
-    def give_back(self, array: Array) -> None:
-        """Take an array back that nobody uses any more."""
+    def allocate(self, table: int, entries: int) -> Array:
+        """Return the array of a table, not cleared; another one may have it when the table is dropped."""
 
 
 class ChunkStore:
@@ -48,7 +45,7 @@ class ChunkStore:
         if table in self._chunks.on_disk:
             self._arrays[table] = self._mapped(entries)
         elif self._memory is not None:
-            self._arrays[table] = self._memory.allocate(entries)
+            self._arrays[table] = self._memory.allocate(table, entries)
         else:
             self._arrays[table] = np.empty(entries, self._dtype)
 
@@ -61,9 +58,7 @@ class ChunkStore:
 
     def drop(self, table: int) -> None:
         """Forget a table."""
-        array = self._arrays.pop(table)
-        if self._memory is not None:
-            self._memory.give_back(array)
+        del self._arrays[table]
 
     def part(self, table: int, states: Mapping[int, int]) -> Array:
         """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""

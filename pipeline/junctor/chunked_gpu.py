@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import launches_of, record
+from junctor_kernels.axes import Contraction
+from junctor_kernels.entries_gpu import Launch, launches_of, record
 
+from junctor.machine import usable_cores
 from junctor.planning.chunks import ChunkPlan, Pass, configurations, part
+from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor.chunk_store import ChunkStore
@@ -34,6 +37,8 @@ SLOTS = 3
 ALIGNED = 256
 # Tables from this size on lie in pinned memory, and runs of bytes from this size on are copied one by one.
 PINNED_BYTES, RUN_BYTES = 1 << 20, 1 << 16
+# Bytes that a thread touches at a time.
+TOUCHED_BYTES = 1 << 28
 # What offsets of launches may take beside the slots.
 OFFSET_BYTES = 1 << 26
 
@@ -45,32 +50,46 @@ def slot_bytes(chunks: ChunkPlan, itemsize: int) -> int:
 
 
 def _places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int, int], int]:
-    """Return where the part of every table of a pass begins in a slot, and the bytes in all; first fit."""
-    last = {table: n for n, step in enumerate(each.steps) for table in (*step.operands, step.out)}
-    # What tasks of a group add to stays until the last of them.
-    last[each.out] = len(each.steps)
+    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
+    lives: dict[int, tuple[int, int]] = {}
+    for n, step in enumerate(each.steps):
+        for table in (*step.operands, step.out):
+            lives[table] = (lives.get(table, (n, n))[0], n)
+    if each.summed:
+        # What tasks add to is there from the beginning of the next one.
+        lives[each.out] = (0, len(each.steps))
+    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
+
+
+def _pinned_places(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], int]:
+    """Return where every large stored table begins in pinned memory, and the bytes in all."""
+    sizes = {table: chunks.plan.tables[table].entries * itemsize for table in chunks.lifetimes()}
+    lives = {
+        table: life
+        for table, life in chunks.lifetimes().items()
+        if life[0] >= 0 and table not in chunks.on_disk and sizes[table] >= PINNED_BYTES
+    }
+    return _placed(lives, sizes)
+
+
+def _placed(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
     alive: dict[int, tuple[int, int]] = {}
     places: dict[int, int] = {}
     most = 0
-    for n, step in enumerate(each.steps):
-        for table in (*step.operands, step.out):
-            if table not in places:
-                size = -(-part(chunks.plan, table, each.fixed) * itemsize // ALIGNED) * ALIGNED
-                places[table] = _first_gap(sorted(alive.values()), size)
-                alive[table] = (places[table], places[table] + size)
-                most = max(most, places[table] + size)
-        for table in [table for table in alive if last[table] == n]:
-            del alive[table]
+    for table, (first, _) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
+        for other in [other for other in alive if lives[other][1] < first]:
+            del alive[other]
+        size = -(-sizes[table] // ALIGNED) * ALIGNED
+        start = 0
+        for begin, end in sorted(alive.values()):
+            if begin - start >= size:
+                break
+            start = max(start, end)
+        places[table] = start
+        alive[table] = (start, start + size)
+        most = max(most, start + size)
     return places, most
-
-
-def _first_gap(alive: Sequence[tuple[int, int]], size: int) -> int:
-    start = 0
-    for begin, end in alive:
-        if begin - start >= size:
-            return start
-        start = max(start, end)
-    return start
 
 
 @dataclass(eq=False)
@@ -112,12 +131,13 @@ class ChunkGpu:
         if count < 1:
             raise MemoryError(f"a task takes {each + OFFSET_BYTES:,} bytes of the GPU, {room:,} are allowed")
         self.traffic = Traffic()
-        self._offsets: dict[tuple[bytes, bytes], Any] = {}
+        self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
+        self._offsets: list[Any] = []
         with cupy.cuda.Device(number):
             self._memory = cupy.cuda.alloc(each * count)
             self.slots = [self._slot(n * each, each) for n in range(count)]
-        self._spare: dict[int, list[Array]] = {}
-        self._pinned, self._most_pinned = 0, chunks.peak(on_disk=False) * self.dtype.itemsize
+            self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
+            self._host = pinned(size)
 
     def _slot(self, start: int, size: int) -> _Slot:
         at = int(self._memory.ptr) + start
@@ -125,38 +145,67 @@ class ChunkGpu:
         words = np.uint64 if self.algebra == "double" else np.uint32
         return _Slot(at, partial, self.cupy.cuda.Stream(non_blocking=True), self.cupy.zeros(2, dtype=words))
 
-    def allocate(self, entries: int) -> Array:
-        """Return an array of the host for a stored table, pinned where it is large; not cleared."""
-        size = entries * self.dtype.itemsize
-        if size < PINNED_BYTES:
+    def allocate(self, table: int, entries: int) -> Array:
+        """Return the array of the host for a stored table, pinned where it is large; not cleared."""
+        if table not in self._pinned:
             return np.empty(entries, self.dtype)
-        if self._spare.get(size):
-            return self._spare[size].pop()
-        # What was kept for other sizes goes before the plan's memory is exceeded.
-        if self._pinned + size > self._most_pinned:
-            self._pinned -= sum(len(arrays) * each for each, arrays in self._spare.items())
-            self._spare.clear()
-        self._pinned += size
-        with self.cupy.cuda.Device(self.number):
-            memory = self.cupy.cuda.PinnedMemoryPointer(self.cupy.cuda.PinnedMemory(size), 0)
-        return np.ndarray((entries,), self.dtype, memory)
+        start = self._pinned[table]
+        return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
 
-    def give_back(self, array: Array) -> None:
-        """Keep the memory of a stored table for the next one of its size: pinning takes longer than filling it."""
-        if array.nbytes >= PINNED_BYTES and not isinstance(array, np.memmap):
-            self._spare.setdefault(array.nbytes, []).append(array)
+    def prepared(self, what: Contraction) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
+        """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
+        if what not in self._prepared:
+            launches = launches_of(what)
+            places: list[list[tuple[int, ...]]] = []
+            for launch in launches:
+                arrays = [tuple(map(self.cupy.asarray, (o.panels, o.places, o.far, o.near))) for o in launch.offsets]
+                self._offsets.append(arrays)
+                places.append([tuple(int(array.data.ptr) for array in each) for each in arrays])
+            self._prepared[what] = (launches, places)
+        return self._prepared[what]
 
-    def put(self, offsets: Array) -> int:
-        """Return where offsets lie on the device; equal ones lie there once."""
-        key = (offsets.dtype.str.encode(), offsets.tobytes())
-        if key not in self._offsets:
-            with self.cupy.cuda.Device(self.number):
-                self._offsets[key] = self.cupy.asarray(offsets)
-        return int(self._offsets[key].data.ptr)
+    def make_room(self) -> None:
+        """Forget offsets where they take too much; between passes, because launches under way need theirs."""
+        if sum(array.nbytes for arrays in self._offsets for each in arrays for array in each) > OFFSET_BYTES // 2:
+            self._prepared.clear()
+            self._offsets.clear()
 
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
         return _module(self.number, self.algebra).get_function(name)
+
+
+def pinned(size: int) -> Array:
+    """Return bytes of the host that the device reaches by itself, not cleared.
+
+    Pages are touched by several threads before they are pinned, huge ones where the system has them: that takes a
+    fraction of the time that pinning untouched memory does.
+    """
+    import mmap
+
+    if not size:
+        return np.empty(0, np.uint8)
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
+    in_threads(lambda part, _: part.fill(0), parts, usable_cores())
+    _register(array)
+    return array
+
+
+def _register(array: Array) -> None:
+    import weakref
+
+    import cupy
+
+    runtime, at = cupy.cuda.runtime, array.ctypes.data
+    try:
+        runtime.hostRegister(at, array.nbytes, 0)
+    except runtime.CUDARuntimeError as error:
+        raise MemoryError(f"{array.nbytes:,} bytes of pinned memory: {error}") from error
+    weakref.finalize(array, runtime.hostUnregister, at)
 
 
 @cache
@@ -177,15 +226,11 @@ class GpuWork:
         self.powers: dict[int, float] = {}
         self._places, _ = _places(gpu.chunks, each, gpu.dtype.itemsize)
         self._sizes = gpu.chunks.plan.shape.cardinalities
-        self._launches = [launches_of(task.what) for task in tasks]
-        self._offsets = {
-            (n, m): [tuple(map(gpu.put, (o.panels, o.places, o.far, o.near))) for o in launch.offsets]
-            for n, launches in enumerate(self._launches)
-            for m, launch in enumerate(launches)
-        }
+        gpu.make_room()
         words = np.uint64 if gpu.algebra == "double" else np.uint32
         with gpu.cupy.cuda.Device(gpu.number):
             self._extremes = gpu.cupy.zeros((len(tasks), 2), dtype=words)
+            self._launches = [gpu.prepared(task.what) for task in tasks]
             gpu.cupy.cuda.runtime.deviceSynchronize()
 
     def group(self, states: dict[int, int], place: int = 0) -> None:
@@ -230,32 +275,36 @@ class GpuWork:
                 self._save(slot, out, states)
 
     def _power(self, slot: _Slot, n: int) -> float:
-        """Return the power of two that brings the largest entry of the first task's result into [0.5, 1)."""
-        slot.noted.fill(0)
-        # Somewhere else than the result, if that is being added to: the first task never is.
-        self._reduce(slot, n, 1.0, False, slot.noted)
-        bits = slot.noted.get(stream=slot.stream)[:1]
-        largest = float(bits.view(bits.dtype.str.replace("u", "f"))[0])
+        """Return the power of two that brings the largest entry at the beginning of a result into [0.5, 1)."""
+        largest = 0.0
+        for sample in (True, False):
+            if largest == 0:
+                slot.noted.fill(0)
+                self._reduce(slot, n, 1.0, False, slot.noted, sample)
+                bits = slot.noted.get(stream=slot.stream)[:1]
+                largest = float(bits.view(bits.dtype.str.replace("u", "f"))[0])
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
         least: int = np.finfo(self.gpu.dtype.type).minexp
         return float(2.0 ** -max(exponent, least))
 
-    def _reduce(self, slot: _Slot, n: int, power: float, adds: bool, extremes: Any) -> None:
-        launches, task = self._launches[n], self.tasks[n]
+    def _reduce(self, slot: _Slot, n: int, power: float, adds: bool, extremes: Any, sample: bool = False) -> None:
+        (launches, places), task = self._launches[n], self.tasks[n]
         tables = [slot.at + self._places[table] for table in task.operands]
         shifts = [2.0 ** self.shifts.get(table, 0) for table in task.operands]
         # Sums of terms are made in turns in either half of the room for them.
         half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
         for m, launch in enumerate(launches):
             ends = m == len(launches) - 1
+            if sample and len(launches) == 1 and launch.over_entries:
+                launch = launch.beginning()
             out = slot.at + self._places[task.out] if ends else slot.partial + (m % 2) * half
             operands = [
                 (table, *offsets, entries_gpu.bits_of(shift))
-                for table, offsets, shift in zip(tables, self._offsets[n, m], shifts, strict=True)
+                for table, offsets, shift in zip(tables, places[m], shifts, strict=True)
             ]
             noted = int(extremes.data.ptr) if ends else 0
             words = record(launch, out, noted, power if ends else 1.0, adds and ends, operands)
-            self.gpu.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words,))
+            self.gpu.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
             self.gpu.traffic.launches += 1
             tables, shifts = [out], [1.0]
 

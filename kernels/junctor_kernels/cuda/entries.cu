@@ -72,54 +72,56 @@ __device__ __forceinline__ void finish(const Reduction &what, index_t entry, rea
 // K operands, known when compiled, or any number of them (0).
 template <int K> __device__ __forceinline__ void over_entries(const Reduction &what) {
     const int count = K ? K : (int)what.operands;
-    const index_t blocks = (what.panel + TILE - 1) / TILE;
-    const index_t panel = blockIdx.x / blocks;
-    const int first = (int)(blockIdx.x % blocks) * TILE + threadIdx.x;
-    const real *at[K ? K : MOST_OPERANDS];
+    const int tiles = (int)((what.panel + TILE - 1) / TILE);
+    const index_t panels = what.entries / what.panel;
+    const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x;
+    // Places are the same in all panels, so a block takes one tile of many of them.
     int place[K ? K : MOST_OPERANDS][EACH];
 #pragma unroll
-    for (int k = 0; k < count; k++) {
-        at[k] = what.operand[k].table + what.operand[k].panels[panel];
+    for (int k = 0; k < count; k++)
 #pragma unroll
         for (int v = 0; v < EACH; v++) {
             const int inside = first + v * THREADS;
             place[k][v] = what.operand[k].places[inside < what.panel ? inside : 0];
         }
-    }
-    // In double precision, so that rounding does not grow with the number of terms.
-    double sum[EACH];
+    word largest = 0, smallest = 0;
+    for (index_t panel = blockIdx.x / tiles; panel < panels; panel += gridDim.x / tiles) {
+        // In double precision, so that rounding does not grow with the number of terms.
+        double sum[EACH];
 #pragma unroll
-    for (int v = 0; v < EACH; v++) sum[v] = 0;
-    for (index_t f = 0; f < what.far_terms; f++) {
-        real part[EACH];
+        for (int v = 0; v < EACH; v++) sum[v] = 0;
+        for (index_t f = 0; f < what.far_terms; f++) {
+            real part[EACH];
 #pragma unroll
-        for (int v = 0; v < EACH; v++) part[v] = 0;
-        const real *here[K ? K : MOST_OPERANDS];
+            for (int v = 0; v < EACH; v++) part[v] = 0;
+            const real *here[K ? K : MOST_OPERANDS];
 #pragma unroll
-        for (int k = 0; k < count; k++) here[k] = at[k] + what.operand[k].far[f];
-        for (int n = 0; n < what.near_terms; n++) {
-            real product[EACH];
+            for (int k = 0; k < count; k++)
+                here[k] = what.operand[k].table + what.operand[k].panels[panel] + what.operand[k].far[f];
+#pragma unroll 2
+            for (int n = 0; n < what.near_terms; n++) {
+                real product[EACH];
 #pragma unroll
-            for (int k = 0; k < count; k++) {
-                const real *row = here[k] + what.operand[k].near[n];
-                const real scale = (real)what.operand[k].scale;
+                for (int k = 0; k < count; k++) {
+                    const real *row = here[k] + what.operand[k].near[n];
+                    const real scale = (real)what.operand[k].scale;
 #pragma unroll
-                for (int v = 0; v < EACH; v++) {
-                    const real number = __ldg(row + place[k][v]) * scale;
-                    product[v] = k ? product[v] * number : number;
+                    for (int v = 0; v < EACH; v++) {
+                        const real number = __ldg(row + place[k][v]) * scale;
+                        product[v] = k ? product[v] * number : number;
+                    }
                 }
+#pragma unroll
+                for (int v = 0; v < EACH; v++) part[v] += product[v];
             }
 #pragma unroll
-            for (int v = 0; v < EACH; v++) part[v] += product[v];
+            for (int v = 0; v < EACH; v++) sum[v] += part[v];
         }
 #pragma unroll
-        for (int v = 0; v < EACH; v++) sum[v] += part[v];
+        for (int v = 0; v < EACH; v++)
+            if (first + v * THREADS < what.panel)
+                finish(what, panel * what.panel + first + v * THREADS, (real)sum[v], largest, smallest);
     }
-    word largest = 0, smallest = 0;
-#pragma unroll
-    for (int v = 0; v < EACH; v++)
-        if (first + v * THREADS < what.panel)
-            finish(what, panel * what.panel + first + v * THREADS, (real)sum[v], largest, smallest);
     note(what.extremes, largest, smallest);
 }
 

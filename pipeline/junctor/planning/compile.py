@@ -21,8 +21,8 @@ from junctor.planning.shape import Pattern, Shape, bits, mask_of
 DEFAULT_ROWS = 20_000
 # Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
 SMALL_POTENTIAL = 4096
-# In a clique so many times larger than that, potentials may grow with it up to this size: each of them is read for every
-# entry of the clique.
+# In a clique so many times larger than that, potentials may grow with it up to this size: each of them is read for
+# every entry of the clique.
 HUGE_CLIQUE, LARGE_POTENTIAL = 1 << 16, 1 << 20
 # So many variables that are read of one table are read of the joints of either half.
 LEAST_HALVED = 6
