@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 # Entries of a panel, and the fewest that make one where there are several threads.
 PANEL, LEAST_PANEL = 4096, 256
 # Terms of the fast part, of the slow part, and so of one call.
-NEAR, FAR = 256, 4096
+NEAR, FAR = 64, 4096
 # Where fewer entries are kept, some of the terms are kept at first, and summed when they are few.
 LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
 # A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
