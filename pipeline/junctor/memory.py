@@ -109,7 +109,7 @@ class Memory:
     def _fit_lanes(self, rows: int, threads: int) -> None:
         """Settle whether lowering pays for so many rows, and the cases of a block of the compiled backend."""
         self.lanes = 0
-        operations = min(rows * self.plan.case_operations, 10**30)
+        operations = min(rows * self._operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
         room = (self.room - self._lowered) // self._lane_bytes
@@ -117,6 +117,10 @@ class Memory:
         lanes = max(LEAST_LANES, min(ARENA_BYTES // self._lane_bytes, MOST_LANES))
         lanes = min(lanes, padded(-(-self.rows // self.threads)), room // self.threads) // LANE * LANE
         self.lanes = max(0, lanes)
+
+    @cached_property
+    def _operations(self) -> int:
+        return self.plan.case_operations
 
     @cached_property
     def _lane_bytes(self) -> int:
