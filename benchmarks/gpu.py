@@ -278,10 +278,12 @@ def answer_for(options: argparse.Namespace) -> None:
     """Answer batches on this process's GPU, after a line from the parent, and print rows a second."""
     (name,) = options.networks
     (case,) = (case for case in pickle.loads(options.file.read_bytes()) if case[0] == name)
-    _, network, batch, _ = case
-    repeated = np.arange(options.rows) % batch.rows
-    large = EvidenceBatch(options.rows, {v: column[repeated] for v, column in batch.states.items()})
+    _, network, prepared, plans = case
+    large = batch_of(network, options.rows, options.seed)
+    if large.states.keys() != prepared.states.keys():
+        raise SystemExit(f"{options.file} was not prepared with --seed {options.seed}")
     engine = engine_on(CudaDevice(), network, "single")
+    engine.plan = lambda pattern, rows=1: plans["pattern"]  # type: ignore[method-assign]
     engine.answer(large)
     print("ready", flush=True)
     input()
@@ -300,7 +302,7 @@ def scaling(options: argparse.Namespace) -> None:
         alone = 0.0
         for gpus in options.gpus:
             command = [sys.executable, __file__, "scale", str(options.file), "--worker", "--networks", name]
-            command += ["--rows", str(options.rows), "--seconds", str(options.seconds)]
+            command += ["--rows", str(options.rows), "--seconds", str(options.seconds), "--seed", str(options.seed)]
             workers = [
                 subprocess.Popen(
                     command,
@@ -345,6 +347,7 @@ def main() -> None:
     scale.add_argument("--gpus", nargs="+", type=int, default=[1, 2])
     scale.add_argument("--rows", type=int, default=32768, help="of a batch")
     scale.add_argument("--seconds", type=float, default=15.0)
+    scale.add_argument("--seed", type=int, default=1, help="that the file was prepared with")
     scale.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     runs.add_argument("--stages", action="store_true", help="milliseconds of every launch as well")
     whole = actions.add_parser("engine")

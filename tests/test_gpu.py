@@ -51,6 +51,7 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "MANY_THREADS", 64)
     patch.setattr(gpu, "WRITE_THREADS", 32)
     patch.setattr(gpu, "WRITE_BLOCKS", 3)
+    patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "SHARED_TERMS", 20)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)

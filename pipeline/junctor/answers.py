@@ -41,7 +41,7 @@ class Answers:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        tables = sum(array.nbytes for array in self.posteriors.values())
+        tables = sum(array.nbytes for array in self.posteriors.values()) if self.memory is None else self.memory.nbytes
         return self.status.nbytes + self.log_value.nbytes + tables + sum(array.nbytes for array in self.states.values())
 
 

@@ -73,8 +73,10 @@ def distinct_rows(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalit
             size = len(first)
             if size > MOST_DISTINCT * len(rows):
                 return None
+        keys *= radix
+        keys += batch.states[variable][at]
         # UNOBSERVED is -1.
-        keys = keys * radix + (batch.states[variable][at] + 1)
+        keys += 1
         size *= radix
     numbers, first = _numbered(keys, size)
     if len(first) > MOST_DISTINCT * len(rows):

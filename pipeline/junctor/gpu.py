@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -83,8 +83,11 @@ class GpuProgram:
 
         Those lie in memory that the device's `host` gave.
         """
-        found = self._places[place].answer(block, rows, answers)[:, : block.cases]
-        log_value = found[0] + self._program.constants(block)
+        under_way = self._places[place].begin(block, rows, answers)
+        # While the device is at work.
+        constants = self._program.constants(block)
+        found = under_way()[:, : block.cases]
+        log_value = found[0] + constants
         return Outcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
 
     def targets(self, answers: Answers) -> Array:
@@ -219,8 +222,13 @@ class _Place:
         fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
         return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
 
-    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers) -> npt.NDArray[np.float64]:
-        """Answer a block; returns what was found beside its posteriors, float64 [3, lanes]."""
+    def begin(
+        self, block: Block, rows: npt.NDArray[np.int64], answers: Answers
+    ) -> Callable[[], npt.NDArray[np.float64]]:
+        """Set the device to work on a block.
+
+        Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
+        """
         assert answers.memory is not None
         host = self._take(block, rows)
         names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
@@ -234,8 +242,12 @@ class _Place:
             device.write_posteriors(self.work, answers.memory.dtype)
             device.download(self._arrays["found"], host["found"])
             mark = device.mark()
-        device.wait(mark)
-        return host["found"]
+
+        def found() -> npt.NDArray[np.float64]:
+            device.wait(mark)
+            return host["found"]
+
+        return found
 
     def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
         """Write what differs between blocks into the record of this one."""

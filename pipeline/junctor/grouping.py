@@ -9,7 +9,7 @@ not common to all, or goes row by row through the row engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,19 +98,30 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     valid[list(batch.invalid)] = False
     rows = np.flatnonzero(valid)
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
-    seen = np.zeros((len(hard) + len(soft), batch.rows), dtype=np.bool_)
-    for column, variable in enumerate(hard):
-        np.not_equal(batch.states[variable], UNOBSERVED, out=seen[column])
-    for column, variable in enumerate(soft, start=len(hard)):
-        seen[column, batch.likelihoods[variable].rows] = True
-    seen = seen if rows.size == batch.rows else seen[:, rows]
-    often = np.count_nonzero(seen, axis=1)
-    # Columns that are the same in all rows tell none apart, and often all are.
-    apart = (often > 0) & (often < rows.size)
-    told, counts, numbers = _distinct(seen[apart].T, np.ones(rows.size, dtype=np.int64))
-    marks = np.repeat((often > 0)[None, :], len(told), axis=0)
-    marks[:, apart] = told
+    ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
+    apart: dict[int, Mask] = {}
+    for column, all_seen in enumerate(_columns(batch, hard, soft)):
+        seen = all_seen if rows.size == batch.rows else all_seen[rows]
+        often = np.count_nonzero(seen)
+        ever[column] = often > 0
+        # Columns that are the same in all rows tell none apart, and often all are.
+        if 0 < often < rows.size:
+            apart[column] = seen
+    told = np.array(list(apart.values()), dtype=np.bool_).reshape(len(apart), rows.size).T
+    told, counts, numbers = _distinct(told, np.ones(rows.size, dtype=np.int64))
+    marks = np.repeat(ever[None, :], len(told), axis=0)
+    marks[:, list(apart)] = told
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
+
+
+def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> Iterator[Mask]:
+    """Yield for each column in which rows there is evidence."""
+    for variable in hard:
+        yield batch.states[variable] != UNOBSERVED
+    for variable in soft:
+        seen = np.zeros(batch.rows, dtype=np.bool_)
+        seen[batch.likelihoods[variable].rows] = True
+        yield seen
 
 
 class Choice:

@@ -118,7 +118,7 @@ class Memory:
     def _fit_lanes(self, rows: int, threads: int) -> None:
         """Settle whether lowering pays for so many rows, and the cases of a block of the compiled backend."""
         self.lanes = 0
-        operations = min(rows * self.plan.case_operations, 10**30)
+        operations = min(rows * self._operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
         if self.entry_threads and self._entries_are_faster(rows):
@@ -134,6 +134,10 @@ class Memory:
         each = min(self.plan.case_operations, 10**30) * COMPILED_OPERATION_SECONDS
         lanes = padded(min(self.rows, rows)) * each + len(self.plan.steps) * LOWERING_SECONDS
         return rows < LANE and rows * each + len(self.plan.steps) * STEP_SECONDS < lanes
+
+    @cached_property
+    def _operations(self) -> int:
+        return self.plan.case_operations
 
     @cached_property
     def _lane_bytes(self) -> int:
