@@ -108,3 +108,20 @@ def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     assert (limits.entry_threads, limits.lanes) == (1, 0)
     limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)
     assert limits.lanes > 0
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("allowed", [1 << 26, 1 << 30])
+def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
+    network = grid(6, 6, states=3, seed=4)
+    rows = 300
+    batch = EvidenceBatch(rows, {v: np.random.default_rng(v).integers(-1, 3, rows, np.int32) for v in (0, 7, 20)})
+    found = []
+    for threads in (1, 2, 7):
+        engine = Engine(network, LOG_QUERY, memory=allowed, threads=threads)
+        found.append(engine.answer(batch))
+        assert all(each.memory.entry_threads > 0 for each in engine._prepared.values())
+    for answers in found[1:]:
+        np.testing.assert_array_equal(answers.log_value, found[0].log_value)
+        for variable, posterior in found[0].posteriors.items():
+            np.testing.assert_array_equal(answers.posteriors[variable], posterior)

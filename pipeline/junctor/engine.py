@@ -197,7 +197,7 @@ class Engine:
         for group in groups:
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
             seconds += once + self.to_come(batch, group.answered) * row
-        return seconds * (LOG_SECONDS if self.query.precision == "log" else 1) > COMPILED_SECONDS
+        return seconds * (LOG_SECONDS if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
