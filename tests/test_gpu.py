@@ -177,6 +177,23 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.De
 
 
 @ON
+def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
+    device: Callable[[], gpu.Device], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 50, 0.0)
+    short = opened(device)
+
+    def refuse(size: int) -> None:
+        raise MemoryError(f"{size:,} bytes of pinned memory")
+
+    monkeypatch.setattr(short, "host", refuse)
+    found = Engine(network, Query(), device=short).answer(batch)
+    assert "the CPU takes over a batch" in caplog.text
+    np.testing.assert_array_equal(found.log_value, Engine(network, Query()).answer(batch).log_value)
+
+
+@ON
 def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
     device: Callable[..., gpu.Device], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,7 +29,7 @@ LOG_QUERY = Query(precision="log")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything goes over entries, in panels that are not too large for small networks."""
-    settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 0}
+    settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 1}
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
     monkeypatch.setattr(engine_module, "COMPILED_SECONDS", -1)

@@ -38,8 +38,8 @@ NEAR, FAR = 64, 4096
 LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
 # A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
 COPY_FROM, COPY_BYTES = 4, 1 << 22
-# Operations from which threads are worth their start, and from which the preparation is.
-THREADED, PREPARED = 1 << 22, 1 << 13
+# Operations that are worth the start of a thread, and from which the preparation is worth it.
+THREADED, PREPARED = 1 << 19, 1 << 13
 # Bytes of walks that are remembered.
 REMEMBERED_BYTES = 1 << 23
 ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
@@ -202,7 +202,7 @@ def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: b
         copies = begin + np.cumsum(walk.copies) - walk.copies
         reduce_panels(walk, first, last, places, copies, out, logs, accumulate)
 
-    threads = min(task.threads, panels) if task.entries * task.terms * len(tables) >= THREADED else 1
+    threads = max(1, min(task.threads, panels, task.entries * task.terms * len(tables) // THREADED))
     ends = [panels * n // threads for n in range(threads + 1)]
     if threads == 1:
         work(0, panels)

@@ -28,11 +28,10 @@ IN_FLIGHT = 3
 # however few cases there are (measured on an H100); coarse, to choose between the two.
 FEW_RATE, MANY_RATE = 2e11, 1.5e12
 STAGE_SECONDS = 6e-5
-# Cases of a block: more gain nothing, and about a quarter of a batch lets its answers go out beside the next one.
-MOST_CASES, FEWEST_CASES = 1 << 14, 1 << 12
-BLOCKS = 4
-# Cases of a block in log space, which has threads over entries only.
-LOG_CASES = 256
+# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
+MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
+# Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
+BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.
 STATES = np.int16
 # Arrays begin at multiples of so many bytes.
@@ -59,10 +58,10 @@ class GpuProgram:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
-        logs = program.algebra is LOG
-        most = LOG_CASES if logs else max(FEWEST_CASES, -(-rows // BLOCKS))
-        most = min(self._most_cases(host, places[1]), most)
-        self.many = most >= chunk and not logs and not self._is_few(rows, stages.count, chunk)
+        apiece = _bytes({"posteriors": self._way_shapes(1)["posteriors"]})
+        overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
+        most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
+        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
