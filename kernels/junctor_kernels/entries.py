@@ -39,7 +39,7 @@ LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
 # A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
 COPY_FROM, COPY_BYTES = 4, 1 << 22
 # Operations that are worth the start of a thread, and from which the preparation is worth it.
-THREADED, PREPARED = 1 << 19, 1 << 13
+THREADED, PREPARED = 1 << 20, 1 << 13
 # Bytes of walks that are remembered.
 REMEMBERED_BYTES = 1 << 23
 ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
