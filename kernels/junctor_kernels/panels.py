@@ -217,8 +217,6 @@ def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
             t0, t1 = multiply(t0, exponential(subtract(m0, b0))), multiply(t1, exponential(subtract(m1, b1)))
             t2, t3 = multiply(t2, exponential(subtract(m2, b2))), multiply(t3, exponential(subtract(m3, b3)))
         m0, m1, m2, m3 = l0, l1, l2, l3
-        if far.shape[1] * near.shape[1] == 1:
-            return m0, m1, m2, m3
         p0 = p1 = p2 = p3 = spread(number)
         for i in range(near.shape[1]):
             x = held + i * 4 * BYTES
