@@ -45,14 +45,14 @@ from junctor.planning.shape import Pattern
 from junctor.propagation import Program
 from junctor.query import Precision, Query
 from junctor_kernels.gpu import CudaDevice
-from junctor_kernels.reference import DOUBLE, SINGLE
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE
 from timeline import TimedDevice, show
 
 PLANNED_ROWS = 10**6
 CHECKED_ROWS = 64
 # Evidence and answers on their way.
 HOST_BYTES = 1 << 34
-ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
+ALGEBRAS = {"single": SINGLE, "double": DOUBLE, "log": LOG}
 
 
 def prepare(paths: list[str], output: Path, kinds: list[str], rows: int, seed: int) -> None:

@@ -95,7 +95,7 @@ def test_panels_that_do_not_divide_an_axis(algebra: str, sizes: list[int], kept:
 
 @pytest.mark.parametrize("algebra", ALGEBRAS)
 def test_threads_change_nothing(algebra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "THREADED", 0)
+    monkeypatch.setattr(entries, "THREADED", 1)
     sizes, kept = [2] * 17, 13
     operands = problem(sizes, [[*range(8), *range(13, 17)], [*range(5, 17)]], algebra, 0.1)
     outs = []

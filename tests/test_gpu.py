@@ -51,6 +51,7 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "MANY_THREADS", 64)
     patch.setattr(gpu, "WRITE_THREADS", 32)
     patch.setattr(gpu, "WRITE_BLOCKS", 3)
+    patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "SHARED_TERMS", 20)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
@@ -173,6 +174,23 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.De
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
+
+
+@ON
+def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
+    device: Callable[[], gpu.Device], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 50, 0.0)
+    short = opened(device)
+
+    def refuse(size: int) -> None:
+        raise MemoryError(f"{size:,} bytes of pinned memory")
+
+    monkeypatch.setattr(short, "host", refuse)
+    found = Engine(network, Query(), device=short).answer(batch)
+    assert "the CPU takes over a batch" in caplog.text
+    np.testing.assert_array_equal(found.log_value, Engine(network, Query()).answer(batch).log_value)
 
 
 @ON

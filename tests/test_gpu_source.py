@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
-from junctor_kernels import gpu
+from junctor_kernels import early_launch, gpu
 from junctor_kernels.gpu import Launch, grid
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -36,7 +36,7 @@ def compiler() -> ctypes.CDLL:
 def test_kernels_compile(architecture: str, algebra: str) -> None:
     nvrtc, program = compiler(), ctypes.c_void_p()
     text = gpu.source(algebra).encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"propagate.cu", 0, None, None) == 0
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None) == 0
     options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-ftz=true"]
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
@@ -62,6 +62,13 @@ def test_grids_cover_all_items_and_cases() -> None:
     assert (x, y, threads) == (5, 7, gpu.MANY_THREADS)
     (x, y), threads = grid(Launch("propagate_few", 3, 11), chunks=1)
     assert (x, y, threads) == (11, 1, gpu.FEW_THREADS)
+
+
+def test_structures_for_the_driver_are_as_large_as_in_its_header() -> None:
+    assert (ctypes.sizeof(early_launch._Attribute), early_launch._Attribute.value.offset) == (72, 8)
+    config = early_launch._Config
+    assert ctypes.sizeof(config) == 56
+    assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
 
 
 def test_what_a_record_lacks_is_an_error() -> None:

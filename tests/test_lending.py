@@ -5,7 +5,11 @@ import gc
 import numpy as np
 import pyarrow as pa
 from junctor.arrays import list_array
+from junctor.engine import Engine
+from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import random_network, sample
 from junctor.lending import Lender, fresh
+from junctor.query import Query
 
 
 def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:
@@ -35,6 +39,23 @@ def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
     del table
     gc.collect()
     assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else() -> None:
+    network = random_network(6, seed=1)
+    states = sample(network, 40, seed=2)
+    batches = [EvidenceBatch(20, {0: states[:20, 0], 3: states[:20, 3]}), EvidenceBatch(20, {1: states[20:, 1]})]
+    engine = Engine(network, Query())
+    expected = [Engine(network, Query()).answer(batch).posteriors for batch in batches]
+    kept = engine.answer(batches[0]).posteriors[2]
+    address = kept.ctypes.data
+    second = engine.answer(batches[1])
+    for v, posterior in second.posteriors.items():
+        np.testing.assert_array_equal(posterior, expected[1][v])
+    np.testing.assert_array_equal(kept, expected[0][2])
+    del kept
+    gc.collect()
+    assert engine.answer(batches[0]).posteriors[2].ctypes.data == address
 
 
 def test_no_more_stays_idle_than_is_spare() -> None:

@@ -33,13 +33,13 @@ Integers = npt.NDArray[np.int64]
 # Entries of a panel, and the fewest that make one where there are several threads.
 PANEL, LEAST_PANEL = 4096, 256
 # Terms of the fast part, of the slow part, and so of one call.
-NEAR, FAR = 256, 4096
+NEAR, FAR = 64, 4096
 # Where fewer entries are kept, some of the terms are kept at first, and summed when they are few.
 LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
 # A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
 COPY_FROM, COPY_BYTES = 4, 1 << 22
-# Operations from which threads are worth their start, and from which the preparation is.
-THREADED, PREPARED = 1 << 22, 1 << 14
+# Operations that are worth the start of a thread, and from which the preparation is worth it.
+THREADED, PREPARED = 1 << 20, 1 << 13
 # Bytes of walks that are remembered.
 REMEMBERED_BYTES = 1 << 23
 ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
@@ -202,7 +202,7 @@ def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: b
         copies = begin + np.cumsum(walk.copies) - walk.copies
         reduce_panels(walk, first, last, places, copies, out, logs, accumulate)
 
-    threads = min(task.threads, panels) if task.entries * task.terms * len(tables) >= THREADED else 1
+    threads = max(1, min(task.threads, panels, task.entries * task.terms * len(tables) // THREADED))
     ends = [panels * n // threads for n in range(threads + 1)]
     if threads == 1:
         work(0, panels)

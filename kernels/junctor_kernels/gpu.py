@@ -40,8 +40,10 @@ RUN = 32
 # contractions need registers, the rest needs many warps at once.
 MANY_THREADS, FEW_THREADS = 128, 256
 MANY_BLOCKS, REST_BLOCKS = 4, 8
-# Blocks and threads that write answers to the host: few, because they mostly wait for the bus.
-WRITE_BLOCKS, WRITE_THREADS = 32, 256
+# Blocks and threads that write answers to the host: as few as go at three quarters of what the bus does, because from
+# there on whatever is computed beside them waits as well. How many would fill a multiprocessor, so that one takes the
+# room of one that contracts; cases of a target that it writes at a time.
+WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
 WARP = 32
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
@@ -65,7 +67,8 @@ _NAMES = (
 _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
-    *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "WRITE_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
+    *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
+    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES"),
 )
 # What comes first in the source for each algebra, and the files of the source in their order; log space has no warps
 # over cases.

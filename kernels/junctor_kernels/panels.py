@@ -77,16 +77,16 @@ def reduce_panels(
     size, part, panels, within = walk.line[0], walk.line[1], walk.line[2], walk.line[3]
     vectors = walk.starts.size
     found, before = np.empty(vectors * width, out.dtype), np.zeros(vectors * width, out.dtype)
-    base, held = np.empty(count, np.int64), np.full(count, -1, np.int64)
-    at = np.empty((count, 6), np.int64)
+    base, copied = np.empty(count, np.int64), np.full(count, -1, np.int64)
+    at, held_terms = np.empty((count, 6), np.int64), np.empty(4 * width * walk.near.shape[1], out.dtype)
     for k in range(count):
         at[k, 4] = walk.operands[k, READ]
     for panel in range(first, last):
         begin = min(panel % panels * part, size - part)
         _find_operands(walk, panel // panels, begin, tables, base)
         for k in range(count):
-            if walk.operands[k, COPIED] and held[k] != base[k]:
-                held[k] = base[k]
+            if walk.operands[k, COPIED] and copied[k] != base[k]:
+                copied[k] = base[k]
                 _copy(walk, k, base[k], copies[k], out.dtype.type(0))
             if walk.operands[k, COPIED]:
                 base[k] = copies[k]
@@ -95,7 +95,7 @@ def reduce_panels(
             if logs is None:
                 total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
             else:
-                total = _log_sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
+                total = _log_sum(at, walk.far_read, walk.near_read, held_terms.ctypes.data, out.dtype.type(0))
             # Where there are fewer than four, the last one again.
             store(found, walk.starts[v], total[0])
             store(found, walk.starts[min(v + 1, vectors - 1)], total[1])
@@ -201,24 +201,39 @@ def _sum(at: Any, far: Any, near: Any, number: Any) -> Any:
 
 
 @inside
-def _log_sum(at: Any, far: Any, near: Any, number: Any) -> Any:
+def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
+    """Return four vectors of logarithms of sums; held: where four vectors of each term of the fast part have room."""
     m0 = m1 = m2 = m3 = spread(-np.inf)
-    for h in range(far.shape[1]):
-        for i in range(near.shape[1]):
-            x0, x1, x2, x3 = _term(at, far, near, h, i, number, True)
-            m0, m1, m2, m3 = larger(x0, m0), larger(x1, m1), larger(x2, m2), larger(x3, m3)
-    if far.shape[1] * near.shape[1] == 1:
-        return m0, m1, m2, m3
-    b0, b1, b2, b3 = _finite(m0), _finite(m1), _finite(m2), _finite(m3)
     t0 = t1 = t2 = t3 = spread(number)
     for h in range(far.shape[1]):
-        p0 = p1 = p2 = p3 = spread(number)
+        l0, l1, l2, l3 = m0, m1, m2, m3
         for i in range(near.shape[1]):
             x0, x1, x2, x3 = _term(at, far, near, h, i, number, True)
-            p0, p1 = add(p0, exponential(subtract(x0, b0))), add(p1, exponential(subtract(x1, b1)))
-            p2, p3 = add(p2, exponential(subtract(x2, b2))), add(p3, exponential(subtract(x3, b3)))
+            _hold(held + i * 4 * BYTES, x0, x1, x2, x3)
+            l0, l1, l2, l3 = larger(x0, l0), larger(x1, l1), larger(x2, l2), larger(x3, l3)
+        b0, b1, b2, b3 = _finite(l0), _finite(l1), _finite(l2), _finite(l3)
+        if h > 0:
+            # What was summed before, beside the largest term so far.
+            t0, t1 = multiply(t0, exponential(subtract(m0, b0))), multiply(t1, exponential(subtract(m1, b1)))
+            t2, t3 = multiply(t2, exponential(subtract(m2, b2))), multiply(t3, exponential(subtract(m3, b3)))
+        m0, m1, m2, m3 = l0, l1, l2, l3
+        p0 = p1 = p2 = p3 = spread(number)
+        for i in range(near.shape[1]):
+            x = held + i * 4 * BYTES
+            p0 = add(p0, exponential(subtract(load_at(number, x), b0)))
+            p1 = add(p1, exponential(subtract(load_at(number, x + BYTES), b1)))
+            p2 = add(p2, exponential(subtract(load_at(number, x + 2 * BYTES), b2)))
+            p3 = add(p3, exponential(subtract(load_at(number, x + 3 * BYTES), b3)))
         t0, t1, t2, t3 = add(t0, p0), add(t1, p1), add(t2, p2), add(t3, p3)
     return _log(t0, m0), _log(t1, m1), _log(t2, m2), _log(t3, m3)
+
+
+@inside
+def _hold(place: int, x0: Any, x1: Any, x2: Any, x3: Any) -> None:
+    store_at(place, x0)
+    store_at(place + BYTES, x1)
+    store_at(place + 2 * BYTES, x2)
+    store_at(place + 3 * BYTES, x3)
 
 
 @inside

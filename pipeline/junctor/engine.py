@@ -56,7 +56,7 @@ DISTINCT_SHARE = 0.25
 # the first time on a machine).
 COMPILED_SECONDS = 1.0
 # How much longer NumPy takes in log space.
-LOG_SECONDS = 8.0
+LOG_SECONDS = 4.0
 # Rows that a GPU answers in the time of one on a core.
 DEVICE_GAIN = 64
 
@@ -195,9 +195,9 @@ class Engine:
             return True
         seconds = 0.0
         for group in groups:
-            once, each = self._plain_seconds(group.pattern, self.uses(group, batch))
-            seconds += once + self.to_come(batch, group.answered) * each
-        return seconds * (LOG_SECONDS if self.ladder == LADDERS["log"] else 1) > COMPILED_SECONDS
+            row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
+            seconds += once + self.to_come(batch, group.answered) * row
+        return seconds * (LOG_SECONDS if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
@@ -213,11 +213,11 @@ class Engine:
 
     @cached_property
     def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
-        """What a plan takes in NumPy, once and for each row; kept, because the next batch asks again."""
+        """What a row of a plan takes in NumPy, and what all rows share; kept, because the next batch asks again."""
 
         def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
             plan = self.plan(pattern, uses)
-            return min(plan.shared_operations, 10**30) * OPERATION_SECONDS, plain_seconds(plan)
+            return plain_seconds(plan), min(plan.shared_operations, 10**30) * OPERATION_SECONDS
 
         return lru_cache(KEPT_PLANS)(seconds)
 

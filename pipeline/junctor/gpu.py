@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,11 +28,10 @@ IN_FLIGHT = 3
 # however few cases there are (measured on an H100); coarse, to choose between the two.
 FEW_RATE, MANY_RATE = 2e11, 1.5e12
 STAGE_SECONDS = 6e-5
-# Cases of a block: more gain nothing, and about a quarter of a batch lets its answers go out beside the next one.
-MOST_CASES, FEWEST_CASES = 1 << 14, 1 << 12
-BLOCKS = 4
-# Cases of a block in log space, which has threads over entries only.
-LOG_CASES = 256
+# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
+MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
+# Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
+BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.
 STATES = np.int16
 # Arrays begin at multiples of so many bytes.
@@ -59,10 +58,10 @@ class GpuProgram:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // dtype.itemsize
-        logs = program.algebra is LOG
-        most = LOG_CASES if logs else max(FEWEST_CASES, -(-rows // BLOCKS))
-        most = min(self._most_cases(host, places[1]), most)
-        self.many = most >= chunk and not logs and not self._is_few(rows, stages.count, chunk)
+        apiece = _bytes({"posteriors": self._way_shapes(1)["posteriors"]})
+        overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
+        most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
+        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
@@ -83,8 +82,11 @@ class GpuProgram:
 
         Those lie in memory that the device's `host` gave.
         """
-        found = self._places[place].answer(block, rows, answers)[:, : block.cases]
-        log_value = found[0] + self._program.constants(block)
+        under_way = self._places[place].begin(block, rows, answers)
+        # While the device is at work.
+        constants = self._program.constants(block)
+        found = under_way()[:, : block.cases]
+        log_value = found[0] + constants
         return Outcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
 
     def targets(self, answers: Answers) -> Array:
@@ -219,8 +221,13 @@ class _Place:
         fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
         return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
 
-    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers) -> npt.NDArray[np.float64]:
-        """Answer a block; returns what was found beside its posteriors, float64 [3, lanes]."""
+    def begin(
+        self, block: Block, rows: npt.NDArray[np.int64], answers: Answers
+    ) -> Callable[[], npt.NDArray[np.float64]]:
+        """Set the device to work on a block.
+
+        Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
+        """
         assert answers.memory is not None
         host = self._take(block, rows)
         names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
@@ -234,8 +241,12 @@ class _Place:
             device.write_posteriors(self.work, answers.memory.dtype)
             device.download(self._arrays["found"], host["found"])
             mark = device.mark()
-        device.wait(mark)
-        return host["found"]
+
+        def found() -> npt.NDArray[np.float64]:
+            device.wait(mark)
+            return host["found"]
+
+        return found
 
     def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
         """Write what differs between blocks into the record of this one."""

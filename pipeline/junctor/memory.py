@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
 LANE = 32
+# Threads of contractions over entries that memory is kept for: as blocks, they must not depend on how many there are.
+MOST_ENTRY_THREADS = 64
 # An entry operation of the NumPy kernels and of the compiled ones; coarse, for choices and forecasts.
 OPERATION_SECONDS = 1.5e-9
 COMPILED_OPERATION_SECONDS = 2e-10
@@ -59,7 +61,8 @@ class Memory:
 
     formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
     has. lanes: cases of its blocks, 0 where it does nothing. threads: how many of its blocks are under way at once.
-    entry_threads: of contractions over entries where there are no lanes, 0 where NumPy does the work.
+    entry_threads: of contractions over entries where there are no lanes, 0 where NumPy does the work. entry_room: bytes
+    that those may take.
     room: bytes that the compiled backend may take, or evidence and answers on their way to and from a GPU.
     """
 
@@ -72,6 +75,7 @@ class Memory:
     lanes: int = 0
     threads: int = 1
     entry_threads: int = 0
+    entry_room: int = 0
     fixed: int = field(init=False)
     room: int = field(init=False, default=0)
 
@@ -106,19 +110,24 @@ class Memory:
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least
-        self.entry_threads = max(0, min(threads, (spare // 2 - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
-        if not to_come or self.plan.traceback:
-            self.entry_threads = 0
-        spare -= self._entries_bytes
+        self._fit_entries(spare, to_come, threads)
+        spare -= self.entry_room
         self.room = spare // 2
         self._fit_lanes(to_come, threads)
         while self.scratch < reference.SCRATCH_ENTRIES and self._scratch_bytes(2 * self.scratch) < spare // 2:
             self.scratch *= 2
 
+    def _fit_entries(self, spare: int, rows: int, threads: int) -> None:
+        """Settle whether contractions go over entries, and what that may take."""
+        self.entry_room = min(spare // 2, ENTRIES_BYTES + MOST_ENTRY_THREADS * ENTRIES_THREAD_BYTES)
+        self.entry_threads = max(0, min(threads, (self.entry_room - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
+        if not rows or self.plan.traceback or not self.entry_threads:
+            self.entry_room = self.entry_threads = 0
+
     def _fit_lanes(self, rows: int, threads: int) -> None:
         """Settle whether lowering pays for so many rows, and the cases of a block of the compiled backend."""
         self.lanes = 0
-        operations = min(rows * self.plan.case_operations, 10**30)
+        operations = min(rows * self._operations, 10**30)
         if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
             return
         if self.entry_threads and self._entries_are_faster(rows):
@@ -136,6 +145,10 @@ class Memory:
         return rows < LANE and rows * each + len(self.plan.steps) * STEP_SECONDS < lanes
 
     @cached_property
+    def _operations(self) -> int:
+        return self.plan.case_operations
+
+    @cached_property
     def _lane_bytes(self) -> int:
         _, rows = arena(self.plan)
         return 8 * rows + self._case_bytes(8)
@@ -148,7 +161,7 @@ class Memory:
         """Return how many cases of a number format fit in a block."""
         # Not what the compiled backend takes, but what it may: threads must not change a block, nor its rounding.
         compiled = self.room if self.lanes else 0
-        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - self._entries_bytes - compiled
+        free = self.allowed - self.fixed - self._scratch_bytes(self.scratch) - self.entry_room - compiled
         each = self._case_bytes(itemsize)
         return max(1, min(free // each, BLOCK_BYTES // each, MOST_CASES, self.scratch, self.rows))
 
