@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 # Share of the memory that is free now which Junctor allows itself when nobody says how much.
 DEFAULT_SHARE = 0.6
+
+# Share of what is free on a disk that tables may take there when nobody says how much.
+DISK_SHARE = 0.5
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
@@ -23,6 +27,11 @@ def available_memory() -> int:
     cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
     used = int(_control("memory.current") or "0") - int(cached)
     return max(0, min(free, int(limit or free) - used))
+
+
+def free_disk(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes that are free where `folder` is; raises OSError where it is not there."""
+    return shutil.disk_usage(folder).free
 
 
 def usable_cores() -> int:

@@ -15,8 +15,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from junctor.planning.plan import Plan, Reduce
+
+Where = Literal["working", "memory", "disk"]
 
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
@@ -93,11 +96,12 @@ class ChunkPlan:
 
 
 class TooSmallError(ValueError):
-    """No way of cutting fits; `needed` entries at the least."""
+    """No way of cutting fits `where`: "working", "memory" or "disk"; `needed` at the least, where `allowed` are."""
 
-    def __init__(self, what: str, needed: int) -> None:
-        super().__init__(what)
-        self.needed = needed
+    def __init__(self, where: Where, needed: int, allowed: int) -> None:
+        super().__init__(f"{where}: {needed} needed, {allowed} allowed")
+        self.where: Where = where
+        self.needed, self.allowed = needed, allowed
 
 
 def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
@@ -110,9 +114,9 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
     on_disk = _spilled(plan, passes, memory)
     result = ChunkPlan(plan, passes, cuts, on_disk, max((_peak(plan, p.steps, p.fixed) for p in passes), default=0))
     if on_disk and result.peak(on_disk=True) > disk:
-        raise TooSmallError("the disk", result.peak(on_disk=True))
+        raise TooSmallError("disk", result.peak(on_disk=True), disk)
     if result.peak(on_disk=False) > memory:
-        raise TooSmallError("the memory for stored tables", result.peak(on_disk=False))
+        raise TooSmallError("memory", result.peak(on_disk=False), memory)
     return result
 
 
@@ -134,7 +138,7 @@ def _passes(plan: Plan, working: int) -> list[Pass]:
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
         alone = _fixed_pass(plan, [step], working, reads, preferred)
         if alone is None:
-            raise TooSmallError("the working memory", _least_working(plan, step))
+            raise TooSmallError("working", _least_working(plan, step), working)
         best = alone
         before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
         into, gain = number, 0
