@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import moral_graph, varied_orders
-from junctor.planning.plan import Plan
+from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import mask_of
 
 # Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
 HOPELESS_ENTRIES = 1e17
+# A plan is not cut where what has to wait is so many times what there is room for.
+FAR_MORE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,13 @@ def cheapest_chunks(
     best: tuple[float, ChunkPlan, Room] | None = None
     missed: TooSmallError | None = None
     for plan in candidates(problem, rows):
+        waiting = waiting_entries(plan)
         for room in rooms(plan):
+            entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
             try:
-                chunks = chunk_plan(plan, *(each // itemsize for each in (room.working, room.memory, room.disk)))
+                if waiting > FAR_MORE * sum(entries):
+                    raise TooSmallError("disk", waiting, entries[-1])
+                chunks = chunk_plan(plan, *entries)
             except TooSmallError as error:
                 least = TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize)
                 if missed is None or least.needed - least.allowed < missed.needed - missed.allowed:
@@ -84,6 +91,22 @@ def cheapest_chunks(
         return best[1:]
     assert missed is not None, "a plan is cut for one room at least"
     raise missed
+
+
+def waiting_entries(plan: Plan) -> int:
+    """Return the most entries of messages that wait for their way back longer than a pass has steps.
+
+    Cutting a plan can spare a few of them; it takes long, so it is not tried where they exceed all room by far.
+    """
+    steps = [step for step in plan.steps if isinstance(step, Reduce)]
+    made = {step.out: n for n, step in enumerate(steps)}
+    last = {table: n for n, step in enumerate(steps) for table in step.operands}
+    change = [0] * (len(steps) + 1)
+    for up, _, _ in plan.edges:
+        if up in made and up in last and last[up] - made[up] > MOST_STEPS:
+            change[made[up]] += plan.tables[up].entries
+            change[last[up]] -= plan.tables[up].entries
+    return max(accumulate(change))
 
 
 def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
