@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -24,7 +23,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
 from junctor.lending import Lender, fresh
-from junctor.machine import DEFAULT_SHARE, DISK_SHARE, available_memory, free_disk
+from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
 from junctor.oversize import Chunking, Limits, answer_one_by_one, cut, program_of
@@ -98,7 +97,7 @@ class Engine:
         self.threads = threads
         self.device = device
         self.device_memory = device_memory
-        self.spill = Path(spill or tempfile.gettempdir())
+        self.spill = spill_folder(spill)
         self.disk = disk
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self.targets = tuple(network.index[name] for name in target_names(network, query))
@@ -106,7 +105,7 @@ class Engine:
         self.ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
         self._plans: dict[tuple[Pattern, int], Plan] = {}
         self._prepared: dict[tuple[Pattern, int], Prepared] = {}
-        self._chunkings: dict[tuple[Pattern, int, int, int, bool], Chunking] = {}
+        self._chunkings: dict[tuple[object, ...], Chunking] = {}
         self._using: Device | None = None
         self._lender = Lender()
 
@@ -116,7 +115,7 @@ class Engine:
         What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
         """
         # A search pays in proportion to what a row takes.
-        worth = rounded(max(1, rows // DEVICE_GAIN) if self._has_device else rows)
+        worth = rounded(max(1, rows // DEVICE_GAIN) if self.has_device else rows)
         key = pattern, worth
         if key not in self._plans:
             if len(self._plans) >= KEPT_PLANS:
@@ -134,7 +133,7 @@ class Engine:
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 alone = alone_seconds(self.row_engine, found) if self._has_row_engine else math.inf
-                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self._has_device else CPU_SPEED)
+                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self.has_device else CPU_SPEED)
                 choice = Choice(found, prices, search=True)
             return self._fitting(self._told_apart(choice.groups(), batch), found, batch)
         whole = [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
@@ -158,13 +157,16 @@ class Engine:
         return result
 
     def answer(self, batch: EvidenceBatch, held: int = 0) -> Answers:
-        """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers."""
+        """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers.
+
+        Raises BudgetError where rows that would have to go in chunks beside these may do without once they are gone.
+        """
         groups = self.groups(batch)
         compiled = self.loads_compiled(groups, batch)
         # A GPU takes about as long to come into play as compiled code.
-        self._using = self._gpu if self._has_device and (self.device != "auto" or compiled) else None
+        self._using = self._gpu if self.has_device and (self.device != "auto" or compiled) else None
         answers = self._blank(batch, self._memory(self._size(batch), held))
-        budget = Budget(self.allowed, answers.nbytes + held)
+        budget = Budget(self.allowed, answers.nbytes + held, held)
         for group in groups:
             uses = self.uses(group, batch)
             few = group.few
@@ -195,12 +197,12 @@ class Engine:
         """Write the answers to the rows of a group, whose plan is made for so many `uses`."""
         if not group.alone:
             if self.in_chunks(group.pattern, uses, budget.free):
-                self._answer_in_chunks(group, batch, answers, budget.free, uses)
+                self._answer_in_chunks(group, batch, answers, budget, uses)
                 return
             prepared = self._prepare(group.pattern, len(group.rows), uses, budget, compiled)
             answer_rows(prepared, batch, group.rows, answers)
             return
-        self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()), self._working)
+        self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()), self.working)
         left = self.row_engine.answer(batch, group.rows, answers)
         for each in patterns_of(batch).exact(left) if left.size else []:
             self._answer_group(each, batch, answers, budget, compiled, self.uses(each, batch))
@@ -209,22 +211,29 @@ class Engine:
         """Tell whether rows go one by one in chunks, because a plan for them exceeds `free` bytes or its device."""
         if self.query.kind == "mpe":
             return False
-        working = self.device_memory if self._has_device else self._working
+        working = self.device_memory if self.has_device else self.working
         return not Memory(self.plan(pattern, uses), len(self.ladder)).fits(free, working)
 
     def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), itemsize, free, on_gpu
+        key = pattern, rounded(uses), itemsize, free, on_gpu, self.device_memory, self.spill, self.disk
         if key not in self._chunkings:
             if len(self._chunkings) >= KEPT_CHUNKINGS:
                 self._chunkings.pop(next(iter(self._chunkings)))
             targets = None if self.query.targets is None else frozenset(self.targets)
-            limits = Limits(free, self.device_memory, self._disk, self.spill, self.threads, on_gpu)
+            disk = self.disk if self.disk is not None else allowed_disk(self.spill)
+            limits = Limits(free, self.device_memory, disk, self.spill, self.threads, on_gpu)
             self._chunkings[key] = cut(Problem(self.shape, pattern, targets), itemsize, limits, rounded(uses))
         return self._chunkings[key]
 
-    def _answer_in_chunks(self, group: Group, batch: EvidenceBatch, answers: Answers, free: int, uses: int) -> None:
+    def _answer_in_chunks(
+        self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, uses: int
+    ) -> None:
         """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
+        free = budget.free
+        if budget.passing:
+            # In one piece, once that memory is there again, or in larger chunks.
+            raise budget.refuse(free + 1, "propagation beside earlier answers", "wait until they are written")
         self._prepared.clear()
         if "row_engine" in self.__dict__:
             self.row_engine.allow(0)
@@ -274,20 +283,16 @@ class Engine:
         return self.query.kind == "posteriors" and self.query.precision != "log"
 
     @property
-    def _has_device(self) -> bool:
+    def has_device(self) -> bool:
         """Whether there is a GPU for what is asked."""
         if self.device == "cpu" or self.query.kind != "posteriors":
             return False
         return self.device != "auto" or has_gpu()
 
     @property
-    def _working(self) -> int | None:
+    def working(self) -> int | None:
         """Bytes that tables of a block or a task may take, where these are in this machine's memory."""
-        return None if self._has_device else self.device_memory
-
-    @cached_property
-    def _disk(self) -> int:
-        return int(free_disk(self.spill) * DISK_SHARE) if self.disk is None else self.disk
+        return None if self.has_device else self.device_memory
 
     @cached_property
     def _gpu(self) -> Device:
@@ -306,7 +311,7 @@ class Engine:
         return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
 
     def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
-        return Memory(self.plan(pattern, rows), len(self.ladder)).fits(self.allowed, self._working)
+        return Memory(self.plan(pattern, rows), len(self.ladder)).fits(self.allowed, self.working)
 
     def _size(self, batch: EvidenceBatch) -> int:
         """Return the bytes of the posteriors of a batch."""
@@ -361,7 +366,7 @@ class Engine:
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed
-        prepared.memory.fit(budget, budget.free - held, rows, to_come if compiled else 0, self.threads, self._working)
+        prepared.memory.fit(budget, budget.free - held, rows, to_come if compiled else 0, self.threads, self.working)
         self._prepared[key] = prepared
         return prepared
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 # Share of the memory that is free now which Junctor allows itself when nobody says how much.
@@ -29,9 +30,14 @@ def available_memory() -> int:
     return max(0, min(free, int(limit or free) - used))
 
 
-def free_disk(folder: str | os.PathLike[str]) -> int:
-    """Return the bytes that are free where `folder` is; raises OSError where it is not there."""
-    return shutil.disk_usage(folder).free
+def spill_folder(named: str | os.PathLike[str] | None) -> Path:
+    """Return the folder for tables that exceed the memory: the one that is named, or the system's temporary one."""
+    return Path(named if named is not None else tempfile.gettempdir())
+
+
+def allowed_disk(folder: Path) -> int:
+    """Return the bytes of `folder` to use when nobody says how much; raises OSError where it is not there."""
+    return int(DISK_SHARE * shutil.disk_usage(folder).free)
 
 
 def usable_cores() -> int:
