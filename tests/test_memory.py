@@ -59,8 +59,19 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     answers = Engine(network, query, memory=enough).answer(first)
     assert answers.status.tolist() == expected.status.tolist()
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
-    with pytest.raises(BudgetError, match=f"{enough:,} bytes.*{enough - 1:,} bytes"):
-        Engine(network, query, memory=enough - 1).answer(first)
+    tight = Engine(network, query, memory=enough - 1)
+    if kind == "mpe":
+        with pytest.raises(BudgetError, match=f"{enough:,} bytes.*{enough - 1:,} bytes"):
+            tight.answer(first)
+        return
+    # Posteriors go in chunks from there on.
+    whole = Engine(network, query, memory=enough)
+    for group in tight.groups(first):
+        assert tight.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
+        assert not whole.in_chunks(group.pattern, 1, enough - answers.nbytes)
+    chunked = tight.answer(first)
+    assert chunked.status.tolist() == expected.status.tolist()
+    np.testing.assert_allclose(chunked.log_value, expected.log_value, rtol=1e-12)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -114,9 +125,15 @@ def test_grid_in_little_memory_gives_the_same_answers() -> None:
 
 
 def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
-    network = grid(20, 20, states=4, seed=1)
-    with pytest.raises(BudgetError, match=r"largest clique.*needs .*bytes\), allowed are 1\.0 GiB.*allow more memory"):
-        Engine(network, Query(), memory=1 << 30).answer(EvidenceBatch(1, {}))
+    network = grid(12, 12, states=4, seed=1)
+    message = r"largest clique.*needs .*bytes\), allowed are 64\.0 MiB.*allow more memory.*not computed in chunks"
+    with pytest.raises(BudgetError, match=message):
+        Engine(network, Query(kind="mpe"), memory=1 << 26).answer(EvidenceBatch(1, {}))
+    message = r"in chunks needs .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
+    with pytest.raises(BudgetError, match=message):
+        Engine(network, Query(), memory=1 << 26, disk=1 << 20).answer(EvidenceBatch(1, {}))
+    with pytest.raises(BudgetError, match=r"takes years \(.*fewer targets"):
+        Engine(grid(20, 20, states=16), Query(), memory=1 << 26).answer(EvidenceBatch(1, {}))
 
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])

@@ -115,10 +115,12 @@ def score_batch(
     threads: int | None = None,
     device: DeviceChoice = "auto",
     device_memory: int | None = None,
+    spill: str | None = None,
+    disk: int | None = None,
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
-    The arguments are those of `junctor run`; memory in bytes. A run that was interrupted goes on where it stopped.
+    The arguments are those of `junctor run`; sizes in bytes. A run that was interrupted goes on where it stopped.
     """
     job = steps.Job(
         network=network,
@@ -134,7 +136,7 @@ def score_batch(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads, device, device_memory)
+    resources = Resources(workers, memory, scheduler, insecure_scheduler, threads, device, device_memory, spill, disk)
     started = time.monotonic()
     try:
         steps.check_resources(resources)

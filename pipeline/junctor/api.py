@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from junctor.devices import DeviceChoice
@@ -26,6 +26,9 @@ def posteriors(
     memory: int | str | None = None,
     threads: int | None = None,
     device: DeviceChoice = "auto",
+    device_memory: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    disk: int | str | None = None,
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
@@ -35,16 +38,19 @@ def posteriors(
     network: a Network, or the path of a network file. evidence: pandas or Arrow table, dict of columns or list of
     rows; one column a variable, null where it is not observed. targets: variable names, None for all. memory: bytes
     that propagation may take, None for a share of what is free. threads: None for all cores that this process may use;
-    answers do not depend on it. device: "auto" is a GPU where there is one and the rows are worth it. case_id,
-    ignore_extra, strict: as for evidence files.
+    answers do not depend on it. device: "auto" is a GPU where there is one and the rows are worth it. device_memory:
+    bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside `memory`. spill,
+    disk: folder and bytes of files for tables that exceed the memory, None for the system's temporary folder and half
+    of what is free there. case_id, ignore_extra, strict: as for evidence files.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
-    `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError or
+    `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError.
     """
     query = _query("posteriors", targets, precision)
-    return _answer(network, evidence, query, memory, threads, device, case_id, ignore_extra, strict)
+    limits = {"memory": _size(memory), "device_memory": _size(device_memory), "spill": spill, "disk": _size(disk)}
+    return _answer(network, evidence, query, limits, threads, device, case_id, ignore_extra, strict)
 
 
 def most_probable(
@@ -67,7 +73,12 @@ def most_probable(
     `reason`.
     """
     query = _query("mpe", targets, precision)
-    return _answer(network, evidence, query, memory, threads, device, case_id, ignore_extra, strict)
+    limits = {"memory": _size(memory)}
+    return _answer(network, evidence, query, limits, threads, device, case_id, ignore_extra, strict)
+
+
+def _size(size: int | str | None) -> int | None:
+    return parse_bytes(str(size)) if size is not None else None
 
 
 def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
@@ -80,7 +91,7 @@ def _answer(
     network: Network | str | os.PathLike[str],
     evidence: Any,
     query: Query,
-    memory: int | str | None,
+    limits: Mapping[str, Any],
     threads: int | None,
     device: DeviceChoice,
     case_id: str | None,
@@ -99,8 +110,8 @@ def _answer(
         network = read_network(network)
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
-    allowed = parse_bytes(str(memory)) if memory is not None else None
-    engine = Engine(network, query, allowed, table.num_rows, usable_cores() if threads is None else threads, device)
+    threads = usable_cores() if threads is None else threads
+    engine = Engine(network, query, rows=table.num_rows, threads=threads, device=device, **limits)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from junctor.errors import DiskError
+from junctor.planning.budget import format_bytes
 from junctor.planning.chunks import ChunkPlan
 
 Array = npt.NDArray[np.floating[Any]]
@@ -25,8 +29,9 @@ class ChunkStore:
     """The stored tables of one propagation, each one array with its chunk variables in front.
 
     folder: where those lie that the plan keeps on disk. A file is gone as soon as its table is: it has no name from the
-    beginning, so nothing is left behind by a process that dies. Raises OSError where the disk is full, before anything
-    is written to the table that does not fit. memory: where that of other tables comes from, NumPy if not given.
+    beginning, so nothing is left behind by a process that dies. Raises DiskError where the disk is full, before
+    anything is written to the table that does not fit. memory: where that of other tables comes from, NumPy if not
+    given.
     """
 
     def __init__(
@@ -67,18 +72,21 @@ class ChunkStore:
         return grid[tuple(states.get(v, slice(None)) for v in cuts)]
 
     def _mapped(self, entries: int) -> Array:
-        import tempfile
-
-        # Reserved at once: a full disk is found out here, not by a signal when a page is written.
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            size = max(1, entries) * self._dtype.itemsize
-            _reserve(file.fileno(), size)
-            return np.memmap(file, self._dtype, "r+", shape=(entries,))
+        size = entries * self._dtype.itemsize
+        try:
+            # Reserved at once: a full disk is found out here, not by a signal when a page is written.
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                _reserve(file.fileno(), size)
+                return np.memmap(file, self._dtype, "r+", shape=(entries,))
+        except OSError as error:
+            folder = self._folder or tempfile.gettempdir()
+            raise DiskError(
+                f"{folder}: no file of {format_bytes(size)} can be made for a table that does not fit the memory "
+                f"({error.strerror or error}): make room there, or name another folder with --spill"
+            ) from error
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    import os
-
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:

@@ -61,7 +61,10 @@ class Resources:
     scheduler: address of a Dask scheduler whose workers are used instead.
     threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
     device: "auto" is a GPU where there is one and the work is worth it; with several, each worker process has one.
-    device_memory: bytes that blocks may take of each GPU; None for a share of what is free there.
+    device_memory: bytes that blocks and tasks may take of each GPU, None for a share of what is free there; on CPUs
+    what their tables may take, None for no limit beside `memory`.
+    spill: folder for tables that exceed the memory, None for each machine's temporary one. disk: bytes of files there,
+    of all processes of this machine together, of each worker of a scheduler; None for half of what is free.
     """
 
     workers: int | None = None
@@ -71,6 +74,8 @@ class Resources:
     threads: int | None = None
     device: DeviceChoice = "auto"
     device_memory: int | None = None
+    spill: str | None = None
+    disk: int | None = None
 
 
 class WorkersLostError(Exception):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
 from junctor.lending import Lender, fresh
-from junctor.machine import DEFAULT_SHARE, available_memory
+from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
+from junctor.oversize import Chunking, Limits, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
-from junctor.planning.compile import compile_plan
+from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 from junctor.pricing import CPU_SPEED, GPU_SPEED, Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
@@ -48,6 +50,7 @@ LADDERS: dict[str, tuple[Algebra, ...]] = {
 # Plans, and programs (plans with their numbers), that an engine keeps for the next batch.
 KEPT_PLANS = 1024
 KEPT_PROGRAMS = 256
+KEPT_CHUNKINGS = 16
 # Patterns whose trees it need not make again; a batch asks for some hundreds.
 KEPT_WORK = 512
 # The share of the memory beyond what a plan needs at the least that answers to the different rows of a group may take.
@@ -70,8 +73,10 @@ class Engine:
     batches together, if that is known; it decides what is worth preparing. threads: that rows are answered on; answers
     do not depend on how many. device: for posteriors in single or double precision; "auto" is a GPU where there is one
     and the rows to come are worth it. device_memory: bytes that blocks may take of it, None for a share of what is
-    free. Raises EvidenceError for unknown targets, BudgetError when a plan does not fit, and DeviceError for a GPU that
-    cannot be used.
+    free; on a CPU, what the tables of a block or a task may take, None for no limit beside `memory`. spill, disk:
+    folder and bytes of files for tables that exceed the memory, None for the system's temporary folder and for half of
+    what is free there. Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks,
+    DiskError where there is less room than there seemed, and DeviceError for a GPU that cannot be used.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class Engine:
         threads: int = 1,
         device: DeviceChoice | Device = "cpu",
         device_memory: int | None = None,
+        spill: str | Path | None = None,
+        disk: int | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -90,12 +97,15 @@ class Engine:
         self.threads = threads
         self.device = device
         self.device_memory = device_memory
+        self.spill = spill_folder(spill)
+        self.disk = disk
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.shape = shape_of(network)
         self.ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
         self._plans: dict[tuple[Pattern, int], Plan] = {}
         self._prepared: dict[tuple[Pattern, int], Prepared] = {}
+        self._chunkings: dict[tuple[object, ...], Chunking] = {}
         self._using: Device | None = None
         self._lender = Lender()
 
@@ -105,7 +115,7 @@ class Engine:
         What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
         """
         # A search pays in proportion to what a row takes.
-        worth = rounded(max(1, rows // DEVICE_GAIN) if self._has_device else rows)
+        worth = rounded(max(1, rows // DEVICE_GAIN) if self.has_device else rows)
         key = pattern, worth
         if key not in self._plans:
             if len(self._plans) >= KEPT_PLANS:
@@ -123,7 +133,7 @@ class Engine:
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 alone = alone_seconds(self.row_engine, found) if self._has_row_engine else math.inf
-                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self._has_device else CPU_SPEED)
+                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self.has_device else CPU_SPEED)
                 choice = Choice(found, prices, search=True)
             return self._fitting(self._told_apart(choice.groups(), batch), found, batch)
         whole = [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
@@ -147,13 +157,16 @@ class Engine:
         return result
 
     def answer(self, batch: EvidenceBatch, held: int = 0) -> Answers:
-        """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers."""
+        """Return the answers to all rows of `batch`, in its order; `held` bytes are taken by earlier answers.
+
+        Raises BudgetError where rows that would have to go in chunks beside these may do without once they are gone.
+        """
         groups = self.groups(batch)
         compiled = self.loads_compiled(groups, batch)
         # A GPU takes about as long to come into play as compiled code.
-        self._using = self._gpu if self._has_device and (self.device != "auto" or compiled) else None
+        self._using = self._gpu if self.has_device and (self.device != "auto" or compiled) else None
         answers = self._blank(batch, self._memory(self._size(batch), held))
-        budget = Budget(self.allowed, answers.nbytes + held)
+        budget = Budget(self.allowed, answers.nbytes + held, held)
         for group in groups:
             uses = self.uses(group, batch)
             few = group.few
@@ -172,7 +185,9 @@ class Engine:
     def _left_beside(self, few: Distinct, group: Group, uses: int, budget: Budget, answers: Answers) -> Budget | None:
         """Return the budget beside answers to the different rows of a group, None where they take too much of it."""
         taken = few.nbytes + few.batch.rows * (answers.nbytes // len(answers.status))
-        least = 0 if group.alone else Memory(self.plan(group.pattern, uses), len(self.ladder)).least
+        least = 0
+        if not group.alone and not self.in_chunks(group.pattern, uses, budget.free):
+            least = Memory(self.plan(group.pattern, uses), len(self.ladder)).least
         small = taken <= DISTINCT_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
 
@@ -181,13 +196,55 @@ class Engine:
     ) -> None:
         """Write the answers to the rows of a group, whose plan is made for so many `uses`."""
         if not group.alone:
+            if self.in_chunks(group.pattern, uses, budget.free):
+                self._answer_in_chunks(group, batch, answers, budget, uses)
+                return
             prepared = self._prepare(group.pattern, len(group.rows), uses, budget, compiled)
             answer_rows(prepared, batch, group.rows, answers)
             return
-        self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()))
+        self.row_engine.allow(budget.free - sum(each.memory.fixed for each in self._prepared.values()), self.working)
         left = self.row_engine.answer(batch, group.rows, answers)
         for each in patterns_of(batch).exact(left) if left.size else []:
             self._answer_group(each, batch, answers, budget, compiled, self.uses(each, batch))
+
+    def in_chunks(self, pattern: Pattern, uses: int, free: int) -> bool:
+        """Tell whether rows go one by one in chunks, because a plan for them exceeds `free` bytes or its device."""
+        if self.query.kind == "mpe":
+            return False
+        working = self.device_memory if self.has_device else self.working
+        return not Memory(self.plan(pattern, uses), len(self.ladder)).fits(free, working)
+
+    def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
+        """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
+        key = pattern, rounded(uses), itemsize, free, on_gpu, self.device_memory, self.spill, self.disk
+        if key not in self._chunkings:
+            if len(self._chunkings) >= KEPT_CHUNKINGS:
+                self._chunkings.pop(next(iter(self._chunkings)))
+            targets = None if self.query.targets is None else frozenset(self.targets)
+            disk = self.disk if self.disk is not None else allowed_disk(self.spill)
+            limits = Limits(free, self.device_memory, disk, self.spill, self.threads, on_gpu)
+            self._chunkings[key] = cut(Problem(self.shape, pattern, targets), itemsize, limits, rounded(uses))
+        return self._chunkings[key]
+
+    def _answer_in_chunks(
+        self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, uses: int
+    ) -> None:
+        """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
+        free = budget.free
+        if budget.passing:
+            # In one piece, once that memory is there again, or in larger chunks.
+            raise budget.refuse(free + 1, "propagation beside earlier answers", "wait until they are written")
+        self._prepared.clear()
+        if "row_engine" in self.__dict__:
+            self.row_engine.allow(0)
+        rows = group.rows
+        for algebra in self.ladder:
+            chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free)
+            logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
+            program = program_of(chunking, self.network, algebra)
+            rows = answer_one_by_one(program, chunking.chunks.plan, batch, rows, answers)
+            if not rows.size:
+                return
 
     def loads_compiled(self, groups: Sequence[Group], batch: EvidenceBatch) -> bool:
         """Tell whether the rows to come are worth loading the compiled backend for."""
@@ -226,11 +283,16 @@ class Engine:
         return self.query.kind == "posteriors" and self.query.precision != "log"
 
     @property
-    def _has_device(self) -> bool:
+    def has_device(self) -> bool:
         """Whether there is a GPU for what is asked."""
         if self.device == "cpu" or self.query.kind != "posteriors":
             return False
         return self.device != "auto" or has_gpu()
+
+    @property
+    def working(self) -> int | None:
+        """Bytes that tables of a block or a task may take, where these are in this machine's memory."""
+        return None if self.has_device else self.device_memory
 
     @cached_property
     def _gpu(self) -> Device:
@@ -249,7 +311,7 @@ class Engine:
         return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
 
     def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
-        return Memory(self.plan(pattern, rows), len(self.ladder)).least <= self.allowed
+        return Memory(self.plan(pattern, rows), len(self.ladder)).fits(self.allowed, self.working)
 
     def _size(self, batch: EvidenceBatch) -> int:
         """Return the bytes of the posteriors of a batch."""
@@ -304,7 +366,7 @@ class Engine:
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed
-        prepared.memory.fit(budget, budget.free - held, rows, to_come if compiled else 0, self.threads)
+        prepared.memory.fit(budget, budget.free - held, rows, to_come if compiled else 0, self.threads, self.working)
         self._prepared[key] = prepared
         return prepared
 

@@ -59,6 +59,12 @@ class BudgetError(JunctorError):
     exit_code = 5
 
 
+class DiskError(JunctorError):
+    """Files for tables that exceed the memory cannot be written, though there seemed to be room for them."""
+
+    exit_code = 5
+
+
 class DeviceError(JunctorError):
     """A GPU that was asked for and cannot be used."""
 

@@ -11,12 +11,15 @@ import numpy as np
 from junctor_kernels.reference import LOG
 
 from junctor.engine import Engine
+from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.grouping import Group, patterns_of
 from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory
+from junctor.oversize import Chunking
 from junctor.planning.budget import Budget
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
+from junctor.planning.oversize import operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
 from junctor.results import answer_width
@@ -39,7 +42,8 @@ class Forecast:
     """One group of rows: how it is answered, entry operations, bytes that it needs at least and will take, seconds.
 
     plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
-    one core; coarse, infinite where no number holds them.
+    one core, or of a GPU for rows in chunks there; coarse, infinite where no number holds them. chunking: how rows
+    whose plan exceeds the memory or the device go in chunks. refused: why they cannot be answered.
     """
 
     group: Group
@@ -48,6 +52,8 @@ class Forecast:
     least: int
     projected: int
     seconds: float
+    chunking: Chunking | None = None
+    refused: str | None = None
 
     @property
     def rows(self) -> int:
@@ -113,14 +119,29 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
     rows, to_come = group.answered, engine.uses(group, batch)
     plan = engine.plan(group.pattern, to_come)
     memory = Memory(plan, len(engine.ladder), compiles=engine.ladder[0] is not LOG)
-    projected = memory.least + budget.reserved
-    if refuse or projected <= engine.allowed:
-        memory.fit(budget, budget.free, rows, to_come if compiled else 0, engine.threads)
-        copied = 0 if group.few is None else group.few.nbytes + rows * width
-        projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
     operations = plan.shared_operations + rows * plan.case_operations
+    try:
+        if engine.in_chunks(group.pattern, to_come, budget.free):
+            return _chunked(engine, group, to_come, budget)
+        memory.fit(budget, budget.free, rows, to_come if compiled else 0, engine.threads, engine.working)
+    except BudgetError as error:
+        if refuse:
+            raise
+        least = memory.least + budget.reserved
+        return Forecast(group, plan, operations, least, least, seconds_of(operations, rows, False), None, str(error))
+    copied = 0 if group.few is None else group.few.nbytes + rows * width
+    projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
     seconds = seconds_of(operations, len(group.rows), memory.lanes + memory.entry_threads > 0)
     return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
+
+
+def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:
+    """Return the forecast of rows that go in chunks, in the first number format; raises BudgetError."""
+    itemsize = engine.ladder[0].dtype.itemsize
+    chunking = engine.chunking(group.pattern, uses, itemsize, budget.free, engine.has_device)
+    plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
+    seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
+    return Forecast(group, plan, group.answered * operations_of(plan), bytes_, bytes_, seconds, chunking)
 
 
 def seconds_of(operations: int, rows: int, compiled: bool) -> float:

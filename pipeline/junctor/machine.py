@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 # Share of the memory that is free now which Junctor allows itself when nobody says how much.
 DEFAULT_SHARE = 0.6
+
+# Share of what is free on a disk that tables may take there when nobody says how much.
+DISK_SHARE = 0.5
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
@@ -23,6 +28,16 @@ def available_memory() -> int:
     cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
     used = int(_control("memory.current") or "0") - int(cached)
     return max(0, min(free, int(limit or free) - used))
+
+
+def spill_folder(named: str | os.PathLike[str] | None) -> Path:
+    """Return the folder for tables that exceed the memory: the one that is named, or the system's temporary one."""
+    return Path(named if named is not None else tempfile.gettempdir())
+
+
+def allowed_disk(folder: Path) -> int:
+    """Return the bytes of `folder` to use when nobody says how much; raises OSError where it is not there."""
+    return int(DISK_SHARE * shutil.disk_usage(folder).free)
 
 
 def usable_cores() -> int:

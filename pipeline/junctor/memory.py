@@ -94,19 +94,34 @@ class Memory:
         """Bytes that one case at a time needs, in the widest format."""
         return self.fixed + self._scratch_bytes(LEAST_SCRATCH) + self._case_bytes(8)
 
-    def fit(self, budget: Budget, free: int, rows: int, to_come: int = 0, threads: int = 1) -> None:
+    @property
+    def working(self) -> int:
+        """Bytes of tables and scratch of one case at a time, without what else a program takes."""
+        return 8 * self.plan.shared_entries() + self._scratch_bytes(LEAST_SCRATCH) + self._case_bytes(8)
+
+    def fits(self, free: int, working: int | None) -> bool:
+        """Tell whether one case at a time fits `free` bytes, and its tables and scratch `working` bytes of them."""
+        return self.least <= free and (working is None or self.working <= working)
+
+    def fit(
+        self, budget: Budget, free: int, rows: int, to_come: int = 0, threads: int = 1, working: int | None = None
+    ) -> None:
         """Settle scratch and block sizes for `free` bytes; raises BudgetError where not even one case fits.
 
         rows: cases of this batch that use the plan. to_come: about how many do in the whole run, 0 where that run does
         not load the compiled backend at all. threads: that blocks of it may run on; fewer where memory is short.
+        working: bytes of `free` that tables and scratch may take, those of one case in any case.
         """
+        if working is not None:
+            free = min(free, self.least + max(0, working - self.working))
         if self.least > free:
             clique = approximate(max(self.plan.clique_entries, default=0))
             table = approximate(max((table.entries for table in self.plan.tables), default=0))
             raise budget.refuse(
                 self.least,
                 f"propagation of one case at a time (largest clique {clique} entries, largest stored table {table})",
-                "allow more memory, ask for fewer targets, or give evidence on more variables",
+                "allow more memory, ask for fewer targets, or give evidence on more variables (explanations are not "
+                "computed in chunks)",
             )
         self.allowed, self.rows, self.scratch = free, rows, LEAST_SCRATCH
         spare = free - self.least

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from junctor.devices import DeviceChoice
 from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
+from junctor.machine import spill_folder
 from junctor.query import Query
 from junctor.storage import RunDirectory, aside, explained
 
@@ -43,7 +44,8 @@ class PartTask:
     """One partition to answer: all that a worker has to be told.
 
     rows: of all partitions together. partition_rows: of a whole one. threads: to use; None for all of a Dask worker.
-    device: to use, "auto" where the worker shall see for itself; device_memory: bytes of it.
+    device: to use, "auto" where the worker shall see for itself; device_memory: bytes of it. spill, disk: folder and
+    bytes of files for tables that exceed the memory.
     """
 
     directory: str
@@ -56,6 +58,8 @@ class PartTask:
     threads: int | None = 1
     device: DeviceChoice = "cpu"
     device_memory: int | None = None
+    spill: str | None = None
+    disk: int | None = None
 
     def __str__(self) -> str:
         return f"partition {self.part}"
@@ -187,6 +191,7 @@ class _Partition:
                 str(self._directory.network), task.network_digest, task.query, memory, task.rows, threads
             )
             engine.device, engine.device_memory = task.device, task.device_memory
+            engine.spill, engine.disk = spill_folder(task.spill), task.disk
             held = waiting * task.partition_rows * answer_width(network, task.query)
             try:
                 self._answers = answers_table(

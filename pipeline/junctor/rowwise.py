@@ -62,8 +62,10 @@ class RowEngine:
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
         self.allow(allowed)
 
-    def allow(self, allowed: int) -> None:
-        """Settle how many entries the messages of a row may have in so many bytes."""
+    def allow(self, allowed: int, working: int | None = None) -> None:
+        """Settle how many entries the messages of a row may have in so many bytes, of which messages take `working`."""
+        if working is not None:
+            allowed = min(allowed, working + self._fixed)
         self.entries = (allowed - self._fixed) // 8
         for room in self._rooms:
             self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)

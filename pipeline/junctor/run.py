@@ -20,7 +20,7 @@ from junctor.answers import STATUS_NAMES
 from junctor.devices import DeviceChoice, check_device, count_gpus, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
-from junctor.machine import usable_cores
+from junctor.machine import allowed_disk, spill_folder, usable_cores
 from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
@@ -223,6 +223,8 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     threads = threads_for(resources, 1) or 1
     _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)
     engine.device = resources.device if resources.device != "auto" else "cpu"
+    engine.device_memory = resources.device_memory
+    engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
     return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
 
 
@@ -252,6 +254,8 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             threads=threads,
             device=resources.device,
             device_memory=resources.device_memory,
+            spill=resources.spill,
+            disk=disk_for(resources, min(resources.workers or 1, len(pending))),
         )
         for i in pending
     ]
@@ -267,6 +271,14 @@ def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
     if resources.device != "auto" or resources.scheduler is not None:
         return resources.device
     return "gpu" if outlook.seconds >= DEVICE_SECONDS and has_gpu() else "cpu"
+
+
+def disk_for(resources: Resources, workers: int) -> int | None:
+    """Return the bytes of files for each of so many worker processes; None where each has to see for itself."""
+    if resources.scheduler is not None or workers < 2:
+        return resources.disk
+    allowed = resources.disk if resources.disk is not None else allowed_disk(spill_folder(resources.spill))
+    return allowed // workers
 
 
 def workers_for(resources: Resources, outlook: Outlook) -> int:

@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     insecure_scheduler: bool = False
     device: DeviceChoice | None = None
     device_memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
+    spill: str | None = None
+    disk: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     prefect: bool | None = None
 
     @classmethod

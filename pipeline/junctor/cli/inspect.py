@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from junctor.cli.options import AsJson, CaseId, EvidenceFormat, IgnoreExtra, NetworkFile, NetworkFormat
+from junctor.cli.chunks import chunk_facts, show_chunks
+from junctor.cli.options import (
+    AsJson,
+    CaseId,
+    DeviceMemory,
+    Disk,
+    EvidenceFormat,
+    IgnoreExtra,
+    NetworkFile,
+    NetworkFormat,
+    Spill,
+)
+from junctor.devices import DeviceChoice
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
@@ -37,6 +49,12 @@ def inspect(
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
     memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option(help="Where it would run; a GPU need not be here. auto: a GPU if there is one.")
+    ] = "auto",
+    device_memory: DeviceMemory = None,
+    spill: Spill = None,
+    disk: Disk = None,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
     network_format: NetworkFormat = None,
@@ -51,12 +69,21 @@ def inspect(
     from junctor.evidence.read import open_evidence
     from junctor.forecast import tree_of
     from junctor.formats import read_network
-    from junctor.machine import DEFAULT_SHARE, available_memory
+    from junctor.machine import DEFAULT_SHARE, available_memory, usable_cores
     from junctor.query import Query
 
     model = read_network(network, network_format)
     allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
-    engine = Engine(model, Query(query, split_names(targets), precision), allowed)
+    engine = Engine(
+        model,
+        Query(query, split_names(targets), precision),
+        allowed,
+        threads=usable_cores(),
+        device=device,
+        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
+        spill=spill,
+        disk=None if disk is None else memory_size(disk, "--disk"),
+    )
     tree = tree_of(engine.shape)
     record: dict[str, Any] = {
         "network": _network_facts(model),
@@ -133,7 +160,8 @@ def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
         "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
         "needed_bytes": max((each.least for each in found), default=0),
         "planned_bytes": max((each.projected for each in found), default=0),
-        "fits": all(each.least <= engine.allowed for each in found),
+        "fits": all(each.refused is None for each in found),
+        "refused": next((each.refused for each in found if each.refused is not None), None),
         "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
         "savings": _savings(engine, batch, found),
     }
@@ -151,7 +179,8 @@ def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> lis
     targets = None if engine.query.targets is None else engine.targets
     explain = engine.query.kind == "mpe"
     savings = count_savings(plan.shape, plan.pattern, targets, explain, rows)
-    if largest.least <= engine.allowed and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
+    in_memory = largest.refused is None and largest.chunking is None
+    if in_memory and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
         savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(engine, plan)))
     return [asdict(each) for each in savings]
 
@@ -168,14 +197,15 @@ def _nonzero_operations(engine: Engine, plan: Plan) -> int:
 
 def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
     pattern, plan = each.group.pattern, each.plan
+    shares = each.chunking is None
     facts = {
         "rows": each.rows,
         "patterns": each.group.patterns,
         "one_by_one": each.group.alone,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
         "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
-        "operations_per_row": plan.case_operations if plan else each.operations // each.rows,
-        "operations_once": plan.shared_operations if plan else 0,
+        "operations_per_row": plan.case_operations if plan and shares else each.operations // each.rows,
+        "operations_once": plan.shared_operations if plan and shares else 0,
         "needed_bytes": each.least,
         "planned_bytes": each.projected,
     }
@@ -187,6 +217,8 @@ def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
             "levels": plan.levels,
             "criterion": plan.criterion,
         }
+    if each.chunking is not None:
+        facts["chunks"] = chunk_facts(each.chunking, network)
     return facts
 
 
@@ -237,6 +269,8 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     typer.echo(title)
     for plan in work["plans"]:
         typer.echo(_plan_line(plan))
+        if "chunks" in plan:
+            show_chunks(plan["chunks"])
     if work["patterns"] > len(work["plans"]):
         typer.echo(f"  and {work['patterns'] - len(work['plans']):,} groups of rows with less work")
     if work["savings"]:
@@ -244,12 +278,16 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
-    typer.echo(f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on one core")
+    on_gpu = any(plan["chunks"]["device"] == "gpu" for plan in work["plans"] if "chunks" in plan)
+    where = "a GPU" if on_gpu else "one core"
+    typer.echo(f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where}")
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "
         f"{format_bytes(allowed)} allowed{fits}"
     )
+    if work["refused"] is not None:
+        typer.echo(f"              {work['refused']}")
 
 
 def _ratio(before: int, after: int) -> str:

@@ -19,6 +19,20 @@ EvidenceFile = Annotated[
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="What blocks, and tasks of tables in chunks, may take of each GPU, such as 40GiB; 70 % of what is free. "
+        "On a CPU: what their tables may take of the memory."
+    ),
+]
+Spill = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Folder for tables that exceed the memory; the temporary one if not given."),
+]
+Disk = Annotated[
+    str | None, typer.Option(help="What such tables may take there, such as 200GiB; half of what is free if not given.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NetworkFormat = Annotated[
     str | None,

@@ -9,11 +9,14 @@ import typer
 from junctor.cli.options import (
     AsJson,
     CaseId,
+    DeviceMemory,
+    Disk,
     EvidenceFile,
     EvidenceFormat,
     IgnoreExtra,
     NetworkFile,
     NetworkFormat,
+    Spill,
     Strict,
 )
 from junctor.devices import DeviceChoice
@@ -53,9 +56,9 @@ def run(
     device: Annotated[
         DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
     ] = None,
-    device_memory: Annotated[
-        str | None, typer.Option(help="What blocks may take of each GPU, such as 40GiB; 70 % of what is free.")
-    ] = None,
+    device_memory: DeviceMemory = None,
+    spill: Spill = None,
+    disk: Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")] = None,
     insecure_scheduler: Annotated[
@@ -102,6 +105,8 @@ def run(
         device_memory=settings.device_memory
         if device_memory is None
         else memory_size(device_memory, "--device-memory"),
+        spill=settings.spill if spill is None else spill,
+        disk=settings.disk if disk is None else memory_size(disk, "--disk"),
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)

@@ -13,10 +13,14 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What propagation may use at once; `reserved` is what evidence and answers of the batch already take of it."""
+    """What propagation may use at once; `reserved` is what evidence and answers of the batch already take of it.
+
+    passing: the part of it that others hold for a while.
+    """
 
     allowed: int
     reserved: int = 0
+    passing: int = 0
 
     @property
     def free(self) -> int:

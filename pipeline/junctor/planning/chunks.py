@@ -15,8 +15,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
+from typing import Literal
 
 from junctor.planning.plan import Plan, Reduce
+
+Where = Literal["working", "memory", "disk"]
 
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
@@ -66,7 +71,7 @@ class ChunkPlan:
     @cached_property
     def loaded(self) -> int:
         """Entries that are brought into the working memory."""
-        return sum(_loaded(self.plan, each) for each in self.passes)
+        return sum(_brought(self.plan, each) for each in self.passes)
 
     @cached_property
     def stored(self) -> int:
@@ -93,11 +98,12 @@ class ChunkPlan:
 
 
 class TooSmallError(ValueError):
-    """No way of cutting fits; `needed` entries at the least."""
+    """No way of cutting fits `where`: "working", "memory" or "disk"; `needed` at the least, where `allowed` are."""
 
-    def __init__(self, what: str, needed: int) -> None:
-        super().__init__(what)
-        self.needed = needed
+    def __init__(self, where: Where, needed: int, allowed: int) -> None:
+        super().__init__(f"{where}: {needed} needed, {allowed} allowed")
+        self.where: Where = where
+        self.needed, self.allowed = needed, allowed
 
 
 def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
@@ -108,11 +114,12 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
     passes = tuple(_passes(plan, working))
     cuts = _cuts(plan, passes)
     on_disk = _spilled(plan, passes, memory)
-    result = ChunkPlan(plan, passes, cuts, on_disk, max((_peak(plan, p.steps, p.fixed) for p in passes), default=0))
+    peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, each.steps, each.fixed) for each in passes)]
+    result = ChunkPlan(plan, passes, cuts, on_disk, max(peaks, default=0))
     if on_disk and result.peak(on_disk=True) > disk:
-        raise TooSmallError("the disk", result.peak(on_disk=True))
+        raise TooSmallError("disk", result.peak(on_disk=True), disk)
     if result.peak(on_disk=False) > memory:
-        raise TooSmallError("the memory for stored tables", result.peak(on_disk=False))
+        raise TooSmallError("memory", result.peak(on_disk=False), memory)
     return result
 
 
@@ -134,7 +141,7 @@ def _passes(plan: Plan, working: int) -> list[Pass]:
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
         alone = _fixed_pass(plan, [step], working, reads, preferred)
         if alone is None:
-            raise TooSmallError("the working memory", _least_working(plan, step))
+            raise TooSmallError("working", _least_working(plan, step), working)
         best = alone
         before = list(dict.fromkeys(made_by[table] for table in step.operands if made_by.get(table) in opened))
         into, gain = number, 0
@@ -187,22 +194,23 @@ def _fixed_pass(
     allowed -= {v for step in steps[:-1] for v in step.eliminated}
     chosen: list[int] = []
     members = frozenset(preferred)
+    parts = _Parts(plan, steps)
     while True:
-        found = Pass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
-        peak, at = _peak_at(plan, steps, found.fixed)
+        peak, at = parts.peak(parts.entries)
         if peak <= working:
-            return found
-        candidates = (_variables(plan, at) & allowed) - set(chosen)
+            return Pass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
         best = None
-        for v in sorted(candidates):
-            tried = Pass(tuple(steps), *_ordered([*chosen, v], steps[-1]), loads, stores)
-            lower = _peak(plan, steps, tried.fixed)
+        for v in sorted((_variables(plan, at) & allowed) - set(chosen)):
+            entries = parts.with_constant(v)
+            lower, _ = parts.peak(entries, v)
             if lower < peak:
-                key = (_loaded(plan, tried), v not in members, lower, v)
+                fixed, _ = _ordered([*chosen, v], steps[-1])
+                key = (_loaded(plan, fixed, {table: entries[table] for table in loads}), v not in members, lower, v)
                 best = min(best, key) if best else key
         if best is None:
             return None
         chosen.append(best[-1])
+        parts.hold(best[-1])
 
 
 def _ordered(chosen: Sequence[int], last: Reduce) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -215,27 +223,38 @@ def _variables(plan: Plan, step: Reduce) -> set[int]:
     return {v for table in (*step.operands, step.out) for v in plan.tables[table].scope}
 
 
-def _peak(plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int]) -> int:
-    return _peak_at(plan, steps, fixed)[0]
+class _Parts:
+    """Entries of the parts of all tables of some steps, while variables are held constant one after the other."""
 
+    def __init__(self, plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int] = ()) -> None:
+        self._sizes, self._steps = plan.shape.cardinalities, steps
+        uses = [(table, n) for n, step in enumerate(steps) for table in (*step.operands, step.out)]
+        first, last = dict(reversed(uses)), dict(uses)
+        self._alive = [[t for t in first if first[t] <= n <= last[t]] for n in range(len(steps))]
+        self._scopes = {table: frozenset(plan.tables[table].scope) for table in first}
+        self._summed = False
+        self.entries = {table: plan.tables[table].entries for table in first}
+        for v in fixed:
+            self.hold(v)
 
-def _peak_at(plan: Plan, steps: Sequence[Reduce], fixed: Iterable[int]) -> tuple[int, Reduce]:
-    """Return the most entries that a task holds at once, and the step where it does."""
-    constant = frozenset(fixed)
-    last = {table: n for n, step in enumerate(steps) for table in (*step.operands, step.out)}
-    # Beside a task there is the sum of the tasks before it where those are added up.
-    added = part(plan, steps[-1].out, constant) if constant.intersection(steps[-1].eliminated) else 0
-    alive: dict[int, int] = {}
-    peak, at = -1, steps[0]
-    for n, step in enumerate(steps):
-        for table in (*step.operands, step.out):
-            if table not in alive:
-                alive[table] = part(plan, table, constant)
-        if (total := added + sum(alive.values())) > peak:
-            peak, at = total, step
-        for table in [table for table in alive if last[table] == n]:
-            del alive[table]
-    return peak, at
+    def hold(self, v: int) -> None:
+        """Hold a variable constant."""
+        self.entries = self.with_constant(v)
+        self._summed = self._summed or v in self._steps[-1].eliminated
+
+    def with_constant(self, v: int) -> dict[int, int]:
+        """Return the entries that there would be."""
+        size, scopes = self._sizes[v], self._scopes
+        return {table: count // size if v in scopes[table] else count for table, count in self.entries.items()}
+
+    def peak(self, entries: Mapping[int, int], also: int = -1) -> tuple[int, Reduce]:
+        """Return the most entries that a task holds at once, and the step where it does."""
+        totals = [sum([entries[table] for table in tables]) for tables in self._alive]
+        most = max(totals)
+        last = self._steps[-1]
+        # Beside a task there is the sum of the tasks before it where those are added up.
+        added = entries[last.out] if self._summed or also in last.eliminated else 0
+        return most + added, self._steps[totals.index(most)]
 
 
 def part(plan: Plan, table: int, fixed: Iterable[int]) -> int:
@@ -249,18 +268,24 @@ def _least_working(plan: Plan, step: Reduce) -> int:
     return len({*step.operands, step.out}) + bool(step.eliminated)
 
 
-def _loaded(plan: Plan, each: Pass) -> int:
-    """Return the entries that a pass brings in: a part stays while the next tasks need the same."""
+def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
+    """Return the entries that come in; parts: table -> entries of a part, which stays while next tasks need it too."""
+    times = list(accumulate((plan.shape.cardinalities[v] for v in fixed), mul, initial=1))
     total = 0
-    for table in each.loads:
+    for table, entries in parts.items():
         scope = plan.tables[table].scope
-        slower = max((i + 1 for i, v in enumerate(each.fixed) if v in scope), default=0)
-        total += part(plan, table, each.fixed) * plan.shape.entries(each.fixed[:slower])
+        slower = next((i for i in range(len(fixed), 0, -1) if fixed[i - 1] in scope), 0)
+        total += entries * times[slower]
     return total
 
 
+def _brought(plan: Plan, each: Pass) -> int:
+    """Return the entries that a pass brings in."""
+    return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in each.loads})
+
+
 def _moved(plan: Plan, each: Pass) -> int:
-    return _loaded(plan, each) + sum(plan.tables[table].entries for table in each.stores)
+    return _brought(plan, each) + sum(plan.tables[table].entries for table in each.stores)
 
 
 def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:

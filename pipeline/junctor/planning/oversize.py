@@ -2,60 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import moral_graph, varied_orders
+from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import mask_of
+
+# Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
+HOPELESS_ENTRIES = 1e17
+# A plan is not cut where what has to wait is so many times what there is room for.
+FAR_MORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds that an entry operation takes, and each byte that is moved to or from the working memory or the disk."""
+    """Seconds of an entry operation, of a byte to or from the working memory, to or from the disk, and of a step.
+
+    step: what a step takes in each task beside its operations.
+    """
 
     operation: float
     byte: float
     disk_byte: float
+    step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that a task may hold at once, and that stored tables may take in memory and on disk."""
+    """Bytes that tables of a task may take at once, and stored tables in memory and on disk."""
 
     working: int
     memory: int
     disk: int
 
 
+class TooLongError(ValueError):
+    """Nobody would wait for it."""
+
+
+def operations_of(plan: Plan) -> int:
+    """Return the entry operations of a case whose messages are all its own."""
+    return plan.shared_operations + plan.case_operations
+
+
 def seconds_of(chunks: ChunkPlan, itemsize: int, speed: Speed) -> float:
     """Return about what a case takes."""
     plan = chunks.plan
-    operations = plan.shared_operations + plan.case_operations
     moved = (chunks.loaded + chunks.stored) * itemsize
     spilled = 2 * sum(plan.tables[table].entries for table in chunks.on_disk) * itemsize
-    return operations * speed.operation + moved * speed.byte + spilled * speed.disk_byte
+    steps = sum(plan.shape.entries(each.fixed) * len(each.steps) for each in chunks.passes)
+    arithmetic = operations_of(plan) * speed.operation + steps * speed.step
+    return arithmetic + moved * speed.byte + spilled * speed.disk_byte
 
 
-def cheapest_chunks(problem: Problem, itemsize: int, room: Room, speed: Speed, rows: int = 1) -> ChunkPlan:
-    """Return the cut plan that takes least time among orders of several kinds.
+def cheapest_chunks(
+    problem: Problem, itemsize: int, rooms: Callable[[Plan], Iterable[Room]], speed: Speed, rows: int = 1
+) -> tuple[ChunkPlan, Room]:
+    """Return the cut plan that takes least time among orders of several kinds, and the room that it was cut for.
 
-    rows: cases to come, which bound the search. Raises TooSmallError of the plan that needs least, in bytes, where none
-    fits. Deterministic.
+    rooms: ways to divide the memory beside what a plan takes anyway. rows: cases to come, which bound the search.
+    Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError. Deterministic.
     """
+    best: tuple[float, ChunkPlan, Room] | None = None
+    missed: TooSmallError | None = None
+    for plan in candidates(problem, rows):
+        waiting = waiting_entries(plan)
+        for room in rooms(plan):
+            entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
+            try:
+                if waiting > FAR_MORE * sum(entries):
+                    raise TooSmallError("disk", waiting, entries[-1])
+                chunks = chunk_plan(plan, *entries)
+            except TooSmallError as error:
+                least = TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize)
+                if missed is None or least.needed - least.allowed < missed.needed - missed.allowed:
+                    missed = least
+                if error.where == "disk" and least.needed > least.allowed + room.memory:
+                    break  # no other room has so much more
+                continue
+            seconds = seconds_of(chunks, itemsize, speed)
+            if best is None or seconds < best[0]:
+                best = seconds, chunks, room
+    if best is not None:
+        return best[1:]
+    assert missed is not None, "a plan is cut for one room at least"
+    raise missed
+
+
+def waiting_entries(plan: Plan) -> int:
+    """Return the most entries of messages that wait for their way back longer than a pass has steps.
+
+    Cutting a plan can spare a few of them; it takes long, so it is not tried where they exceed all room by far.
+    """
+    steps = [step for step in plan.steps if isinstance(step, Reduce)]
+    made = {step.out: n for n, step in enumerate(steps)}
+    last = {table: n for n, step in enumerate(steps) for table in step.operands}
+    change = [0] * (len(steps) + 1)
+    for up, _, _ in plan.edges:
+        if up in made and up in last and last[up] - made[up] > MOST_STEPS:
+            change[made[up]] += plan.tables[up].entries
+            change[last[up]] -= plan.tables[up].entries
+    return max(accumulate(change))
+
+
+def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
+    """Yield the plans to choose from; raises TooLongError where each would take years."""
     cardinalities = problem.shape.cardinalities
     graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
-    found: list[tuple[float, ChunkPlan]] = []
-    refused: list[TooSmallError] = []
-    for order in varied_orders(graph, mask_of(problem.free()), cardinalities, rows):
-        for lean in (True, False):
-            plan = lay_out(replace(problem, lean=lean), order)
-            try:
-                entries = (each // itemsize for each in (room.working, room.memory, room.disk))
-                chunks = chunk_plan(plan, *entries)
-                found.append((seconds_of(chunks, itemsize, speed), chunks))
-            except TooSmallError as error:
-                refused.append(TooSmallError(error.args[0], error.needed * itemsize))
-    if not found:
-        raise min(refused, key=lambda error: error.needed)
-    return min(found, key=lambda each: each[0])[1]
+    orders = varied_orders(graph, mask_of(problem.free()), cardinalities, rows)
+    least = min(order.entries for order in orders)
+    if least > HOPELESS_ENTRIES:
+        raise TooLongError(f"{least:.1e} entries of cliques")
+    for order in orders:
+        if order.entries <= HOPELESS_ENTRIES:
+            for lean in (True, False):
+                yield lay_out(replace(problem, lean=lean), order)

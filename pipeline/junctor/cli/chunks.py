@@ -1,0 +1,56 @@
+"""What `junctor inspect` says of rows that go in chunks, because their plan exceeds the memory or the device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from junctor.model import Network
+    from junctor.oversize import Chunking
+
+# Chunk variables that are named.
+SHOWN = 8
+
+
+def chunk_facts(chunking: Chunking, network: Network) -> dict[str, Any]:
+    """Return how a row goes through its passes, as a record for JSON; bytes and seconds of one row."""
+    chunks, limits = chunking.chunks, chunking.limits
+    uses = Counter(v for each in chunks.passes for v in each.fixed)
+    return {
+        "device": "gpu" if limits.on_gpu else "cpu",
+        "passes": len(chunks.passes),
+        "tasks": chunks.tasks,
+        "chunk_variables": [network.variables[v].name for v, _ in uses.most_common()],
+        "cut_tables": sum(bool(cuts) for cuts in chunks.cuts.values()),
+        "stored_tables": len(chunks.cuts),
+        "working_bytes": chunking.working,
+        "memory_bytes": chunking.memory,
+        "disk_bytes": chunking.disk,
+        "allowed_disk_bytes": limits.disk,
+        "folder": str(limits.folder),
+        "loaded_bytes": chunking.loaded,
+        "stored_bytes": chunking.stored,
+        "seconds_per_row": chunking.seconds,
+    }
+
+
+def show_chunks(facts: dict[str, Any]) -> None:
+    """Print such a record for people."""
+    from junctor.cli.display import duration
+    from junctor.planning.budget import format_bytes
+
+    gpu, size = facts["device"] == "gpu", {name: format_bytes(facts[name]) for name in facts if name.endswith("bytes")}
+    names = ", ".join(facts["chunk_variables"][:SHOWN]) + ", ..." * (len(facts["chunk_variables"]) > SHOWN)
+    where = "the memory of the GPU" if gpu else "memory for a task"
+    seconds = duration(facts["seconds_per_row"])
+    typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row, {seconds}")
+    typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")
+    typer.echo(f"      tables            {facts['stored_tables']:,} stored, {facts['cut_tables']:,} of them in pieces")
+    typer.echo(f"      peaks             {size['working_bytes']} of {where}, {size['memory_bytes']} of memory in all,")
+    allowed = size["allowed_disk_bytes"]
+    typer.echo(f"                        {size['disk_bytes']} of disk in {facts['folder']}, {allowed} allowed")
+    way = "over the bus to the GPU" if gpu else "to tasks"
+    typer.echo(f"      moved a row       {size['loaded_bytes']} {way}, {size['stored_bytes']} back")
