@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ import numpy.typing as npt
 from junctor.planning.chunks import ChunkPlan
 
 Array = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CutTable:
+    """A table with its chunk variables in front. sizes: of the chunk variables."""
+
+    entries: Array
+    cuts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def part(self, states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states`, a view [free chunk variables..., entries of a piece]."""
+        grid = self.entries.reshape(*self.sizes, -1)
+        return grid[tuple(states.get(v, slice(None)) for v in self.cuts)]
 
 
 class ChunkStore:
@@ -28,32 +43,32 @@ class ChunkStore:
         self._sizes = chunks.plan.shape.cardinalities
         self._dtype = np.dtype(dtype)
         self._folder = folder
-        self._arrays: dict[int, Array] = {}
+        self.tables: dict[int, CutTable] = {}
 
     def make(self, table: int) -> None:
         """Make room for a table."""
         entries = self._chunks.plan.tables[table].entries
-        if table in self._chunks.on_disk:
-            self._arrays[table] = self._mapped(entries)
-        else:
-            self._arrays[table] = np.empty(entries, self._dtype)
+        on_disk = table in self._chunks.on_disk
+        self._keep(table, self._mapped(entries) if on_disk else np.empty(entries, self._dtype))
 
     def put(self, table: int, values: Array) -> None:
         """Store a whole table, whose axes are in the order of its scope."""
         scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
         axes = [scope.index(v) for v in layout]
         whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
-        self._arrays[table] = np.ascontiguousarray(whole, self._dtype).reshape(-1)
+        self._keep(table, np.ascontiguousarray(whole, self._dtype).reshape(-1))
 
     def drop(self, table: int) -> None:
         """Forget a table."""
-        del self._arrays[table]
+        del self.tables[table]
 
     def part(self, table: int, states: Mapping[int, int]) -> Array:
         """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""
+        return self.tables[table].part(states)
+
+    def _keep(self, table: int, entries: Array) -> None:
         cuts = self._chunks.cuts.get(table, ())
-        grid = self._arrays[table].reshape(*(self._sizes[v] for v in cuts), -1)
-        return grid[tuple(states.get(v, slice(None)) for v in cuts)]
+        self.tables[table] = CutTable(entries, cuts, tuple(self._sizes[v] for v in cuts))
 
     def _mapped(self, entries: int) -> Array:
         import tempfile

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.axes import Contraction
 from junctor_kernels.reference import Algebra
+
+from junctor.chunk_store import CutTable
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
@@ -115,3 +118,78 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
     # Where a part is all zero its least entry is 1, as if there were none.
     largest, least = zip(*extremes, strict=True)
     return max(largest), min(least)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Given:
+    """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
+
+    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with.
+    """
+
+    body: Body
+    leaving: frozenset[int]
+    shifts: Mapping[int, int]
+    leaves: Mapping[int, CutTable]
+    contract: Contract
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Record:
+    """What is known of a task elsewhere: extremes of what it made, and the powers of two that it made it with."""
+
+    extremes: dict[int, Extremes]
+    powers: dict[int, float]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Made:
+    """What a task made, parts of tables [entries]."""
+
+    parts: dict[int, Array]
+    record: Record
+
+
+def given_to_all(given: Given) -> Given:
+    """Return what tasks of a pass share: as a task itself, it can be done again wherever it is needed."""
+    return given
+
+
+def made_by_task(
+    given: Given, states: Mapping[int, int], powers: Mapping[int, float], counts: Mapping[int, int], *pieces: Array
+) -> Made:
+    """Do a task. states: of the chunk variables. counts: table -> how many of the pieces are its, one after another."""
+    arrived = iter(pieces)
+    stored = {table: list(islice(arrived, count)) for table, count in counts.items()}
+
+    def load(table: int) -> Array:
+        if table not in stored:
+            return shifted(given.leaves[table].part(states), given.shifts[table])
+        those = stored.pop(table)
+        return shifted(those[0] if len(those) == 1 else np.concatenate(those), given.shifts[table])
+
+    record, parts = Record({}, dict(powers)), {}
+    for table, made in given.body.run(load, given.contract, record.powers):
+        record.extremes[table] = extremes_of(made, given.body.algebra)
+        if table in given.leaving:
+            parts[table] = made.reshape(-1)
+    return Made(parts, record)
+
+
+def made_by_sum(algebra: Algebra, table: int, *parts: Array) -> Made:
+    """Add up what tasks made of a table, in their order."""
+    total = parts[0].copy()
+    for each in parts[1:]:
+        add_to(total, each, algebra)
+    return Made({table: total}, Record({table: extremes_of(total.reshape(-1, 1), algebra)}, {}))
+
+
+def record_of(made: Made) -> Record:
+    """Return the small part of what a task made."""
+    return made.record
+
+
+def piece_of(made: Made, table: int, n: int, count: int) -> Array:
+    """Return one of `count` pieces of what a task made of a table."""
+    piece: Array = made.parts[table].reshape(count, -1)[n]
+    return piece
