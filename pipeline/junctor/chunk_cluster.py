@@ -15,6 +15,7 @@ together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from junctor import distribution
 from junctor.chunk_jobs import PassRun, Stock
 from junctor.chunk_store import ChunkStore
 from junctor.chunk_tasks import Array, Contract, Given, OnCpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunked import ChunkedProgram, Known
 from junctor.distribution import WorkersLostError, result_of
 from junctor.errors import RunError
 from junctor.model import Network
@@ -83,23 +84,30 @@ class ClusterRun:
         program, chunks, stock = self.program, self.program.chunks, self.stock
         leaves = ChunkStore(chunks, program.algebra.dtype)
         known = program.begin(block, leaves)
-        for n, each in enumerate(chunks.passes):
-            shifts = {table: known[table].shift for table in each.loads}
-            given = Given(
-                program.bodies[n],
-                frozenset((*each.stores, each.out)),
-                shifts,
-                {table: leaves.tables[table] for table in each.loads if table in leaves.tables},
-                self.contract,
-            )
-            stock.make(each.stores)
+        for n in range(len(chunks.passes)):
+            given = self._given(n, known, leaves)
             program.settle(n, *PassRun(stock, n, given, self.in_flight).run(), known)
             for table in program.dead[n]:
                 (leaves if table in leaves.tables else stock).drop(table)
         return program.outcome(block, {table: self._whole(table, leaves) for table in program.results}, known)
 
+    def _given(self, n: int, known: Mapping[int, Known], leaves: ChunkStore) -> Given:
+        chunks, each, sizes = self.program.chunks, self.program.chunks.passes[n], self.program.plan.shape.cardinalities
+        cuts = {table: chunks.cuts.get(table, ()) for table in each.loads if table not in leaves.tables}
+        return Given(
+            self.program.bodies[n],
+            frozenset((*each.stores, each.out)),
+            {table: known[table].shift for table in each.loads},
+            {table: leaves.tables[table] for table in each.loads if table in leaves.tables},
+            cuts,
+            {v: sizes[v] for variables in cuts.values() for v in variables},
+            self.contract,
+        )
+
     def _whole(self, table: int, leaves: ChunkStore) -> Array:
+        """Return a result as one array."""
         if table in leaves.tables:
             return leaves.part(table, {})
-        held = self.stock.pieces[table].held
-        return np.concatenate([result_of(held[place].future, f"table {table}") for place in sorted(held)])
+        parts = self.stock.parts[table]
+        # A result is a single number, or a table of one variable: its parts lie behind each other.
+        return np.concatenate([result_of(parts[at].future, f"table {table}") for at in sorted(parts)])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import queue
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from junctor import chunk_tasks
-from junctor.chunk_store import strides_of
-from junctor.chunk_tasks import Extremes, Given, Record
+from junctor.chunk_tasks import Extremes, Given, Record, Source
 from junctor.distribution import RETRIES, next_finished, result_of, workers_of
 from junctor.planning.chunks import ChunkPlan, configurations, part
 
@@ -28,65 +27,58 @@ MOST_ADDED = 8
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Held:
-    """A piece or a partial result: its future, the worker that makes it, and its bytes."""
+    """A part of a table on a worker, as a task made it; `bytes` of it."""
 
+    source: Source
     future: Future
     worker: str
     bytes: int
 
 
-class Pieces:
-    """The pieces of a stored table, numbered in C order of its chunk variables."""
-
-    def __init__(self, chunks: ChunkPlan, table: int, itemsize: int) -> None:
-        self._cuts, self._sizes = chunks.cuts.get(table, ()), chunks.plan.shape.cardinalities
-        self._strides = strides_of(self._cuts, self._sizes)
-        self.bytes = chunks.piece(table) * itemsize
-        self.held: dict[int, Held] = {}
-
-    def places(self, states: Mapping[int, int]) -> list[int]:
-        """Return the numbers of the pieces that agree with `states`."""
-        free = [v for v in self._cuts if v not in states]
-        first = sum(states[v] * self._strides[v] for v in self._cuts if v in states)
-        return [
-            first + sum(state * self._strides[v] for v, state in zip(free, each, strict=True))
-            for each in configurations([self._sizes[v] for v in free])
-        ]
-
-
 class Stock:
-    """The stored tables of one propagation on the workers of a cluster.
+    """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
 
-    crossed: bytes that tasks read of other workers than the one that they were sent to.
+    bytes: on every worker. crossed: bytes that were read on other workers than the one where they are.
     """
 
     def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int) -> None:
         self.client, self.chunks, self.itemsize = client, chunks, itemsize
         # No other propagation of the cluster has the same keys.
         self._name = uuid.uuid4().hex
-        self.pieces: dict[int, Pieces] = {}
+        # By what the tasks that made them held constant.
+        self.parts: dict[int, dict[tuple[int, ...], Held]] = {}
         self.bytes: Counter[str] = Counter()
         self.crossed = 0
 
-    def submit(self, what: str, at: Sequence[int], function: Any, *of: Any, worker: str | None = None) -> Future:
-        """Start a function on some worker, or on a certain one as long as that is there."""
+    def submit(
+        self,
+        what: str,
+        at: Sequence[int | str],
+        function: Any,
+        *of: Any,
+        worker: str | None = None,
+        first: bool = False,
+    ) -> Future:
+        """Start a function on some worker, or on a certain one as long as that is there; `first`: before others."""
         where = {"workers": [worker], "allow_other_workers": True} if worker else {}
-        return self.client.submit(function, *of, key=(f"chunk-{what}-{self._name}", *at), retries=RETRIES, **where)
+        key = (f"chunk-{what}-{self._name}", *at)
+        return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
 
-    def make(self, tables: Iterable[int]) -> None:
-        """Prepare for the pieces of tables."""
-        for table in tables:
-            self.pieces[table] = Pieces(self.chunks, table, self.itemsize)
-
-    def keep(self, table: int, place: int, held: Held) -> None:
-        """Note where a piece is."""
-        self.pieces[table].held[place] = held
+    def keep(self, held: Held) -> None:
+        """Note where a part of a stored table is."""
+        self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
         self.bytes[held.worker] += held.bytes
 
     def drop(self, table: int) -> None:
         """Forget a table; the workers give it back."""
-        for held in self.pieces.pop(table).held.values():
+        for held in self.parts.pop(table).values():
             self.bytes[held.worker] -= held.bytes
+
+    def agreeing(self, table: int, states: Mapping[int, int]) -> list[Held]:
+        """Return the parts of a table in which something agrees with `states`."""
+        parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
+        constant = next(iter(parts.values())).source.states
+        return [parts[at] for at in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]
 
 
 @dataclass(eq=False, slots=True)
@@ -117,22 +109,19 @@ class _Sums:
 class _Job:
     """A task, or a sum of partial results; `number` is that of the task, or of the last that the sum reaches.
 
-    final: its result is a part of the last table of the pass, not a partial one. made: kept until the job is done.
+    bytes: of what it reads, by worker. final: its result is a part of the last table of the pass, not a partial one.
+    futures: kept until the job is done.
     """
 
     number: int
     states: Mapping[int, int]
     reads: Sequence[Held]
-    counts: Mapping[int, int]
+    bytes: Counter[str]
     is_sum: bool
     final: bool
     worker: str = ""
-    made: Future | None = None
+    futures: list[Future] = field(default_factory=list)
     partial: Held | None = None
-
-    def bytes_at(self, worker: str) -> int:
-        """Return the bytes of what it reads that a worker has."""
-        return sum(held.bytes for held in self.reads if held.worker == worker)
 
 
 class PassRun:
@@ -141,10 +130,10 @@ class PassRun:
     def __init__(self, stock: Stock, n: int, given: Given, in_flight: int) -> None:
         self._stock, self._n, self._each, self._given = stock, n, stock.chunks.passes[n], given
         plan, self._out = stock.chunks.plan, self._each.out
+        self._sizes = plan.shape.cardinalities
         self._tasks, self._in_sum = plan.shape.entries(self._each.fixed), plan.shape.entries(self._each.summed)
-        self._part = part(plan, self._out, self._each.fixed)
-        self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // self._part - 1))
-        self._states = configurations([plan.shape.cardinalities[v] for v in self._each.fixed])
+        self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // part(plan, self._out, self._each.fixed) - 1))
+        self._states = configurations([self._sizes[v] for v in self._each.fixed])
         self._common = stock.submit("pass", [n], chunk_tasks.given_to_all, given)
         self._workers = sorted(workers_of(stock.client)) or [""]
         self._most = in_flight * len(self._workers)
@@ -189,49 +178,73 @@ class PassRun:
         end = min(self._tasks, first + (AHEAD * self._most if self._powers else 1))
         for number in range(self._begun, end):
             states = dict(zip(self._each.fixed, next(self._states), strict=True))
-            held = {t: [ps.held[place] for place in ps.places(states)] for t, ps in self._pieces_of(self._each.loads)}
-            counts = {table: len(found) for table, found in held.items()}
-            reads = [each for found in held.values() for each in found]
-            self._tasks_waiting.append(_Job(number, states, reads, counts, is_sum=False, final=self._in_sum == 1))
+            self._tasks_waiting.append(self._task(number, states))
         self._begun = max(self._begun, end)
 
-    def _pieces_of(self, tables: Iterable[int]) -> list[tuple[int, Pieces]]:
-        return [(table, self._stock.pieces[table]) for table in tables if table in self._stock.pieces]
+    def _task(self, number: int, states: Mapping[int, int]) -> _Job:
+        reads: list[Held] = []
+        found = Counter[str]()
+        for table in self._each.loads:
+            if table in self._stock.parts:
+                parts = self._stock.agreeing(table, states)
+                entries = part(self._stock.chunks.plan, table, states)
+                for held in parts:
+                    found[held.worker] += entries * self._stock.itemsize // len(parts)
+                reads += parts
+        return _Job(number, states, reads, found, is_sum=False, final=self._in_sum == 1)
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
         """Return the job that finds most of what it reads on a worker with least to do, and that worker."""
         least = min(self._busy[worker] for worker in self._workers)
         idle = [worker for worker in self._workers if self._busy[worker] == least]
-        return max(product(waiting, idle), key=lambda at: (at[0].bytes_at(at[1]), -self._stock.bytes[at[1]]))
+        return max(product(waiting, idle), key=lambda at: (at[0].bytes[at[1]], -self._stock.bytes[at[1]]))
 
     def _start(self, job: _Job, worker: str) -> None:
+        stock, at = self._stock, [self._n, int(job.is_sum), job.number]
         job.worker = worker
-        submit, at = self._stock.submit, [self._n, int(job.is_sum), job.number]
-        futures = [held.future for held in job.reads]
-        if job.is_sum:
-            of = (chunk_tasks.made_by_sum, self._given.body.algebra, self._out, *futures)
-        else:
-            of = (chunk_tasks.made_by_task, self._common, job.states, self._powers, job.counts, *futures)
-        job.made = submit("sum" if job.is_sum else "task", at, *of, worker=job.worker)
-        self._stock.crossed += sum(held.bytes for held in job.reads if held.worker != job.worker)
-        self._busy[job.worker] += 1
-        self._keep(job, at)
-        record = submit("record", at, chunk_tasks.record_of, job.made)
+        stock.crossed += job.bytes.total() - job.bytes[worker]
+        self._busy[worker] += 1
+        made = self._sum(job, at) if job.is_sum else self._make(job, at)
+        # Kept until they are not needed any more: the scheduler may learn of a release before it learns of a reader.
+        job.futures.append(made)
+        for table in [self._out] if job.is_sum else [t for t in self._given.leaving if t in self._each.stores]:
+            self._keep(job, table, stock.submit("part", [*at, table], chunk_tasks.part_of, made, table))
+        record = stock.submit("record", at, chunk_tasks.record_of, made)
         self._under_way[record.key] = job
         record.add_done_callback(self._finished.put)
 
-    def _keep(self, job: _Job, at: Sequence[int]) -> None:
-        """Give every piece of what a job makes a future of its own."""
-        stock, piece_of = self._stock, chunk_tasks.piece_of
-        if not job.final:
-            future = stock.submit("partial", at, piece_of, job.made, self._out, 0, 1)
-            job.partial = Held(future, job.worker, self._part * stock.itemsize)
-        tables = [self._out] if job.is_sum else [t for t in self._each.stores if t != self._out or self._in_sum == 1]
-        for table, pieces in self._pieces_of(tables if job.final or not job.is_sum else []):
-            places = pieces.places(job.states)
-            for n, place in enumerate(places):
-                future = stock.submit("piece", [table, place], piece_of, job.made, table, n, len(places))
-                stock.keep(table, place, Held(future, job.worker, pieces.bytes))
+    def _sum(self, job: _Job, at: Sequence[int]) -> Future:
+        futures = [held.future for held in job.reads]
+        algebra = self._given.body.algebra
+        return self._stock.submit("sum", at, chunk_tasks.made_by_sum, algebra, self._out, *futures, worker=job.worker)
+
+    def _make(self, job: _Job, at: Sequence[int]) -> Future:
+        """Start a task: what it reads of its own worker goes in whole, of other workers only what it needs."""
+        by_worker: dict[str, list[Held]] = {}
+        for held in job.reads:
+            by_worker.setdefault(held.worker, []).append(held)
+        here = by_worker.pop(job.worker, [])
+        for worker, parts in by_worker.items():
+            of = [[held.source for held in parts], *(held.future for held in parts)]
+            slices = (chunk_tasks.slices_of, self._common, job.states, *of)
+            # What another worker waits for goes first.
+            job.futures.append(self._stock.submit("slices", [*at, worker], *slices, worker=worker, first=True))
+        elsewhere = [held.source for parts in by_worker.values() for held in parts]
+        sources = ([held.source for held in here], elsewhere)
+        arrays = [*(held.future for held in here), *job.futures]
+        task = (chunk_tasks.made_by_task, self._common, job.states, self._powers, *sources, *arrays)
+        return self._stock.submit("task", at, *task, worker=job.worker)
+
+    def _keep(self, job: _Job, table: int, future: Future) -> None:
+        """Note where a part of a table will be, for other passes or to be added to others."""
+        chunks, states = self._stock.chunks, job.states
+        source = Source(table, {v: states[v] for v in chunks.cuts.get(table, ()) if v in states})
+        size = part(chunks.plan, table, source.states) * self._stock.itemsize
+        held = Held(source, future, job.worker, size)
+        if table != self._out or job.final:
+            self._stock.keep(held)
+        else:
+            job.partial = held
 
     def _finish(self, job: _Job, record: Record) -> None:
         self._busy[job.worker] -= 1
@@ -254,6 +267,9 @@ class PassRun:
             final = sums.begun == self._in_sum
             outer = {v: state for v, state in job.states.items() if v not in self._each.summed}
             last = group * self._in_sum + sums.begun - 1
-            self._sums_waiting.append(_Job(last, outer, reads, {}, is_sum=True, final=final))
+            found = Counter[str]()
+            for held in reads:
+                found[held.worker] += held.bytes
+            self._sums_waiting.append(_Job(last, outer, reads, found, is_sum=True, final=final))
             if final:
                 del self._sums[group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -124,14 +124,41 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
 class Given:
     """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
 
-    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with.
+    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with. cuts: the chunk
+    variables of tables that other tasks made. sizes: of all chunk variables.
     """
 
     body: Body
     leaving: frozenset[int]
     shifts: Mapping[int, int]
     leaves: Mapping[int, CutTable]
+    cuts: Mapping[int, tuple[int, ...]]
+    sizes: Mapping[int, int]
     contract: Contract
+
+    def slice_of(self, source: Source, entries: Array, states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states` of the part that a task made: [free chunk variables..., entries]."""
+        free = tuple(v for v in self.cuts[source.table] if v not in source.states)
+        return CutTable(entries, free, tuple(self.sizes[v] for v in free)).part(states)
+
+    def join(self, table: int, slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states` of a table of which several tasks made parts."""
+        if len(slices) == 1:
+            return slices[0][1]
+        axes = [v for v in self.cuts[table] if v not in states]
+        first = slices[0][1]
+        whole = np.empty((*(self.sizes[v] for v in axes), first.shape[-1]), first.dtype)
+        for source, each in slices:
+            whole[tuple(source.states.get(v, slice(None)) for v in axes)] = each
+        return whole
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """Where a part of a table comes from: what the task that made it held constant."""
+
+    table: int
+    states: Mapping[int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -156,17 +183,28 @@ def given_to_all(given: Given) -> Given:
 
 
 def made_by_task(
-    given: Given, states: Mapping[int, int], powers: Mapping[int, float], counts: Mapping[int, int], *pieces: Array
+    given: Given,
+    states: Mapping[int, int],
+    powers: Mapping[int, float],
+    here: Sequence[Source],
+    elsewhere: Sequence[Source],
+    *of: Any,
 ) -> Made:
-    """Do a task. states: of the chunk variables. counts: table -> how many of the pieces are its, one after another."""
-    arrived = iter(pieces)
-    stored = {table: list(islice(arrived, count)) for table, count in counts.items()}
+    """Do a task. states: of the chunk variables. powers: as far as they are settled.
+
+    here: where the first arrays of `of` come from, parts as they were made. elsewhere: where the arrays come from in
+    the lists that follow, what `slices_of` found on other workers.
+    """
+    slices: dict[int, list[tuple[Source, Array]]] = {}
+    for source, entries in zip(here, of[: len(here)], strict=True):
+        slices.setdefault(source.table, []).append((source, given.slice_of(source, entries, states)))
+    for source, each in zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True):
+        slices.setdefault(source.table, []).append((source, each))
 
     def load(table: int) -> Array:
-        if table not in stored:
-            return shifted(given.leaves[table].part(states), given.shifts[table])
-        those = stored.pop(table)
-        return shifted(those[0] if len(those) == 1 else np.concatenate(those), given.shifts[table])
+        leaf = given.leaves.get(table)
+        part = leaf.part(states) if leaf else given.join(table, slices.pop(table), states)
+        return shifted(part, given.shifts[table])
 
     record, parts = Record({}, dict(powers)), {}
     for table, made in given.body.run(load, given.contract, record.powers):
@@ -174,6 +212,12 @@ def made_by_task(
         if table in given.leaving:
             parts[table] = made.reshape(-1)
     return Made(parts, record)
+
+
+def slices_of(given: Given, states: Mapping[int, int], sources: Sequence[Source], *entries: Array) -> list[Array]:
+    """Return what a task on another worker reads of parts on this one."""
+    found = [given.slice_of(source, each, states) for source, each in zip(sources, entries, strict=True)]
+    return [np.ascontiguousarray(each) for each in found]
 
 
 def made_by_sum(algebra: Algebra, table: int, *parts: Array) -> Made:
@@ -189,7 +233,6 @@ def record_of(made: Made) -> Record:
     return made.record
 
 
-def piece_of(made: Made, table: int, n: int, count: int) -> Array:
-    """Return one of `count` pieces of what a task made of a table."""
-    piece: Array = made.parts[table].reshape(count, -1)[n]
-    return piece
+def part_of(made: Made, table: int) -> Array:
+    """Return what a task made of a table."""
+    return made.parts[table]

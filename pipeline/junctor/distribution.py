@@ -163,7 +163,7 @@ def _on_this_machine(
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
-            with _silent_dask(), local_client(workers, gpus) as client:
+            with silent_dask(), local_client(workers, gpus) as client:
                 ways = workers * (GPU_WORKER_THREADS if gpus else 1)
                 for i, result in _windowed(client, function, dict(remaining), memory, ways):
                     del remaining[i]
@@ -246,7 +246,7 @@ def _cluster_class(gpus: bool) -> Any:
 
 
 @contextmanager
-def _silent_dask() -> Iterator[None]:
+def silent_dask() -> Iterator[None]:
     # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
     import distributed  # noqa: F401
 
