@@ -15,21 +15,20 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 from junctor_kernels.reference import Algebra
 
 from junctor import distribution
 from junctor.chunk_jobs import PassRun, Stock
 from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Array, Contract, Given, OnCpu
+from junctor.chunk_tasks import Contract, Given, OnCpu
 from junctor.chunked import ChunkedProgram, Known
-from junctor.distribution import WorkersLostError, result_of
+from junctor.distribution import WorkersLostError
 from junctor.errors import RunError
 from junctor.model import Network
-from junctor.planning.chunks import ChunkPlan
+from junctor.planning.chunks import ChunkPlan, Pass
 from junctor.propagation import Block, Outcome
 
 if TYPE_CHECKING:
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
+# A pass of one task that moves at most so many entries, with at most so many entry operations, is done by the client: a
+# task elsewhere takes some 10 ms to be sent, done and told of.
+SMALL_ENTRIES, SMALL_WORK = 1 << 14, 1 << 20
 
 
 def propagate(
@@ -64,6 +66,7 @@ class ClusterRun:
         self, client: Client, program: ChunkedProgram, contract: Contract | None = None, in_flight: int = IN_FLIGHT
     ) -> None:
         self.program, self.contract, self.in_flight = program, contract or OnCpu(program.algebra), in_flight
+        self._small = self.contract if isinstance(self.contract, OnCpu) else OnCpu(program.algebra)
         self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize)
 
     def outcome(self, block: Block) -> Outcome:
@@ -81,33 +84,39 @@ class ClusterRun:
             ) from lost
 
     def _outcome(self, block: Block) -> Outcome:
-        program, chunks, stock = self.program, self.program.chunks, self.stock
-        leaves = ChunkStore(chunks, program.algebra.dtype)
-        known = program.begin(block, leaves)
-        for n in range(len(chunks.passes)):
-            given = self._given(n, known, leaves)
-            program.settle(n, *PassRun(stock, n, given, self.in_flight).run(), known)
+        program, stock = self.program, self.stock
+        here = ChunkStore(program.chunks, program.algebra.dtype)
+        known = program.begin(block, here)
+        for n, each in enumerate(program.chunks.passes):
+            if self._is_small(each):
+                self._bring(each.loads, here)
+                program.run_pass(n, here, known, self._small)
+            else:
+                program.settle(n, *PassRun(stock, n, self._given(n, known, here), self.in_flight).run(), known)
             for table in program.dead[n]:
-                (leaves if table in leaves.tables else stock).drop(table)
-        return program.outcome(block, {table: self._whole(table, leaves) for table in program.results}, known)
+                (here if table in here.tables else stock).drop(table)
+        self._bring(program.results, here)
+        return program.outcome(block, {table: here.part(table, {}) for table in program.results}, known)
 
-    def _given(self, n: int, known: Mapping[int, Known], leaves: ChunkStore) -> Given:
-        chunks, each, sizes = self.program.chunks, self.program.chunks.passes[n], self.program.plan.shape.cardinalities
-        cuts = {table: chunks.cuts.get(table, ()) for table in each.loads if table not in leaves.tables}
+    def _is_small(self, each: Pass) -> bool:
+        """Tell whether a pass takes less time than sending it away."""
+        plan = self.program.plan
+        moved = sum(plan.tables[table].entries for table in (*each.loads, *each.stores))
+        return not each.fixed and moved <= SMALL_ENTRIES and sum(map(plan.work, each.steps)) <= SMALL_WORK
+
+    def _bring(self, tables: Iterable[int], here: ChunkStore) -> None:
+        """Bring tables into this process."""
+        for table in tables:
+            if table not in here.tables:
+                here.keep(table, self.stock.fetch(table))
+                self.stock.drop(table)
+
+    def _given(self, n: int, known: Mapping[int, Known], here: ChunkStore) -> Given:
+        each = self.program.chunks.passes[n]
         return Given(
             self.program.bodies[n],
             frozenset((*each.stores, each.out)),
             {table: known[table].shift for table in each.loads},
-            {table: leaves.tables[table] for table in each.loads if table in leaves.tables},
-            cuts,
-            {v: sizes[v] for variables in cuts.values() for v in variables},
+            {table: here.tables[table] for table in each.loads if table in here.tables},
             self.contract,
         )
-
-    def _whole(self, table: int, leaves: ChunkStore) -> Array:
-        """Return a result as one array."""
-        if table in leaves.tables:
-            return leaves.part(table, {})
-        parts = self.stock.parts[table]
-        # A result is a single number, or a table of one variable: its parts lie behind each other.
-        return np.concatenate([result_of(parts[at].future, f"table {table}") for at in sorted(parts)])

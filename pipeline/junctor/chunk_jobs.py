@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from junctor import chunk_tasks
-from junctor.chunk_tasks import Extremes, Given, Record, Source
+from junctor.chunk_tasks import Array, Extremes, Given, Record, Source
 from junctor.distribution import RETRIES, next_finished, result_of, workers_of
 from junctor.planning.chunks import ChunkPlan, configurations, part
 
@@ -73,6 +73,13 @@ class Stock:
         """Forget a table; the workers give it back."""
         for held in self.parts.pop(table).values():
             self.bytes[held.worker] -= held.bytes
+
+    def fetch(self, table: int) -> Array:
+        """Return a whole table, as a `ChunkStore` keeps it."""
+        parts = self.parts[table].values()
+        entries = [result_of(held.future, f"table {table}") for held in parts]
+        slices = [(held.source, held.source.slice_of(each, {})) for held, each in zip(parts, entries, strict=True)]
+        return chunk_tasks.join(slices, {}).reshape(-1)
 
     def agreeing(self, table: int, states: Mapping[int, int]) -> list[Held]:
         """Return the parts of a table in which something agrees with `states`."""
@@ -226,7 +233,7 @@ class PassRun:
         here = by_worker.pop(job.worker, [])
         for worker, parts in by_worker.items():
             of = [[held.source for held in parts], *(held.future for held in parts)]
-            slices = (chunk_tasks.slices_of, self._common, job.states, *of)
+            slices = (chunk_tasks.slices_of, job.states, *of)
             # What another worker waits for goes first.
             job.futures.append(self._stock.submit("slices", [*at, worker], *slices, worker=worker, first=True))
         elsewhere = [held.source for parts in by_worker.values() for held in parts]
@@ -238,7 +245,8 @@ class PassRun:
     def _keep(self, job: _Job, table: int, future: Future) -> None:
         """Note where a part of a table will be, for other passes or to be added to others."""
         chunks, states = self._stock.chunks, job.states
-        source = Source(table, {v: states[v] for v in chunks.cuts.get(table, ()) if v in states})
+        cuts = {v: self._sizes[v] for v in chunks.cuts.get(table, ())}
+        source = Source(table, {v: states[v] for v in cuts if v in states}, cuts)
         size = part(chunks.plan, table, source.states) * self._stock.itemsize
         held = Held(source, future, job.worker, size)
         if table != self._out or job.final:

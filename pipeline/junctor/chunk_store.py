@@ -49,14 +49,14 @@ class ChunkStore:
         """Make room for a table."""
         entries = self._chunks.plan.tables[table].entries
         on_disk = table in self._chunks.on_disk
-        self._keep(table, self._mapped(entries) if on_disk else np.empty(entries, self._dtype))
+        self.keep(table, self._mapped(entries) if on_disk else np.empty(entries, self._dtype))
 
     def put(self, table: int, values: Array) -> None:
         """Store a whole table, whose axes are in the order of its scope."""
         scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
         axes = [scope.index(v) for v in layout]
         whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
-        self._keep(table, np.ascontiguousarray(whole, self._dtype).reshape(-1))
+        self.keep(table, np.ascontiguousarray(whole, self._dtype).reshape(-1))
 
     def drop(self, table: int) -> None:
         """Forget a table."""
@@ -66,7 +66,8 @@ class ChunkStore:
         """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""
         return self.tables[table].part(states)
 
-    def _keep(self, table: int, entries: Array) -> None:
+    def keep(self, table: int, entries: Array) -> None:
+        """Store a whole table that has its chunk variables in front."""
         cuts = self._chunks.cuts.get(table, ())
         self.tables[table] = CutTable(entries, cuts, tuple(self._sizes[v] for v in cuts))
 

@@ -124,41 +124,43 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
 class Given:
     """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
 
-    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with. cuts: the chunk
-    variables of tables that other tasks made. sizes: of all chunk variables.
+    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with.
     """
 
     body: Body
     leaving: frozenset[int]
     shifts: Mapping[int, int]
     leaves: Mapping[int, CutTable]
-    cuts: Mapping[int, tuple[int, ...]]
-    sizes: Mapping[int, int]
     contract: Contract
-
-    def slice_of(self, source: Source, entries: Array, states: Mapping[int, int]) -> Array:
-        """Return what agrees with `states` of the part that a task made: [free chunk variables..., entries]."""
-        free = tuple(v for v in self.cuts[source.table] if v not in source.states)
-        return CutTable(entries, free, tuple(self.sizes[v] for v in free)).part(states)
-
-    def join(self, table: int, slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> Array:
-        """Return what agrees with `states` of a table of which several tasks made parts."""
-        if len(slices) == 1:
-            return slices[0][1]
-        axes = [v for v in self.cuts[table] if v not in states]
-        first = slices[0][1]
-        whole = np.empty((*(self.sizes[v] for v in axes), first.shape[-1]), first.dtype)
-        for source, each in slices:
-            whole[tuple(source.states.get(v, slice(None)) for v in axes)] = each
-        return whole
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """Where a part of a table comes from: what the task that made it held constant."""
+    """Where a part of a table comes from: what the task that made it held constant.
+
+    sizes: of the chunk variables of the table, in their order.
+    """
 
     table: int
     states: Mapping[int, int]
+    sizes: Mapping[int, int]
+
+    def slice_of(self, entries: Array, states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states` of the part: [free chunk variables..., entries]."""
+        free = {v: size for v, size in self.sizes.items() if v not in self.states}
+        return CutTable(entries, tuple(free), tuple(free.values())).part(states)
+
+
+def join(slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> Array:
+    """Return what agrees with `states` of a table that several tasks made; slices: those of all parts that do."""
+    source, first = slices[0]
+    if len(slices) == 1:
+        return first
+    free = {v: size for v, size in source.sizes.items() if v not in states}
+    whole = np.empty((*free.values(), first.shape[-1]), first.dtype)
+    for source, each in slices:
+        whole[tuple(source.states.get(v, slice(None)) for v in free)] = each
+    return whole
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -197,13 +199,13 @@ def made_by_task(
     """
     slices: dict[int, list[tuple[Source, Array]]] = {}
     for source, entries in zip(here, of[: len(here)], strict=True):
-        slices.setdefault(source.table, []).append((source, given.slice_of(source, entries, states)))
+        slices.setdefault(source.table, []).append((source, source.slice_of(entries, states)))
     for source, each in zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True):
         slices.setdefault(source.table, []).append((source, each))
 
     def load(table: int) -> Array:
         leaf = given.leaves.get(table)
-        part = leaf.part(states) if leaf else given.join(table, slices.pop(table), states)
+        part = leaf.part(states) if leaf else join(slices.pop(table), states)
         return shifted(part, given.shifts[table])
 
     record, parts = Record({}, dict(powers)), {}
@@ -214,9 +216,9 @@ def made_by_task(
     return Made(parts, record)
 
 
-def slices_of(given: Given, states: Mapping[int, int], sources: Sequence[Source], *entries: Array) -> list[Array]:
+def slices_of(states: Mapping[int, int], sources: Sequence[Source], *entries: Array) -> list[Array]:
     """Return what a task on another worker reads of parts on this one."""
-    found = [given.slice_of(source, each, states) for source, each in zip(sources, entries, strict=True)]
+    found = [source.slice_of(each, states) for source, each in zip(sources, entries, strict=True)]
     return [np.ascontiguousarray(each) for each in found]
 
 
