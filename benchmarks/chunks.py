@@ -119,9 +119,7 @@ def main() -> None:
     describe(chunks, itemsize, time.perf_counter() - start)
     program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
     with silent_dask(), local_client(options.workers, False) as client:
-        everywhere = list(client.run(rates, algebra, options.threads).values())
         one, expected = timed(lambda: program.run(Block(1, {}, {})), options.repeats)
-        show("one process", one, bound(chunks, itemsize, [rates(algebra, options.threads)]))
         before = client.run(peak_bytes)
         runs: list[ClusterRun] = []
 
@@ -130,9 +128,12 @@ def main() -> None:
             return runs[-1].outcome(Block(1, {}, {}))
 
         many, found = timed(run, options.repeats)
+        after = client.run(peak_bytes)
+        # Measured last: what is copied takes memory too.
+        everywhere = list(client.run(rates, algebra, options.threads).values())
+        show("one process", one, bound(chunks, itemsize, [rates(algebra, options.threads)]))
         more = f", {statistics.median(one) / statistics.median(many):.2f} times as fast as one"
         show(f"{options.workers} workers", many, bound(chunks, itemsize, everywhere), more)
-        after = client.run(peak_bytes)
         used = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before)
         print(f"read from other workers: {format_bytes(runs[-1].stock.crossed)}; memory of the workers grew by {used}")
     print(f"log Z {found.log_value[0]:.6f}; {'the same bytes' if same(found, expected) else 'DIFFERENT bytes'}")
@@ -151,7 +152,8 @@ def describe(chunks: ChunkPlan, itemsize: int, seconds: float) -> None:
     )
     largest, working, loaded, stored, peak = (format_bytes(entries * itemsize) for entries in counts)
     print(
-        f"planned in {seconds:.1f} s ({plan.criterion}): {plan.shared_operations + plan.case_operations:.3e} operations, "
+        f"planned in {seconds:.1f} s ({plan.criterion}): "
+        f"{plan.shared_operations + plan.case_operations:.3e} operations, "
         f"largest table {largest}\n{len(chunks.passes)} passes, {chunks.tasks} tasks of at most {working}; "
         f"loaded {loaded}, stored {stored}, at most {peak} at once",
         flush=True,

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
 # A pass of one task that moves at most so many entries, with at most so many entry operations, is done by the client: a
-# task elsewhere takes some 10 ms to be sent, done and told of.
-SMALL_ENTRIES, SMALL_WORK = 1 << 14, 1 << 20
+# task elsewhere takes some 30 ms to be sent, done and told of.
+SMALL_ENTRIES, SMALL_WORK = 1 << 17, 1 << 24
 
 
 def propagate(

@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from junctor import chunk_tasks
@@ -116,19 +116,25 @@ class _Sums:
 class _Job:
     """A task, or a sum of partial results; `number` is that of the task, or of the last that the sum reaches.
 
-    bytes: of what it reads, by worker. final: its result is a part of the last table of the pass, not a partial one.
-    futures: kept until the job is done.
+    bytes: of what it reads, by worker. home, stores: where readers want its result, and the bytes of that. final: its
+    result is a part of the last table of the pass, not a partial one. futures: kept until the job is done.
     """
 
     number: int
     states: Mapping[int, int]
     reads: Sequence[Held]
     bytes: Counter[str]
+    home: str
+    stores: int
     is_sum: bool
     final: bool
     worker: str = ""
     futures: list[Future] = field(default_factory=list)
     partial: Held | None = None
+
+    def staying(self, worker: str) -> int:
+        """Return the bytes that need not move if it is done on a worker."""
+        return self.bytes[worker] + (self.stores if worker == self.home else 0)
 
 
 class PassRun:
@@ -140,10 +146,11 @@ class PassRun:
         self._sizes = plan.shape.cardinalities
         self._tasks, self._in_sum = plan.shape.entries(self._each.fixed), plan.shape.entries(self._each.summed)
         self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // part(plan, self._out, self._each.fixed) - 1))
-        self._states = configurations([self._sizes[v] for v in self._each.fixed])
         self._common = stock.submit("pass", [n], chunk_tasks.given_to_all, given)
         self._workers = sorted(workers_of(stock.client)) or [""]
         self._most = in_flight * len(self._workers)
+        self._key = self._places_by()
+        self._order = self._groups()
         self._begun = 0
         self._tasks_waiting: list[_Job] = []
         self._sums_waiting: list[_Job] = []
@@ -184,11 +191,44 @@ class PassRun:
         first = min((job.number for job in (*self._tasks_waiting, *self._under_way.values())), default=self._begun)
         end = min(self._tasks, first + (AHEAD * self._most if self._powers else 1))
         for number in range(self._begun, end):
-            states = dict(zip(self._each.fixed, next(self._states), strict=True))
-            self._tasks_waiting.append(self._task(number, states))
+            self._tasks_waiting.append(self._task(number))
         self._begun = max(self._begun, end)
 
-    def _task(self, number: int, states: Mapping[int, int]) -> _Job:
+    def _places_by(self) -> list[int]:
+        """Return the chunk variables in the order in which they settle where tasks go.
+
+        Those come first that the pass holds constant too which reads most of what is stored: it finds that in place.
+        """
+        weights: Counter[tuple[int, ...]] = Counter()
+        for later in self._stock.chunks.passes[self._n + 1 :]:
+            for table in set(self._each.stores).intersection(later.loads):
+                shared = tuple(v for v in self._each.fixed if v in later.fixed)
+                weights[shared] += self._stock.chunks.plan.tables[table].entries
+        first = max(weights, key=lambda shared: weights[shared], default=())
+        return [*first, *(v for v in self._each.fixed if v not in first)]
+
+    def _home(self, states: Mapping[int, int]) -> str:
+        """Return the worker where a result is best made, seen from those who read it: an equal share for each."""
+        rank = 0
+        for v in self._key:
+            rank = rank * self._sizes[v] + states.get(v, 0)
+        return self._workers[rank * len(self._workers) // self._tasks]
+
+    def _groups(self) -> list[dict[int, int]]:
+        """Return the tasks that begin a sum, or all tasks where there are none, those of the workers by turns."""
+        outer = [v for v in self._each.fixed if v not in self._each.summed]
+        by_worker: dict[str, list[dict[int, int]]] = {}
+        for at in configurations([self._sizes[v] for v in outer]):
+            states = dict(zip(outer, at, strict=True))
+            by_worker.setdefault(self._home(states), []).append(states)
+        turns = zip_longest(*(by_worker[worker] for worker in sorted(by_worker, key=self._workers.index)))
+        return [states for turn in turns for states in turn if states is not None]
+
+    def _task(self, number: int) -> _Job:
+        group, place = divmod(number, self._in_sum)
+        states = dict(self._order[group])
+        for v in reversed(self._each.summed):
+            place, states[v] = divmod(place, self._sizes[v])
         reads: list[Held] = []
         found = Counter[str]()
         for table in self._each.loads:
@@ -198,13 +238,20 @@ class PassRun:
                 for held in parts:
                     found[held.worker] += entries * self._stock.itemsize // len(parts)
                 reads += parts
-        return _Job(number, states, reads, found, is_sum=False, final=self._in_sum == 1)
+        return self._job(number, states, reads, found, is_sum=False, final=self._in_sum == 1)
+
+    def _job(
+        self, number: int, states: dict[int, int], reads: Sequence[Held], found: Counter[str], is_sum: bool, final: bool
+    ) -> _Job:
+        entries = sum(part(self._stock.chunks.plan, table, states) for table in self._each.stores)
+        home, stores = self._home(states), entries * self._stock.itemsize
+        return _Job(number, states, reads, found, home, stores, is_sum, final)
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
         """Return the job that finds most of what it reads on a worker with least to do, and that worker."""
         least = min(self._busy[worker] for worker in self._workers)
         idle = [worker for worker in self._workers if self._busy[worker] == least]
-        return max(product(waiting, idle), key=lambda at: (at[0].bytes[at[1]], -self._stock.bytes[at[1]]))
+        return max(product(waiting, idle), key=lambda at: (at[0].staying(at[1]), -self._stock.bytes[at[1]]))
 
     def _start(self, job: _Job, worker: str) -> None:
         stock, at = self._stock, [self._n, int(job.is_sum), job.number]
@@ -278,6 +325,6 @@ class PassRun:
             found = Counter[str]()
             for held in reads:
                 found[held.worker] += held.bytes
-            self._sums_waiting.append(_Job(last, outer, reads, found, is_sum=True, final=final))
+            self._sums_waiting.append(self._job(last, outer, reads, found, is_sum=True, final=final))
             if final:
                 del self._sums[group]
