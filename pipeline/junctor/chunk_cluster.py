@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
+# Entries of tables that come with the record of a task: the client keeps them, and sends them with what reads them.
+SMALL_TABLE = 1 << 10
 # A pass of one task that moves at most so many entries, with at most so many entry operations, is done by the client: a
 # task elsewhere takes some 30 ms to be sent, done and told of.
 SMALL_ENTRIES, SMALL_WORK = 1 << 17, 1 << 24
@@ -92,7 +94,10 @@ class ClusterRun:
                 self._bring(each.loads, here)
                 program.run_pass(n, here, known, self._small)
             else:
-                program.settle(n, *PassRun(stock, n, self._given(n, known, here), self.in_flight).run(), known)
+                given = self._given(n, known, here)
+                for table in given.small:
+                    here.make(table)
+                program.settle(n, *PassRun(stock, n, given, here, self.in_flight).run(), known)
             for table in program.dead[n]:
                 (here if table in here.tables else stock).drop(table)
         self._bring(program.results, here)
@@ -113,9 +118,11 @@ class ClusterRun:
 
     def _given(self, n: int, known: Mapping[int, Known], here: ChunkStore) -> Given:
         each = self.program.chunks.passes[n]
+        small = frozenset(t for t in each.stores if self.program.plan.tables[t].entries <= SMALL_TABLE)
         return Given(
             self.program.bodies[n],
-            frozenset((*each.stores, each.out)),
+            frozenset(each.stores) - small,
+            small,
             {table: known[table].shift for table in each.loads},
             {table: here.tables[table] for table in each.loads if table in here.tables},
             self.contract,

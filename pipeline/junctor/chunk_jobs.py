@@ -11,6 +11,7 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from junctor import chunk_tasks
+from junctor.chunk_store import ChunkStore
 from junctor.chunk_tasks import Array, Extremes, Given, Record, Source
 from junctor.distribution import RETRIES, next_finished, result_of, workers_of
 from junctor.planning.chunks import ChunkPlan, configurations, part
@@ -140,8 +141,9 @@ class _Job:
 class PassRun:
     """One pass: a bounded number of jobs under way, the first task alone because it settles the powers of two."""
 
-    def __init__(self, stock: Stock, n: int, given: Given, in_flight: int) -> None:
-        self._stock, self._n, self._each, self._given = stock, n, stock.chunks.passes[n], given
+    def __init__(self, stock: Stock, n: int, given: Given, here: ChunkStore, in_flight: int) -> None:
+        """Prepare pass `n`; here: where small tables go."""
+        self._stock, self._n, self._each, self._given, self._here = stock, n, stock.chunks.passes[n], given, here
         plan, self._out = stock.chunks.plan, self._each.out
         self._sizes = plan.shape.cardinalities
         self._tasks, self._in_sum = plan.shape.entries(self._each.fixed), plan.shape.entries(self._each.summed)
@@ -155,6 +157,7 @@ class PassRun:
         self._tasks_waiting: list[_Job] = []
         self._sums_waiting: list[_Job] = []
         self._sums: dict[int, _Sums] = {}
+        self._brought: dict[int, dict[int, Array]] = {}
         self._under_way: dict[Any, _Job] = {}
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
         self._busy: Counter[str] = Counter()
@@ -201,7 +204,7 @@ class PassRun:
         """
         weights: Counter[tuple[int, ...]] = Counter()
         for later in self._stock.chunks.passes[self._n + 1 :]:
-            for table in set(self._each.stores).intersection(later.loads):
+            for table in self._given.leaving.intersection(later.loads):
                 shared = tuple(v for v in self._each.fixed if v in later.fixed)
                 weights[shared] += self._stock.chunks.plan.tables[table].entries
         first = max(weights, key=lambda shared: weights[shared], default=())
@@ -243,7 +246,7 @@ class PassRun:
     def _job(
         self, number: int, states: dict[int, int], reads: Sequence[Held], found: Counter[str], is_sum: bool, final: bool
     ) -> _Job:
-        entries = sum(part(self._stock.chunks.plan, table, states) for table in self._each.stores)
+        entries = sum(part(self._stock.chunks.plan, table, states) for table in self._given.leaving)
         home, stores = self._home(states), entries * self._stock.itemsize
         return _Job(number, states, reads, found, home, stores, is_sum, final)
 
@@ -261,7 +264,7 @@ class PassRun:
         made = self._sum(job, at) if job.is_sum else self._make(job, at)
         # Kept until they are not needed any more: the scheduler may learn of a release before it learns of a reader.
         job.futures.append(made)
-        for table in [self._out] if job.is_sum else [t for t in self._given.leaving if t in self._each.stores]:
+        for table in [self._out] if job.is_sum else self._given.leaving:
             self._keep(job, table, stock.submit("part", [*at, table], chunk_tasks.part_of, made, table))
         record = stock.submit("record", at, chunk_tasks.record_of, made)
         self._under_way[record.key] = job
@@ -307,8 +310,25 @@ class PassRun:
         for table, found in record.extremes.items():
             if table != self._out or job.final:
                 self._extremes.setdefault(table, {})[job.number] = found
+        for table, entries in record.small.items():
+            self._bring(job, table, entries)
         if job.partial is not None:
             self._add_up(job, job.partial)
+
+    def _bring(self, job: _Job, table: int, entries: Array) -> None:
+        """Store a part of a small table in this process; partial results as soon as all are there to be added up."""
+        if not job.final and table == self._out:
+            group, place = divmod(job.number, self._in_sum)
+            partial = self._brought.setdefault(group, {})
+            partial[place] = entries
+            if len(partial) < self._in_sum:
+                return
+            made = chunk_tasks.made_by_sum(self._given.body.algebra, table, *(partial[n] for n in sorted(partial)))
+            del self._brought[group]
+            entries = made.parts[table]
+            self._extremes.setdefault(table, {})[group] = made.record.extremes[table]
+        where = self._here.part(table, job.states)
+        where[...] = entries.reshape(where.shape)
 
     def _add_up(self, job: _Job, partial: Held) -> None:
         """Take a partial result to those that it is added to, and let these be added up when there are enough."""

@@ -124,11 +124,13 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
 class Given:
     """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
 
-    leaving: tables whose parts are kept. shifts: powers of two that what is read is multiplied with.
+    leaving: tables whose parts are kept. small: tables whose parts go with the record. shifts: powers of two that what
+    is read is multiplied with.
     """
 
     body: Body
     leaving: frozenset[int]
+    small: frozenset[int]
     shifts: Mapping[int, int]
     leaves: Mapping[int, CutTable]
     contract: Contract
@@ -165,10 +167,11 @@ def join(slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> A
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Record:
-    """What is known of a task elsewhere: extremes of what it made, and the powers of two that it made it with."""
+    """What is told of a task: extremes of what it made, the powers of two that it made it with, and small parts."""
 
     extremes: dict[int, Extremes]
     powers: dict[int, float]
+    small: dict[int, Array]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -208,11 +211,13 @@ def made_by_task(
         part = leaf.part(states) if leaf else join(slices.pop(table), states)
         return shifted(part, given.shifts[table])
 
-    record, parts = Record({}, dict(powers)), {}
+    record, parts = Record({}, dict(powers), {}), {}
     for table, made in given.body.run(load, given.contract, record.powers):
         record.extremes[table] = extremes_of(made, given.body.algebra)
         if table in given.leaving:
             parts[table] = made.reshape(-1)
+        elif table in given.small:
+            record.small[table] = made.reshape(-1)
     return Made(parts, record)
 
 
@@ -227,7 +232,7 @@ def made_by_sum(algebra: Algebra, table: int, *parts: Array) -> Made:
     total = parts[0].copy()
     for each in parts[1:]:
         add_to(total, each, algebra)
-    return Made({table: total}, Record({table: extremes_of(total.reshape(-1, 1), algebra)}, {}))
+    return Made({table: total}, Record({table: extremes_of(total.reshape(-1, 1), algebra)}, {}, {}))
 
 
 def record_of(made: Made) -> Record:
