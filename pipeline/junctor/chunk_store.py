@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,20 @@ class HostMemory(Protocol):
         """Return the array of a table, not cleared; another one may have it when the table is dropped."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class CutTable:
+    """A table with its chunk variables in front. sizes: of the chunk variables."""
+
+    entries: Array
+    cuts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def part(self, states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states`, a view [free chunk variables..., entries of a piece]."""
+        grid = self.entries.reshape(*self.sizes, -1)
+        return grid[tuple(states.get(v, slice(None)) for v in self.cuts)]
+
+
 class ChunkStore:
     """The stored tables of one propagation, each one array with its chunk variables in front.
 
@@ -42,34 +57,37 @@ class ChunkStore:
         self._sizes = chunks.plan.shape.cardinalities
         self._dtype = np.dtype(dtype)
         self._folder = folder
-        self._arrays: dict[int, Array] = {}
+        self.tables: dict[int, CutTable] = {}
 
     def make(self, table: int) -> None:
         """Make room for a table."""
         entries = self._chunks.plan.tables[table].entries
         if table in self._chunks.on_disk:
-            self._arrays[table] = self._mapped(entries)
+            self.keep(table, self._mapped(entries))
         elif self._memory is not None:
-            self._arrays[table] = self._memory.allocate(table, entries)
+            self.keep(table, self._memory.allocate(table, entries))
         else:
-            self._arrays[table] = np.empty(entries, self._dtype)
+            self.keep(table, np.empty(entries, self._dtype))
 
     def put(self, table: int, values: Array) -> None:
         """Store a whole table, whose axes are in the order of its scope."""
         scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
         axes = [scope.index(v) for v in layout]
         whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
-        self._arrays[table] = np.ascontiguousarray(whole, self._dtype).reshape(-1)
+        self.keep(table, np.ascontiguousarray(whole, self._dtype).reshape(-1))
 
     def drop(self, table: int) -> None:
         """Forget a table."""
-        del self._arrays[table]
+        del self.tables[table]
 
     def part(self, table: int, states: Mapping[int, int]) -> Array:
         """Return what of a table agrees with `states`, a view [free chunk variables..., entries of a piece]."""
+        return self.tables[table].part(states)
+
+    def keep(self, table: int, entries: Array) -> None:
+        """Store a whole table that has its chunk variables in front."""
         cuts = self._chunks.cuts.get(table, ())
-        grid = self._arrays[table].reshape(*(self._sizes[v] for v in cuts), -1)
-        return grid[tuple(states.get(v, slice(None)) for v in cuts)]
+        self.tables[table] = CutTable(entries, cuts, tuple(self._sizes[v] for v in cuts))
 
     def _mapped(self, entries: int) -> Array:
         size = entries * self._dtype.itemsize

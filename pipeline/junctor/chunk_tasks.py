@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.axes import Contraction
 from junctor_kernels.reference import Algebra
+
+from junctor.chunk_store import CutTable
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
@@ -120,3 +123,129 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
     largest, least = zip(*extremes, strict=True)
     # NumPy's maximum, because Python's passes over what is not a number.
     return float(np.max(largest)), min(least)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Given:
+    """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
+
+    leaving: tables whose parts are kept. small: tables whose parts go with the record. shifts: powers of two that what
+    is read is multiplied with.
+    """
+
+    body: Body
+    leaving: frozenset[int]
+    small: frozenset[int]
+    shifts: Mapping[int, int]
+    leaves: Mapping[int, CutTable]
+    contract: Contract
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """Where a part of a table comes from: what the task that made it held constant.
+
+    sizes: of the chunk variables of the table, in their order.
+    """
+
+    table: int
+    states: Mapping[int, int]
+    sizes: Mapping[int, int]
+
+    def slice_of(self, entries: Array, states: Mapping[int, int]) -> Array:
+        """Return what agrees with `states` of the part: [free chunk variables..., entries]."""
+        free = {v: size for v, size in self.sizes.items() if v not in self.states}
+        return CutTable(entries, tuple(free), tuple(free.values())).part(states)
+
+
+def join(slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> Array:
+    """Return what agrees with `states` of a table that several tasks made; slices: those of all parts that do."""
+    source, first = slices[0]
+    if len(slices) == 1:
+        return first
+    free = {v: size for v, size in source.sizes.items() if v not in states}
+    whole = np.empty((*free.values(), first.shape[-1]), first.dtype)
+    for source, each in slices:
+        whole[tuple(source.states.get(v, slice(None)) for v in free)] = each
+    return whole
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Record:
+    """What is told of a task: extremes of what it made, the powers of two that it made it with, and small parts."""
+
+    extremes: dict[int, Extremes]
+    powers: dict[int, float]
+    small: dict[int, Array]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Made:
+    """What a task made, parts of tables [entries]."""
+
+    parts: dict[int, Array]
+    record: Record
+
+
+def given_to_all(given: Given) -> Given:
+    """Return what tasks of a pass share: as a task itself, it can be done again wherever it is needed."""
+    return given
+
+
+def made_by_task(
+    given: Given,
+    states: Mapping[int, int],
+    powers: Mapping[int, float],
+    here: Sequence[Source],
+    elsewhere: Sequence[Source],
+    *of: Any,
+) -> Made:
+    """Do a task. states: of the chunk variables. powers: as far as they are settled.
+
+    here: where the first arrays of `of` come from, parts as they were made. elsewhere: where the arrays come from in
+    the lists that follow, what `slices_of` found on other workers.
+    """
+    slices: dict[int, list[tuple[Source, Array]]] = {}
+    for source, entries in zip(here, of[: len(here)], strict=True):
+        slices.setdefault(source.table, []).append((source, source.slice_of(entries, states)))
+    for source, each in zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True):
+        slices.setdefault(source.table, []).append((source, each))
+
+    def load(table: int) -> Array:
+        leaf = given.leaves.get(table)
+        part = leaf.part(states) if leaf else join(slices.pop(table), states)
+        return shifted(part, given.shifts[table])
+
+    record, parts = Record({}, dict(powers), {}), {}
+    for table, made, least in given.body.run(load, given.contract, record.powers):
+        record.extremes[table] = largest_of(made), least
+        if table in given.leaving:
+            parts[table] = made.reshape(-1)
+        elif table in given.small:
+            record.small[table] = made.reshape(-1)
+    return Made(parts, record)
+
+
+def slices_of(states: Mapping[int, int], sources: Sequence[Source], *entries: Array) -> list[Array]:
+    """Return what a task on another worker reads of parts on this one."""
+    found = [source.slice_of(each, states) for source, each in zip(sources, entries, strict=True)]
+    return [np.ascontiguousarray(each) for each in found]
+
+
+def made_by_sum(algebra: Algebra, table: int, *parts: Array) -> Made:
+    """Add up what tasks made of a table, in their order."""
+    total = parts[0].copy()
+    for each in parts[1:]:
+        add_to(total, each, algebra)
+    # What is smallest was found in the parts: of a sum the terms tell what is lost.
+    return Made({table: total}, Record({table: (largest_of(total), math.inf)}, {}, {}))
+
+
+def record_of(made: Made) -> Record:
+    """Return the small part of what a task made."""
+    return made.record
+
+
+def part_of(made: Made, table: int) -> Array:
+    """Return what a task made of a table."""
+    return made.parts[table]

@@ -23,7 +23,7 @@ from junctor_kernels.axes import Contraction, contraction
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Body, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
+from junctor.chunk_tasks import Body, Contract, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
 from junctor.model import Network
 from junctor.planning.chunks import ChunkPlan, Pass, configurations
 from junctor.planning.plan import Free, Reduce
@@ -110,8 +110,8 @@ class ChunkedProgram:
         """Propagate one case and return its posteriors and log P(e); raises OSError where the disk is full."""
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
-        for n, each in enumerate(self.chunks.passes):
-            self._run_pass(n, each, store, known)
+        for n in range(len(self.chunks.passes)):
+            self.run_pass(n, store, known, self.reduce)
             for table in self.dead[n]:
                 store.drop(table)
         return self.outcome(block, {table: store.part(table, {}) for table in self.results}, known)
@@ -173,13 +173,14 @@ class ChunkedProgram:
         """Return the axes of a table's part in a task of a pass."""
         return tuple(v for v in self.chunks.layout(table) if v not in each.fixed)
 
-    def _run_pass(self, n: int, each: Pass, store: ChunkStore, known: dict[int, Known]) -> None:
+    def run_pass(self, n: int, store: ChunkStore, known: dict[int, Known], contract: Contract) -> None:
         """Do all tasks of a pass; the first alone, because it settles the powers of two for the others."""
+        each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
         outer = [v for v in each.fixed if v not in each.summed]
         groups = configurations([self._sizes[v] for v in outer])
-        work = self._work(n, store, {table: known[table].shift for table in each.loads})
+        work = self._work(n, store, {table: known[table].shift for table in each.loads}, contract)
         work.group(dict(zip(outer, next(groups), strict=True)))
         # So many at a time: there may be millions, and each leaves something behind.
         while at_a_time := list(islice(groups, GROUPS)):
@@ -187,9 +188,9 @@ class ChunkedProgram:
             in_threads(work.group, states, self.threads)
         self.settle(n, work.extremes(), work.powers, known)
 
-    def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int]) -> _Work | GpuWork:
+    def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract) -> _Work | GpuWork:
         if self._gpu is None:
-            return _Work(self, n, store, shifts)
+            return _Work(self, n, store, shifts, contract)
         from junctor.chunked_gpu import GpuWork
 
         return GpuWork(self._gpu, self.chunks.passes[n], self.bodies[n].steps, store, shifts)
@@ -244,9 +245,11 @@ class ChunkedProgram:
 class _Work:
     """The tasks of one pass."""
 
-    def __init__(self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int]) -> None:
+    def __init__(
+        self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract
+    ) -> None:
         self.program, self.each, self.body = program, program.chunks.passes[n], program.bodies[n]
-        self.store, self.shifts = store, shifts
+        self.store, self.shifts, self.contract = store, shifts, contract
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
         self._found: dict[int, Extremes] = {}
@@ -263,7 +266,7 @@ class _Work:
         extremes: dict[int, list[Extremes]] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
-            for table, made, least in self.body.run(partial(self._load, here), program.reduce, self.powers):
+            for table, made, least in self.body.run(partial(self._load, here), self.contract, self.powers):
                 extremes.setdefault(table, []).append((largest_of(made), least))
                 if table != each.out:
                     if table in each.stores:

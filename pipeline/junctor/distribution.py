@@ -168,7 +168,7 @@ def _on_this_machine(
         if attempt:
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
-            with _silent_dask(), _local_client(workers, gpus) as client:
+            with silent_dask(), local_client(workers, gpus) as client:
                 ways = workers * (GPU_WORKER_THREADS if gpus else 1)
                 for i, result in _windowed(client, function, dict(remaining), memory, ways):
                     del remaining[i]
@@ -194,7 +194,7 @@ def _on_scheduler(
             client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
             raise RunError(f"the scheduler {address} has no workers: start some with `dask worker {address}`") from None
-        workers = _workers(client)
+        workers = workers_of(client)
         memory = _memory_of(workers.values(), resources)
         try:
             for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
@@ -212,7 +212,7 @@ def _lost(suspect: object, who: str) -> str:
 
 
 @contextmanager
-def _local_client(workers: int, gpus: bool) -> Iterator[Client]:
+def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     import dask
     from distributed import Client
 
@@ -251,7 +251,7 @@ def _cluster_class(gpus: bool) -> Any:
 
 
 @contextmanager
-def _silent_dask() -> Iterator[None]:
+def silent_dask() -> Iterator[None]:
     # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
     import distributed  # noqa: F401
 
@@ -292,9 +292,9 @@ def _windowed(
 
     submit(WINDOW * workers)
     while under_way:
-        future = _next(client, finished)
+        future = next_finished(client, finished)
         i = under_way.pop(future.key)
-        result = _result_of(future, tasks[i])
+        result = result_of(future, tasks[i])
         future.release()
         submit(1)
         yield i, result
@@ -308,7 +308,7 @@ def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -
         return error
 
 
-def _result_of(future: Future, task: object) -> Any:
+def result_of(future: Future, task: object) -> Any:
     from distributed import CancelledError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
@@ -323,7 +323,7 @@ def _result_of(future: Future, task: object) -> Any:
     return result
 
 
-def _next(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
+def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
     """Wait for a future to finish; raises WorkersLostError where there is no worker for `PATIENCE` seconds."""
     seen = time.monotonic()
     while True:
@@ -332,13 +332,13 @@ def _next(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
         except queue.Empty:
             if client.status != "running":
                 raise RunError("the Dask scheduler went away; run the same command again to go on") from None
-            if _workers(client):
+            if workers_of(client):
                 seen = time.monotonic()
             elif time.monotonic() - seen > PATIENCE:
                 raise WorkersLostError from None
 
 
-def _workers(client: Client) -> dict[str, Any]:
+def workers_of(client: Client) -> dict[str, Any]:
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 

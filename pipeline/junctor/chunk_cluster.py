@@ -1,0 +1,129 @@
+"""Propagation of one case in chunks over the workers of a Dask cluster: pieces stay where they are made.
+
+A task (`chunk_tasks.Body`) runs on a worker; every piece of a table that it stores becomes a future of its own, which
+stays there until its table has been read for the last time. A task goes to the worker that holds most of what it reads,
+as long as all have as much to do, so what crosses between workers are partial results that are added up, and pieces
+where two passes hold different variables constant. Tasks are pure functions of pieces and of small records that come
+with the pass: what a lost worker held is computed again, by Dask, with the same bytes.
+
+Memory of a worker: its share of the stored tables; what its tasks in flight read from elsewhere; for each of its
+threads the working memory of the plan. Where results are added up, at most `chunk_jobs.AHEAD` times as many of them as
+tasks may be in flight wait on all workers together. What came from elsewhere stays until Dask's active memory manager
+drops it (some seconds). Tables stay in memory, also those that the plan keeps on disk: the memory of all workers counts
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from junctor_kernels.reference import Algebra
+
+from junctor import distribution
+from junctor.chunk_jobs import PassRun, Stock
+from junctor.chunk_store import ChunkStore
+from junctor.chunk_tasks import Contract, Given, OnCpu
+from junctor.chunked import ChunkedProgram, Known
+from junctor.distribution import WorkersLostError
+from junctor.errors import RunError
+from junctor.model import Network
+from junctor.planning.chunks import ChunkPlan, Pass
+from junctor.propagation import Block, Outcome
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# Tasks under way for each worker: while one computes, the pieces of another arrive.
+IN_FLIGHT = 2
+# Entries of tables that come with the record of a task: the client keeps them, and sends them with what reads them.
+SMALL_TABLE = 1 << 10
+# A pass of one task that moves at most so many entries, with at most so many entry operations, is done by the client: a
+# task elsewhere takes some 30 ms to be sent, done and told of.
+SMALL_ENTRIES, SMALL_WORK = 1 << 17, 1 << 24
+
+
+def propagate(
+    client: Client,
+    chunks: ChunkPlan,
+    network: Network,
+    algebra: Algebra,
+    block: Block,
+    contract: Contract | None = None,
+    in_flight: int = IN_FLIGHT,
+) -> Outcome:
+    """Propagate one case over the workers of `client`; bit for bit what `ChunkedProgram.run` finds in one process.
+
+    contract: what the workers contract with, picklable; by default NumPy. in_flight: tasks under way for each worker.
+    A worker that dies costs time only. Raises RunError where workers die of the same task several times, or where there
+    are none for `distribution.PATIENCE` seconds.
+    """
+    return ClusterRun(client, ChunkedProgram(chunks, network, algebra), contract, in_flight).outcome(block)
+
+
+class ClusterRun:
+    """One propagation of a program over a cluster. stock: what is stored where, and what crossed."""
+
+    def __init__(
+        self, client: Client, program: ChunkedProgram, contract: Contract | None = None, in_flight: int = IN_FLIGHT
+    ) -> None:
+        self.program, self.contract, self.in_flight = program, contract or OnCpu(program.algebra), in_flight
+        self._small = self.contract if isinstance(self.contract, OnCpu) else OnCpu(program.algebra)
+        self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize)
+
+    def outcome(self, block: Block) -> Outcome:
+        """Return the answer of a case; raises RunError."""
+        try:
+            self.stock.client.wait_for_workers(1, timeout=distribution.PATIENCE)
+            return self._outcome(block)
+        except TimeoutError:
+            raise RunError("the Dask cluster has no workers") from None
+        except WorkersLostError as lost:
+            at = f" of {lost.task}, more than once" if lost.task is not None else ", and no other came"
+            raise RunError(
+                f"the workers of the cluster died{at}: a task may need more memory than there is; try a smaller "
+                "working memory, or fewer workers on each machine"
+            ) from lost
+
+    def _outcome(self, block: Block) -> Outcome:
+        program, stock = self.program, self.stock
+        here = ChunkStore(program.chunks, program.algebra.dtype)
+        known = program.begin(block, here)
+        for n, each in enumerate(program.chunks.passes):
+            if self._is_small(each):
+                self._bring(each.loads, here)
+                program.run_pass(n, here, known, self._small)
+            else:
+                given = self._given(n, known, here)
+                for table in given.small:
+                    here.make(table)
+                program.settle(n, *PassRun(stock, n, given, here, self.in_flight).run(), known)
+            for table in program.dead[n]:
+                (here if table in here.tables else stock).drop(table)
+        self._bring(program.results, here)
+        return program.outcome(block, {table: here.part(table, {}) for table in program.results}, known)
+
+    def _is_small(self, each: Pass) -> bool:
+        """Tell whether a pass takes less time than sending it away."""
+        plan = self.program.plan
+        moved = sum(plan.tables[table].entries for table in (*each.loads, *each.stores))
+        return not each.fixed and moved <= SMALL_ENTRIES and sum(map(plan.work, each.steps)) <= SMALL_WORK
+
+    def _bring(self, tables: Iterable[int], here: ChunkStore) -> None:
+        """Bring tables into this process."""
+        for table in tables:
+            if table not in here.tables:
+                here.keep(table, self.stock.fetch(table))
+                self.stock.drop(table)
+
+    def _given(self, n: int, known: Mapping[int, Known], here: ChunkStore) -> Given:
+        each = self.program.chunks.passes[n]
+        small = frozenset(t for t in each.stores if self.program.plan.tables[t].entries <= SMALL_TABLE)
+        return Given(
+            self.program.bodies[n],
+            frozenset(each.stores) - small,
+            small,
+            {table: known[table].shift for table in each.loads},
+            {table: here.tables[table] for table in each.loads if table in here.tables},
+            self.contract,
+        )
