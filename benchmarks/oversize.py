@@ -22,16 +22,15 @@ from junctor.engine import shape_of
 from junctor.errors import Place
 from junctor.generate import grid
 from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.oversize import Limits, cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, part
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import Room, Speed, cheapest_chunks
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
 from junctor_kernels import reference
 
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
-GPU_SPEED = Speed(operation=1e-12, byte=2e-11, disk_byte=1e-9)
 COPY_BYTES = 1 << 30
 
 
@@ -51,17 +50,17 @@ def network_of(sizes: tuple[int, ...]) -> Network:
 def prepare(arguments: argparse.Namespace) -> None:
     """Plan all problems for a device."""
     algebra = ALGEBRAS[arguments.precision]
-    working = parse_bytes(arguments.device_memory) // arguments.slots
+    on_gpu = parse_bytes(arguments.device_memory)
+    limits = Limits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
     plans = []
     for text in arguments.sizes:
         sizes = tuple(int(size) for size in text.split("x"))
-        network = network_of(sizes)
-        problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
+        problem = Problem(shape_of(network_of(sizes)), Pattern(frozenset(), frozenset()))
         started = time.perf_counter()
-        room = Room(working - (1 << 23), parse_bytes(arguments.memory), 0)
-        chunks = cheapest_chunks(problem, algebra.dtype.itemsize, room, GPU_SPEED)
-        describe(text, chunks, algebra.dtype.itemsize, time.perf_counter() - started)
-        plans.append((text, sizes, arguments.precision, parse_bytes(arguments.device_memory), chunks))
+        chunking = cut(problem, algebra.dtype.itemsize, limits)
+        describe(text, chunking.chunks, algebra.dtype.itemsize, time.perf_counter() - started)
+        print(f"  forecast {chunking.seconds:.2f} s")
+        plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks))
     Path(arguments.output).write_bytes(pickle.dumps(plans))
 
 
@@ -126,8 +125,9 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         if on_gpu:
             from junctor.chunked_gpu import ChunkGpu
+            from junctor.devices import open_gpu
 
-            gpu = ChunkGpu(chunks, precision, room)
+            gpu = ChunkGpu(chunks, precision, open_gpu(room))
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
             print(f"  {len(gpu.slots)} slots, prepared in {time.perf_counter() - started:.2f} s")
         else:
@@ -141,14 +141,14 @@ def timed(
 ) -> None:
     """Propagate once, with the time of every pass."""
     spent: list[tuple[float, int]] = []
-    plain = type(program)._run_pass
+    plain = type(program).run_pass
 
     def watched(n: int, *rest: Any) -> None:
         started = time.perf_counter()
         plain(program, n, *rest)
         spent.append((time.perf_counter() - started, n))
 
-    program._run_pass = watched  # type: ignore[method-assign]
+    program.run_pass = watched  # type: ignore[method-assign]
     started = time.perf_counter()
     outcome = program.run(Block(1, {}, {}))
     seconds = time.perf_counter() - started
@@ -175,7 +175,6 @@ def main() -> None:
     planning.add_argument("sizes", nargs="+", help="ROWSxCOLUMNS of a grid, or the variables of a complete graph")
     planning.add_argument("--device-memory", default="8GiB")
     planning.add_argument("--memory", default="100GiB")
-    planning.add_argument("--slots", type=int, default=3)
     planning.add_argument("--precision", choices=list(ALGEBRAS), default="single")
     planning.add_argument("--output", required=True)
     planning.set_defaults(command=prepare)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from junctor.chunked import ChunkedProgram
+from junctor.devices import open_gpu
 from junctor.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
@@ -31,7 +32,7 @@ def check(network: Network, chunks: ChunkPlan, algebra: Algebra) -> None:
 
     block = Block(1, {}, {})
     wanted = ChunkedProgram(chunks, network, algebra).run(block)
-    gpu = ChunkGpu(chunks, algebra.name, ROOM)
+    gpu = ChunkGpu(chunks, algebra.name, open_gpu(ROOM))
     found = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
     again = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
@@ -41,7 +42,8 @@ def check(network: Network, chunks: ChunkPlan, algebra: Algebra) -> None:
         np.testing.assert_allclose(found.posteriors[variable], posterior, atol=tolerance)
         # Whatever slots came first, the numbers are the same.
         np.testing.assert_array_equal(found.posteriors[variable], again.posteriors[variable])
-    assert (gpu.traffic.loaded, gpu.traffic.stored) != (0, 0)
+    assert gpu.loaded >= chunks.loaded * algebra.dtype.itemsize
+    assert gpu.stored == 2 * chunks.stored * algebra.dtype.itemsize
 
 
 @pytest.mark.gpu

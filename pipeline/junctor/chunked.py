@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -108,6 +109,10 @@ class ChunkedProgram:
 
     def run(self, block: Block) -> Outcome:
         """Propagate one case and return its posteriors and log P(e); raises OSError where the disk is full."""
+        with self._gpu.alone() if self._gpu else nullcontext():
+            return self._run(block)
+
+    def _run(self, block: Block) -> Outcome:
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
         for n in range(len(self.chunks.passes)):
@@ -174,14 +179,15 @@ class ChunkedProgram:
         return tuple(v for v in self.chunks.layout(table) if v not in each.fixed)
 
     def run_pass(self, n: int, store: ChunkStore, known: dict[int, Known], contract: Contract) -> None:
-        """Do all tasks of a pass; the first alone, because it settles the powers of two for the others."""
+        """Do all tasks of a pass."""
         each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
         outer = [v for v in each.fixed if v not in each.summed]
         groups = configurations([self._sizes[v] for v in outer])
         work = self._work(n, store, {table: known[table].shift for table in each.loads}, contract)
-        work.group(dict(zip(outer, next(groups), strict=True)))
+        if work.first_alone:
+            work.group(dict(zip(outer, next(groups), strict=True)))
         # So many at a time: there may be millions, and each leaves something behind.
         while at_a_time := list(islice(groups, GROUPS)):
             states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
@@ -244,6 +250,9 @@ class ChunkedProgram:
 
 class _Work:
     """The tasks of one pass."""
+
+    # It settles the powers of two for the others.
+    first_alone = True
 
     def __init__(
         self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract

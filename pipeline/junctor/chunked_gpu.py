@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ from junctor.planning.chunks import ChunkPlan, Pass, configurations, part
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
+    from junctor_kernels.gpu import CudaDevice
+
     from junctor.chunk_store import ChunkStore
     from junctor.chunk_tasks import Step
 
@@ -92,58 +96,70 @@ def _placed(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> t
     return places, most
 
 
-@dataclass(eq=False)
-class Traffic:
-    """What was moved and done: bytes in either direction, copies, and launches."""
-
-    loaded: int = 0
-    stored: int = 0
-    copies: int = 0
-    launches: int = 0
-
-
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """Memory and stream of a group of tasks under way; `held`: host arrays that copies under way need."""
+    """Memory and stream of a group of tasks under way.
+
+    loaded, stored: bytes that came in and went out. held: host arrays that copies under way need. late: what goes where
+    once copies are done.
+    """
 
     at: int
     partial: int
     stream: Any
     noted: Any
+    loaded: int = 0
+    stored: int = 0
     held: list[Array] = field(default_factory=list)
     late: list[tuple[Array, Array]] = field(default_factory=list)
 
 
 class ChunkGpu:
-    """A GPU for the tasks of a cut plan in single or double precision.
+    """A GPU for the tasks of a cut plan in single or double precision, in the room that all work on it shares.
 
-    number: of the device. room: bytes of it that slots and offsets may take. Raises MemoryError where not even one
-    slot fits.
+    Raises MemoryError where not even one slot fits.
     """
 
-    def __init__(self, chunks: ChunkPlan, algebra: str, room: int, number: int = 0) -> None:
+    def __init__(self, chunks: ChunkPlan, algebra: str, device: CudaDevice) -> None:
         import cupy
 
-        self.cupy, self.number, self.algebra, self.chunks = cupy, number, algebra, chunks
+        self.cupy, self.number, self.algebra, self.chunks = cupy, device.number, algebra, chunks
+        self.queue, room = device.queue, device.room
         self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
         each = slot_bytes(chunks, self.dtype.itemsize)
         count = min(SLOTS, (room - OFFSET_BYTES) // each)
         if count < 1:
             raise MemoryError(f"a task takes {each + OFFSET_BYTES:,} bytes of the GPU, {room:,} are allowed")
-        self.traffic = Traffic()
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
-        with cupy.cuda.Device(number):
-            self._memory = cupy.cuda.alloc(each * count)
+        with cupy.cuda.Device(self.number):
+            self._memory = device.place(0, (each * count,), np.uint8)
             self.slots = [self._slot(n * each, each) for n in range(count)]
             self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
             self._host = pinned(size)
 
     def _slot(self, start: int, size: int) -> _Slot:
-        at = int(self._memory.ptr) + start
+        at = int(self._memory.data.ptr) + start
         partial = at + size - 2 * entries_gpu.PARTIAL_ENTRIES * self.dtype.itemsize
         words = np.uint64 if self.algebra == "double" else np.uint32
         return _Slot(at, partial, self.cupy.cuda.Stream(non_blocking=True), self.cupy.zeros(2, dtype=words))
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that came in so far."""
+        return sum(slot.loaded for slot in self.slots)
+
+    @property
+    def stored(self) -> int:
+        """Bytes that went out so far."""
+        return sum(slot.stored for slot in self.slots)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the device for oneself: nothing else is in the room that all work shares."""
+        with self.queue:
+            self.cupy.cuda.runtime.deviceSynchronize()
+            yield
 
     def allocate(self, table: int, entries: int) -> Array:
         """Return the array of the host for a stored table, pinned where it is large; not cleared."""
@@ -219,11 +235,14 @@ def _module(number: int, algebra: str) -> Any:
 class GpuWork:
     """The tasks of one pass on a GPU; the same methods as the work of a pass on the CPU."""
 
+    first_alone = False
+
     def __init__(
         self, gpu: ChunkGpu, each: Pass, tasks: Sequence[Step], store: ChunkStore, shifts: Mapping[int, int]
     ) -> None:
         self.gpu, self.each, self.tasks, self.store, self.shifts = gpu, each, tasks, store, shifts
         self.powers: dict[int, float] = {}
+        self._settled, self._failed, self._leads = threading.Condition(), False, 0
         self._places, _ = _places(gpu.chunks, each, gpu.dtype.itemsize)
         self._sizes = gpu.chunks.plan.shape.cardinalities
         gpu.make_room()
@@ -234,8 +253,21 @@ class GpuWork:
             gpu.cupy.cuda.runtime.deviceSynchronize()
 
     def group(self, states: dict[int, int], place: int = 0) -> None:
-        """Do the tasks whose results are added up, in a slot."""
-        slot = self.gpu.slots[place]
+        """Do the tasks whose results are added up, in a slot.
+
+        The group of the first configuration settles powers; the others follow it step by step.
+        """
+        if not any(states.values()):
+            self._leads = threading.get_ident()
+        try:
+            self._group(self.gpu.slots[place], states)
+        except BaseException:
+            with self._settled:
+                self._failed = True
+                self._settled.notify_all()
+            raise
+
+    def _group(self, slot: _Slot, states: dict[int, int]) -> None:
         with self.gpu.cupy.cuda.Device(self.gpu.number), slot.stream:
             for n, values in enumerate(configurations([self._sizes[v] for v in self.each.summed])):
                 here = states | dict(zip(self.each.summed, values, strict=True))
@@ -268,11 +300,25 @@ class GpuWork:
             out = task.out
             there.add(out)
             is_last = out == self.each.out
-            if out not in self.powers:
-                self.powers[out] = self._power(slot, n)
-            self._reduce(slot, n, self.powers[out], adds and is_last, self._extremes[n])
+            self._reduce(slot, n, self._settled_power(slot, n), adds and is_last, self._extremes[n])
             if out in self.each.stores and not is_last:
                 self._save(slot, out, states)
+
+    def _settled_power(self, slot: _Slot, n: int) -> float:
+        """Return the power of two for a result, found here or by the group that leads."""
+        out = self.tasks[n].out
+        leads = self._leads == threading.get_ident()
+        if leads and out not in self.powers:
+            power = self._power(slot, n)
+            with self._settled:
+                self.powers[out] = power
+                self._settled.notify_all()
+        elif out not in self.powers:
+            with self._settled:
+                self._settled.wait_for(lambda: out in self.powers or self._failed)
+            if self._failed:
+                raise RuntimeError("another task of the pass failed")
+        return self.powers[out]
 
     def _power(self, slot: _Slot, n: int) -> float:
         """Return the power of two that brings the largest entry at the beginning of a result into [0.5, 1)."""
@@ -305,12 +351,11 @@ class GpuWork:
             noted = int(extremes.data.ptr) if ends else 0
             words = record(launch, out, noted, power if ends else 1.0, adds and ends, operands)
             self.gpu.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
-            self.gpu.traffic.launches += 1
             tables, shifts = [out], [1.0]
 
     def _load(self, slot: _Slot, table: int, states: Mapping[int, int]) -> None:
         part_ = self.store.part(table, states)
-        self.gpu.traffic.loaded += part_.nbytes
+        slot.loaded += part_.nbytes
         if not _large_runs(part_):
             part_ = np.ascontiguousarray(part_)
             slot.held.append(part_)
@@ -318,7 +363,7 @@ class GpuWork:
 
     def _save(self, slot: _Slot, table: int, states: Mapping[int, int]) -> None:
         part_ = self.store.part(table, states)
-        self.gpu.traffic.stored += part_.nbytes
+        slot.stored += part_.nbytes
         target = part_
         if not _large_runs(part_):
             target = np.empty(part_.shape, part_.dtype)
@@ -332,7 +377,6 @@ class GpuWork:
         if host.flags.c_contiguous:
             ends = (device, host.ctypes.data) if to_device else (host.ctypes.data, device)
             runtime.memcpyAsync(*ends, host.nbytes, kind, slot.stream.ptr)
-            self.gpu.traffic.copies += 1
             return
         *outer, rows, _ = host.shape
         width = host.shape[-1] * host.itemsize
@@ -341,7 +385,6 @@ class GpuWork:
             here, there = (block.ctypes.data, block.strides[0]), (device, width)
             target, source = (there, here) if to_device else (here, there)
             runtime.memcpy2DAsync(*target, *source, width, rows, kind, slot.stream.ptr)
-            self.gpu.traffic.copies += 1
             device += width * rows
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
+from junctor_kernels.gpu import CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
@@ -26,7 +27,7 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import Chunking, Limits, answer_one_by_one, cut, program_of
+from junctor.oversize import CHUNK_FORMATS, Chunking, Limits, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -222,7 +223,8 @@ class Engine:
                 self._chunkings.pop(next(iter(self._chunkings)))
             targets = None if self.query.targets is None else frozenset(self.targets)
             disk = self.disk if self.disk is not None else allowed_disk(self.spill)
-            limits = Limits(free, self.device_memory, disk, self.spill, self.threads, on_gpu)
+            task = self._using.room if on_gpu and self._using else self.device_memory
+            limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
             self._chunkings[key] = cut(Problem(self.shape, pattern, targets), itemsize, limits, rounded(uses))
         return self._chunkings[key]
 
@@ -239,9 +241,10 @@ class Engine:
             self.row_engine.allow(0)
         rows = group.rows
         for algebra in self.ladder:
-            chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free)
+            device = self._using if isinstance(self._using, CudaDevice) and algebra.name in CHUNK_FORMATS else None
+            chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free, device is not None)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
-            program = program_of(chunking, self.network, algebra)
+            program = program_of(chunking, self.network, algebra, device)
             rows = answer_one_by_one(program, chunking.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
+from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
 from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
 from junctor.chunked import ChunkedProgram
+from junctor.chunked_gpu import OFFSET_BYTES, SLOTS, ChunkGpu, slot_bytes
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of, write, write_tables
@@ -29,19 +31,26 @@ from junctor.planning.chunks import ChunkPlan, TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.oversize import Room, Speed, TooLongError, cheapest_chunks, operations_of, seconds_of
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
-from junctor.propagation import Block, Outcome
+
+if TYPE_CHECKING:
+    from junctor_kernels.gpu import CudaDevice
 
 Rows = npt.NDArray[np.int64]
 
 # Shares of the memory that a task may take, the rest is for stored tables; the one that takes least time is kept.
 SHARES = (1 / 2, 1 / 4, 1 / 8)
+# The same for a GPU. The smaller a task, the sooner copies and kernels overlap.
+GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+# Number formats that tasks may have on a GPU, and the most that sums of terms take there.
+CHUNK_FORMATS = ("single", "double")
+PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 # Share of a task's memory that the scratch of NumPy contractions may take.
 SCRATCH_SHARE = 1 / 4
 # Beside each entry of a table in NumPy there may be a byte of a mask.
 MASK_BYTES = 1
 # Coarse, for choices and forecasts. A GPU has its tasks behind a bus of 55 GB/s each way.
 CPU_SPEED = Speed(operation=1e-9, byte=1e-10, disk_byte=1e-9, step=5e-5)
-GPU_SPEED = Speed(operation=1.5e-12, byte=1 / 55e9, disk_byte=1e-9, step=1e-5)
+GPU_SPEED = Speed(operation=1.5e-12, byte=1 / 55e9, disk_byte=1e-9, step=1e-4, at_once=True)
 # Seconds of work in NumPy from which on compiled contractions are worth being loaded.
 COMPILED_SECONDS = 1.0
 
@@ -111,10 +120,11 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
         ) from None
     fixed = fixed_bytes(chunks.plan)
     task = limits.memory - fixed - room.memory
-    if limits.on_gpu:
-        task = limits.task or limits.memory
     scratch_bytes, scratch, entry_threads = _scratch(task, limits)
     working = scratch_bytes + chunks.working * (itemsize + MASK_BYTES)
+    if limits.on_gpu:
+        slot = slot_bytes(chunks, itemsize)
+        working = OFFSET_BYTES + slot * max(1, min(SLOTS, ((limits.task or limits.memory) - OFFSET_BYTES) // slot))
     return Chunking(
         chunks=chunks,
         limits=limits,
@@ -133,7 +143,9 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
 def _tasks(limits: Limits, free: int) -> list[int]:
     """Return the bytes that a task may be given, the most first."""
     if limits.on_gpu:
-        return [limits.task or free]
+        # Of everything on the GPU; several tasks are under way, in pieces of memory that leave gaps.
+        whole = (limits.task or free) - OFFSET_BYTES
+        return [int(whole * share) - PARTIAL_BYTES for share in GPU_SHARES]
     most = free if limits.task is None else limits.task
     return list(dict.fromkeys(min(most, int(free * share)) for share in SHARES))
 
@@ -176,15 +188,16 @@ def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
     )
 
 
-class RowProgram(Protocol):
-    """What answers one case at a time."""
-
-    def run(self, block: Block) -> Outcome:
-        """Answer a block of one case."""
-
-
-def program_of(chunking: Chunking, network: Network, algebra: Algebra) -> RowProgram:
-    """Return what runs a cut plan; here a device takes the place of this machine's cores."""
+def program_of(
+    chunking: Chunking, network: Network, algebra: Algebra, device: CudaDevice | None = None
+) -> ChunkedProgram:
+    """Return what runs a cut plan, on a device if there is one; raises BudgetError where that has too little memory."""
+    gpu = None
+    if device is not None:
+        try:
+            gpu = ChunkGpu(chunking.chunks, algebra.name, device)
+        except MemoryError as error:
+            raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
     return ChunkedProgram(
         chunking.chunks,
         network,
@@ -192,10 +205,11 @@ def program_of(chunking: Chunking, network: Network, algebra: Algebra) -> RowPro
         scratch=chunking.scratch,
         folder=chunking.limits.folder,
         entry_threads=chunking.entry_threads,
+        gpu=gpu,
     )
 
 
-def answer_one_by_one(program: RowProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+def answer_one_by_one(program: ChunkedProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""
     doubtful: list[Rows] = [rows[:0]]
     for n in range(len(rows)):

@@ -71,7 +71,7 @@ class ChunkPlan:
     @cached_property
     def loaded(self) -> int:
         """Entries that are brought into the working memory."""
-        return sum(_brought(self.plan, each) for each in self.passes)
+        return sum(loaded_entries(self.plan, each) for each in self.passes)
 
     @cached_property
     def stored(self) -> int:
@@ -205,7 +205,12 @@ def _fixed_pass(
             lower, _ = parts.peak(entries, v)
             if lower < peak:
                 fixed, _ = _ordered([*chosen, v], steps[-1])
-                key = (_loaded(plan, fixed, {table: entries[table] for table in loads}), v not in members, lower, v)
+                key = (
+                    _loaded(plan, fixed, {table: entries[table] for table in loads}),
+                    v not in members,
+                    lower,
+                    v,
+                )
                 best = min(best, key) if best else key
         if best is None:
             return None
@@ -279,13 +284,13 @@ def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
     return total
 
 
-def _brought(plan: Plan, each: Pass) -> int:
+def loaded_entries(plan: Plan, each: Pass) -> int:
     """Return the entries that a pass brings in."""
     return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in each.loads})
 
 
 def _moved(plan: Plan, each: Pass) -> int:
-    return _brought(plan, each) + sum(plan.tables[table].entries for table in each.stores)
+    return loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
 
 
 def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:

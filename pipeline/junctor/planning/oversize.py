@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import moral_graph, varied_orders
 from junctor.planning.plan import Plan, Reduce
@@ -22,13 +22,15 @@ FAR_MORE = 2
 class Speed:
     """Seconds of an entry operation, of a byte to or from the working memory, to or from the disk, and of a step.
 
-    step: what a step takes in each task beside its operations.
+    step: what a step takes in each task beside its operations. at_once: whether copies in, operations and copies out
+    of different tasks of a pass overlap.
     """
 
     operation: float
     byte: float
     disk_byte: float
     step: float = 0.0
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,21 @@ def operations_of(plan: Plan) -> int:
 def seconds_of(chunks: ChunkPlan, itemsize: int, speed: Speed) -> float:
     """Return about what a case takes."""
     plan = chunks.plan
-    moved = (chunks.loaded + chunks.stored) * itemsize
     spilled = 2 * sum(plan.tables[table].entries for table in chunks.on_disk) * itemsize
-    steps = sum(plan.shape.entries(each.fixed) * len(each.steps) for each in chunks.passes)
-    arithmetic = operations_of(plan) * speed.operation + steps * speed.step
-    return arithmetic + moved * speed.byte + spilled * speed.disk_byte
+    return spilled * speed.disk_byte + sum(_pass_seconds(plan, each, itemsize, speed) for each in chunks.passes)
+
+
+def _pass_seconds(plan: Plan, each: Pass, itemsize: int, speed: Speed) -> float:
+    tasks = plan.shape.entries(each.fixed)
+    stored = sum(plan.tables[table].entries for table in each.stores)
+    parts = (
+        loaded_entries(plan, each) * itemsize * speed.byte,
+        stored * itemsize * speed.byte,
+        sum(plan.work(step) for step in each.steps) * speed.operation,
+    )
+    # The first task comes in and the last one goes out alone.
+    together = max(parts) + (sum(parts) - max(parts)) / tasks if speed.at_once else sum(parts)
+    return together + tasks * len(each.steps) * speed.step
 
 
 def cheapest_chunks(
