@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,13 @@ class EmulatedStored:
     """A device whose addresses are those of NumPy arrays."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._random, self._streams, self._kept = random.Random(seed), list[Stream](), list[Any]()
+        self._random, self._streams = random.Random(seed), list[Stream]()
         self.allocated = 0
 
-    def allocate(self, size: int) -> int:
+    def allocate(self, size: int) -> Any:
         self.allocated += size
         memory = np.full(size + 256, 0xFF, dtype=np.uint8)  # NaN wherever nobody wrote
-        self._kept.append(memory)
-        return int(memory.ctypes.data + -memory.ctypes.data % 256)
+        return SimpleNamespace(memory=memory, ptr=memory.ctypes.data + -memory.ctypes.data % 256)
 
     def host(self, entries: int, dtype: npt.DTypeLike) -> Any:
         return np.zeros(entries, dtype=dtype)

@@ -28,6 +28,8 @@ NEAR = 16
 MOST_ENTRIES = 1 << 30
 # Where addresses of tables begin.
 ALIGNED = 256
+# Bytes of host memory that are asked for one by one.
+LARGE_HOST = 1 << 24
 
 Array = npt.NDArray[Any]
 
@@ -239,8 +241,8 @@ class Batch:
 class Device(Protocol):
     """Memory, streams and launches of a device; work of a stream is done in the order in which it is enqueued."""
 
-    def allocate(self, size: int) -> int:
-        """Return the address of so many bytes, which live as long as the device object."""
+    def allocate(self, size: int) -> Any:
+        """Return so many bytes, at the address `ptr`, which live as long as the object."""
 
     def host(self, entries: int, dtype: npt.DTypeLike) -> Array:
         """Return an array in memory that copies to and from the device are fast with."""
@@ -306,17 +308,17 @@ class CudaDevice:
         # Loaded before any launch is captured into a graph.
         for dtype in ("<f4", "<f8"):
             _module(number, dtype)
-        self._kept: list[Any] = []
 
-    def allocate(self, size: int) -> int:
-        """Return the address of so many bytes."""
-        memory = self.cupy.cuda.Memory(max(1, size))
-        self._kept.append(memory)
-        return int(memory.ptr)
+    def allocate(self, size: int) -> Any:
+        """Return so many bytes, at the address `ptr`."""
+        return self.cupy.cuda.Memory(max(1, size))
 
     def host(self, entries: int, dtype: npt.DTypeLike) -> Array:
         """Return an array in pinned memory."""
-        memory = self.cupy.cuda.alloc_pinned_memory(max(1, entries) * np.dtype(dtype).itemsize)
+        cuda, size = self.cupy.cuda, max(1, entries) * np.dtype(dtype).itemsize
+        # The pool is fast, but rounds sizes up to powers of two.
+        pooled = size < LARGE_HOST
+        memory = cuda.alloc_pinned_memory(size) if pooled else cuda.PinnedMemoryPointer(cuda.PinnedMemory(size), 0)
         return np.frombuffer(memory, dtype, entries)
 
     def stream(self) -> Any:
@@ -325,7 +327,7 @@ class CudaDevice:
 
     def record(self, stream: Any) -> Any:
         """Return an event behind all that is enqueued in a stream so far."""
-        return stream.record(self.cupy.cuda.Event(disable_timing=True))
+        return stream.record()
 
     def wait(self, stream: Any, event: Any) -> None:
         """Let all that is enqueued in a stream later wait for an event."""

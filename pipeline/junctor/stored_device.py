@@ -168,39 +168,52 @@ class ResidentExecutor:
         for kind in ("initial", "table"):
             for i in range(len(plan.cliques)):
                 self._room.take((kind, i), plan.entries(i) * item)
-        self._base = 0
+        self._base = self._batch = 0
         # Where all variables are observed there are the most tasks.
         batch, parts = self._tasks(frozenset(range(len(plan.sizes))), 0)
-        self._parts, self._batch = self._room.take("parts", parts), self._room.take("batch", batch.size())
+        permutations, swaps = self._permutations()
+        tasks = max(batch.size(), permutations.size() + swaps.nbytes)
+        self._parts, self._batch = self._room.take("parts", parts), self._room.take("batch", tasks)
         if self._room.size > allowed or max(map(plan.entries, range(len(plan.cliques)))) > MOST_ENTRIES:
             raise Budget(allowed).refuse(self._room.size, "holding all cliques on the device", "stream them through it")
-        self._base = self._separators.base = self._device.allocate(self._room.size)
+        self._memory = self._device.allocate(self._room.size)
+        self._base = self._separators.base = self._memory.ptr
 
     def _bring(self, make: Make) -> tuple[list[float], bool]:
-        """Copy the tables to the device and bring their separators to the front; returns scales, and what was lost."""
+        """Copy the natural tables to the device and bring their separators to the front; returns scales and losses."""
         scales, lost = [], False
-        for i, clique in enumerate(self._plan.cliques):
+        for i in range(len(self._plan.cliques)):
             table, scale, flushed = make(i)
             scales.append(scale)
             lost |= flushed
-            natural, initial = (self._base + self._room.take((kind, i), 0) for kind in ("table", "initial"))
-            kept = [_sent(self._device, table, natural if clique.swaps else initial, self._stream)]
-            if clique.swaps:
-                kept += self._permute(i, natural, initial)
+            kept = _sent(self._device, table, self._at("table", i), self._stream)
             self._device.synchronize(self._device.record(self._stream))
             del kept
+        self.preprocess()
         return scales, lost
 
-    def _permute(self, i: int, source: int, target: int) -> list[Array]:
+    def preprocess(self) -> None:
+        """Bring the separators of the tables as they are to the front, all in one launch; makes the initial tables."""
         # Nothing is summed yet, so there is room for swaps and tasks.
-        swaps, batch = swaps_back(self._plan.cliques[i].swaps), Batch(self._dtype)
+        batch, swaps = self._permutations()
         at = self._base + self._batch
-        batch.permute(source, target, self._plan.entries(i), at, len(swaps) // 5)
-        batch.close()
         sent = _sent(self._device, swaps, at, self._stream)
         launches, placed, host = upload_batch(self._device, batch, at + swaps.nbytes, self._stream)
         self._launch(launches, placed)
-        return [sent, host]
+        self._device.synchronize(self._device.record(self._stream))
+        del sent, host
+
+    def _permutations(self) -> tuple[Batch, npt.NDArray[np.int64]]:
+        batch, all_swaps, begin = Batch(self._dtype), [np.zeros(0, dtype=np.int64)], self._base + self._batch
+        for i, clique in enumerate(self._plan.cliques):
+            at = begin + sum(swaps.nbytes for swaps in all_swaps)
+            all_swaps.append(swaps_back(clique.swaps))
+            batch.permute(self._at("table", i), self._at("initial", i), self._plan.entries(i), at, len(clique.swaps))
+        batch.close()
+        return batch, np.concatenate(all_swaps)
+
+    def _at(self, kind: str, clique: int) -> int:
+        return self._base + self._room.take((kind, clique), 0)
 
     def _launch(self, launches: Sequence[Launch], placed: Placed) -> None:
         for work in launches:
@@ -212,9 +225,9 @@ class ResidentExecutor:
         for stage in passes(plan, observed):
             used = 0
             for work in stage:
-                initial, table = (self._base + self._room.take((kind, work.clique), 0) for kind in ("initial", "table"))
+                table = self._at("table", work.clique)
+                reads = self._at("initial", work.clique) if work.first else table
                 box = whole(plan.cliques[work.clique].shape(plan.sizes))
-                reads = initial if work.first else table
                 used += add_pass(batch, self._separators, plan, work, box, (reads, table), parts + used, False)
             most = max(most, used)
             batch.close()
@@ -246,6 +259,6 @@ class ResidentExecutor:
     def table(self, clique: int) -> Array:
         """Return a copy of the calibrated table of a clique."""
         host = self._device.host(self._plan.entries(clique), self._dtype)
-        self._device.download(self._base + self._room.take(("table", clique), 0), host, self._stream)
+        self._device.download(self._at("table", clique), host, self._stream)
         self._device.synchronize(self._device.record(self._stream))
         return host

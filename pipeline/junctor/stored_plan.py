@@ -140,6 +140,14 @@ def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[Pass]]:
     return up + [[_distribute(i, cliques[i]) for i in level] for level in levels[1:]]
 
 
+def widest(plan: StoredPlan, i: int) -> Pass:
+    """Return a pass over a clique that has everything any pass over it has."""
+    clique = plan.cliques[i]
+    messages = [Operand(UP, child) for child in clique.children]
+    evidence = [Operand(EVIDENCE, v) for v in clique.variables]
+    return Pass(i, True, (*messages, *evidence, Operand(DOWN, i)), (i, *clique.children))
+
+
 def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> Pass:
     messages = [Operand(UP, child) for child in clique.children]
     evidence = [Operand(EVIDENCE, v) for v in clique.variables if v in observed]

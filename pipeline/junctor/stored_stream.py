@@ -19,9 +19,9 @@ from junctor_kernels.stored_gpu import MOST_ENTRIES, Batch, Device, Launch, Plac
 from junctor_kernels.views import Box, boxes, place
 
 from junctor.planning.budget import Budget
-from junctor.stored_device import Make, Room, Separators, add_pass, settle_pass
-from junctor.stored_host import Likelihoods, Outcome, scaled_evidence
-from junctor.stored_plan import Pass, StoredPlan, passes
+from junctor.stored_device import Room, Separators, add_pass, settle_pass
+from junctor.stored_host import Initial, Likelihoods, Outcome, scaled_evidence
+from junctor.stored_plan import Pass, StoredPlan, passes, widest
 
 Array = npt.NDArray[Any]
 
@@ -189,7 +189,7 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
 
     Raises BudgetError where not even chunks of one entry fit.
     """
-    work = [each for stage in passes(plan, frozenset(range(len(plan.sizes)))) for each in stage]
+    work = [widest(plan, i) for i in range(len(plan.cliques))]
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
     entries = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * dtype.itemsize)))
     while True:
@@ -223,16 +223,17 @@ def _laid_out(plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[Pass], in_f
 
 
 class StreamedExecutor:
-    """The tables in pinned memory of this machine, streamed through a device that need not hold any of them.
+    """The tables in memory of this machine, streamed through a device that need not hold any of them.
 
-    make: returns the initial table of a clique. in_place: whether it becomes the calibrated one. allowed: bytes on the
-    device. in_flight: chunks under way at most. chunk: entries of a chunk at most; None for what fits. Raises BudgetError.
+    initial: of every clique, in pinned memory of the device (`Device.host`) or slow. in_place: whether they become the
+    calibrated ones. allowed: bytes on the device. in_flight: chunks under way at most. chunk: entries of a chunk at most;
+    None for what fits. Raises BudgetError.
     """
 
     def __init__(
         self,
         plan: StoredPlan,
-        make: Make,
+        initial: Sequence[Initial],
         algebra: Algebra,
         device: Device,
         allowed: int,
@@ -242,19 +243,11 @@ class StreamedExecutor:
         chunk: int | None = None,
     ) -> None:
         self._plan, self._algebra, self._dtype, self._device = plan, algebra, algebra.dtype, device
-        self._pipeline = pipeline
+        self._pipeline, self._initial = pipeline, initial
         self.layout = lay_out(plan, algebra.dtype, allowed, in_flight, chunk)
-        self._initial: list[Array] = []
-        self._scales: list[float] = []
-        self._lost = False
-        for i in range(len(plan.cliques)):
-            table, scale, lost = make(i)
-            self._initial.append(device.host(len(table), table.dtype))
-            self._initial[i][:] = table
-            self._scales.append(scale)
-            self._lost |= lost
-        self._tables = self._initial if in_place else [device.host(len(each), each.dtype) for each in self._initial]
-        self._base = self.layout.separators.base = device.allocate(self.layout.room.size)
+        self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
+        self._memory = device.allocate(self.layout.room.size)
+        self._base = self.layout.separators.base = self._memory.ptr
 
     def table(self, clique: int) -> Array:
         """Return the calibrated table of a clique."""
@@ -262,17 +255,23 @@ class StreamedExecutor:
 
     def propagate(self, likelihoods: Likelihoods) -> Outcome:
         """Calibrate all tables."""
-        evidence = scaled_evidence(likelihoods, self._algebra)
-        separators, places = self.layout.separators, [self._base + at for at in self.layout.batches]
-        pipeline = Pipeline(self._device, self._pipeline, [self._base + at for at in self.layout.slots], places)
-        kept = separators.begin(self._device, evidence, pipeline.work)
-        for work in (each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage):
-            for group in groups(self._plan, work, self.layout.chunk):
+        evidence, stream = scaled_evidence(likelihoods, self._algebra), self._device.stream()
+        separators = self.layout.separators
+        kept = separators.begin(self._device, evidence, stream)
+        self._device.synchronize(self._device.record(stream))
+        del kept
+        self.run([each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage])
+        scales, lost = [each.log_scale for each in self._initial], any(each.lost for each in self._initial)
+        return separators.outcome(self._device, scales, evidence, lost, stream)
+
+    def run(self, work: Sequence[Pass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
+        """Do passes one after the other, and wait for them; trace as for `Pipeline`."""
+        places, slots = ([self._base + at for at in each] for each in (self.layout.batches, self.layout.slots))
+        pipeline = Pipeline(self._device, self._pipeline, slots, places, trace)
+        for each in work:
+            for group in groups(self._plan, each, self.layout.chunk):
                 self._go_over(group, pipeline)
         pipeline.finish()
-        outcome = separators.outcome(self._device, self._scales, evidence, self._lost, pipeline.work)
-        del kept
-        return outcome
 
     def _go_over(self, group: Group, pipeline: Pipeline) -> None:
         """Enqueue the chunks of a group."""
@@ -282,7 +281,7 @@ class StreamedExecutor:
         batch, ends, _ = tasks_of(plan, layout.separators, group, self._dtype, slots, parts)
         launches, placed = pipeline.put_tasks(batch)
         table = self._tables[work.clique]
-        source = self._initial[work.clique] if work.first else table
+        source = self._initial[work.clique].table if work.first else table
         changes = bool(work.factors) or source is not table
         shape = plan.cliques[work.clique].shape(plan.sizes)
         for box, first, end in zip(group.boxes, [0, *ends], ends, strict=False):
