@@ -1,15 +1,15 @@
-"""Stored clique tables: the tables of Bistaffa, Farinelli and Bombieri (2014) on this machine, and tables beyond the device.
+"""Stored clique tables: the tables of Bistaffa, Farinelli and Bombieri (2014) on this machine, and larger ones.
 
     uv run python benchmarks/stored.py prepare NETWORK ... --output FILE    trees with a searched order, on any machine
     python benchmarks/stored.py tables FILE|NETWORK ... [--cpu]            their Tables I and II; a GPU unless --cpu
     python benchmarks/stored.py stream [--size 96GiB]                       one table, streamed through a GPU
 
-`tables` prints the cliques of each tree (greedy orders for network files), then: milliseconds to bring all separators to
-the front (preprocessing), to copy all tables to the device and back (transfers), of one propagation on all cores of the
-CPU, of one on the GPU (its kernels, by events: collect and distribute over the whole tree, no evidence), and the largest
-difference between both in any calibrated table (scaled to a sum of 1). `stream` measures what copies can reach either way
-and both ways at once, then passes over a table in pinned host memory: sums only, products only, both in one pass; with each
-pipeline; every result is checked against what the numbers were made from.
+`tables` prints the cliques of each tree (greedy orders for network files), then: milliseconds to bring all separators
+to the front (preprocessing), to copy all tables to the device and back (transfers), of one propagation on all cores of
+the CPU, of one on the GPU (its kernels, by events: collect and distribute over the whole tree, no evidence), and the
+largest difference between both in any calibrated table (scaled to a sum of 1). `stream` measures what copies can reach
+either way and both ways at once, then passes over a table in pinned host memory: sums only, products only, both in one
+pass; with each pipeline; every result is checked against what the numbers were made from.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
 from junctor_kernels.stored_gpu import CudaDevice, upload_batch
 
 ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
-# Total table entries of their trees (average size times nodes of their Table I), and their milliseconds of the kernels alone
-# on a GTX 780, as reported by them.
+# Total table entries of their trees (average size times nodes of their Table I), and their milliseconds of the kernels
+# alone on a GTX 780, as reported by them.
 THEIRS = {
     "mildew": (9.6e6, 3),
     "diabetes": (1.1e7, 12),
@@ -111,8 +111,7 @@ class OnDevice:
 
     def __init__(self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaDevice) -> None:
         self.device, self.cupy, self.algebra = device, device.cupy, algebra
-        free, _ = self.cupy.cuda.runtime.memGetInfo()
-        self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * free))
+        self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * device.free()))
         self.executor.propagate({})
 
     def events_ms(self, enqueue: Callable[[], object], repeats: int) -> float:
@@ -137,7 +136,9 @@ class OnDevice:
         batch, _ = executor._tasks(frozenset(), executor._base + executor._parts)
         launches, placed, _ = upload_batch(self.device, batch, executor._base + executor._batch, executor._stream)
         for work in launches:
-            total[work.kernel] = total.get(work.kernel, 0) + self.events_ms(partial(executor._launch, [work], placed), 3)
+            total[work.kernel] = total.get(work.kernel, 0) + self.events_ms(
+                partial(executor._launch, [work], placed), 3
+            )
             count[work.kernel] = count.get(work.kernel, 0) + 1
         return ", ".join(f"{kernel} {total[kernel]:.2f}/{count[kernel]}" for kernel in total)
 
@@ -156,7 +157,11 @@ class OnDevice:
 def transfers_ms(device: CudaDevice, plan: StoredPlan, algebra: Algebra) -> float:
     """Milliseconds to copy as many bytes as all tables have to the device, and back, from pinned memory."""
     cupy, size = device.cupy, plan.total_entries()
-    host, block, stream = device.host(size, algebra.dtype), device.allocate(size * algebra.dtype.itemsize), device.stream()
+    host, block, stream = (
+        device.host(size, algebra.dtype),
+        device.allocate(size * algebra.dtype.itemsize),
+        device.stream(),
+    )
     times = []
     for _ in range(4):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -226,14 +231,15 @@ def measure(
     permuting = gpu.preprocess_ms()
     theirs = f"{THEIRS[name][1]}" if name in THEIRS else "not known"
     gains = f"{cpu / alone:.1f} | {cpu / (alone + transfers):.1f}"
-    print(f"{start} | {permuting:.2f} | {transfers:.2f} | {cpu:.1f} | {alone:.3f} | {theirs} | {gains} | {worst:.1e} | {lost}")
+    gpu_times = f"{permuting:.2f} | {transfers:.2f} | {cpu:.1f} | {alone:.3f}"
+    print(f"{start} | {gpu_times} | {theirs} | {gains} | {worst:.1e} | {lost}")
     if parts:
         print(f"   ms/launches: {parts}")
     print(end="", flush=True)
 
 
 class Streamed:
-    """One table [separator entries, run] in pinned memory: row s is `base` times `weights[s]`; and a small root clique."""
+    """A table [separator entries, run] in pinned memory, row s `base` times `weights[s]`; and a small root clique."""
 
     def __init__(self, size: int, run: int, device: CudaDevice) -> None:
         self.device, self.cupy = device, device.cupy
@@ -384,7 +390,7 @@ def traced(executor: StreamedExecutor, work: Pass, device: CudaDevice) -> str:
     trace: list[tuple[str, Any, Any]] = []
     executor.run([work], trace)
     elapsed = device.cupy.cuda.get_elapsed_time
-    spent = {what: 0.0 for what in ("in", "work", "out")}
+    spent = dict.fromkeys(("in", "work", "out"), 0.0)
     for what, before, behind in trace:
         spent[what] += elapsed(before, behind) / 1e3
     return ", ".join(f"{seconds:.2f}" for seconds in spent.values())

@@ -1,7 +1,7 @@
 """A device in plain memory for stored tables: their GPU kernels compiled for the CPU, and streams that run late.
 
-What is enqueued in a stream is done at the last moment and in an order drawn at random among all that events allow, so a
-missing event gives a wrong answer sooner or later.
+What is enqueued in a stream is done at the last moment and in an order drawn at random among all that events allow, so
+a missing event gives a wrong answer sooner or later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import stored_gpu
-from junctor_kernels.stored_gpu import Launch, Placed
+from junctor_kernels.stored_gpu import Placed
+from junctor_kernels.stored_tasks import Launch
 
 HERE = Path(__file__).parent
 KERNELS = ("scatter_reduce", "gather_reduce", "finish", "settle", "permute")
@@ -41,6 +42,9 @@ class EmulatedStored:
     def __init__(self, seed: int = 0) -> None:
         self._random, self._streams = random.Random(seed), list[Stream]()
         self.allocated = 0
+
+    def free(self) -> int:
+        return 1 << 28
 
     def allocate(self, size: int) -> Any:
         self.allocated += size
@@ -85,7 +89,7 @@ class EmulatedStored:
             addresses = (batch.base + work.tasks, batch.base + work.starts, batch.factors, batch.axes, lost)
             tasks, starts, factors, axes, mark = map(ctypes.c_void_p, addresses)
             name = work.kernel.encode()
-            library(dtype.str).launch(name, work.blocks, tasks, starts, work.count, factors, axes, mark)
+            library(dtype.str).launch(name, work.blocks, tasks, starts, work.number, factors, axes, mark)
 
         self._enqueue(stream, run)
 

@@ -1,8 +1,8 @@
 """Stored tables in another order of their variables: a sequence of swaps, and where each of them takes an entry.
 
 Bistaffa, Farinelli and Bombieri (2014) bring the variables of a separator to the most significant positions of a clique
-table by swapping positions pair by pair (their Algorithm 3). Where a swap takes an entry follows in closed form from the
-entry's index alone (their Proposition 1), so all entries move independently of each other.
+table by swapping positions pair by pair (their Algorithm 3). Where a swap takes an entry follows in closed form from
+the entry's index alone (their Proposition 1), so all entries move independently of each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stored clique tables: what is done to a chunk of one, in NumPy; the specification of the compiled kernels.
 
 The Hugin architecture as Bistaffa, Farinelli and Bombieri (2014) lay it out: a message sums a table over the runs of
-entries that share a separator entry (`reduce`), and multiplies another table by what that sum has changed by (`scatter`).
-Tables are flat; a `View` says which separator entry belongs to an entry.
+entries that share a separator entry (`reduce`), and multiplies another table by what that sum has changed by
+(`scatter`). Tables are flat; a `View` says which separator entry belongs to an entry.
 """
 
 from __future__ import annotations
@@ -51,4 +51,3 @@ def ratio(new: Array, old: Array, algebra: Algebra) -> Array:
     change = np.subtract if algebra.combine is np.add else np.divide
     change(new, old, out=out, where=old > algebra.zero)
     return out
-

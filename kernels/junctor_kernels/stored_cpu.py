@@ -1,58 +1,83 @@
 """Stored clique tables on all cores of a CPU (Numba); agrees with `junctor_kernels.stored`.
 
-A thread takes a piece of the table (or, for separators whose variables are not the most significant ones, some of their
-entries), so that no two threads write to one place and sums do not depend on their number.
+A thread takes a range of the table (or, for sums, of separator entries), so that no two threads write to one place and
+no sum depends on how many there are. The kernels work without the interpreter lock, in plain threads: Numba's own ones
+must not be called from several threads at once.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.jit import jit
 from junctor_kernels.views import Axis, View
 
-# Entries of a piece of a table, and terms that one accumulator adds up before they join the sum.
-PIECE = 1 << 14
-RUN = 64
+Array = npt.NDArray[Any]
+
+# Entries of a table that a thread is worth, and terms of a sum that are added up before they join it.
+WORTH, PIECE = 1 << 15, 1 << 10
 
 
-def scatter(table: npt.NDArray[Any], view: View, values: npt.NDArray[Any]) -> bool:
+def scatter(table: Array, view: View, values: Array) -> bool:
     """Multiply every entry of a chunk by its entry of `values`, in place; return whether a product lost digits."""
-    tiny = np.finfo(table.dtype).tiny
-    return bool(_scatter(table, values[view.base :], _array(view.axes), tiny))
+    tiny, axes, values = np.finfo(table.dtype).tiny, _array(view.axes), values[view.base :]
+    return any(_spread(lambda first, last: _scatter(table, values, axes, tiny, first, last), len(table), len(table)))
 
 
-def reduce(table: npt.NDArray[Any], view: View, sums: npt.NDArray[Any]) -> None:
+def reduce(table: Array, view: View, sums: Array) -> None:
     """Add every entry of a chunk to its entry of `sums`."""
     kept, out = view.kept()
-    terms = 1
-    for axis in view.eliminated():
-        terms *= axis.size
-    if terms * len(sums) < PIECE or view.entries // terms >= numba.get_num_threads():
-        _reduce(table, sums[view.base :], _array(kept), _array(out), _array(view.eliminated()), terms)
-    else:
-        _reduce_few(table, sums[view.base :], _array(kept), _array(out), _array(view.eliminated()), terms)
+    eliminated = view.eliminated()
+    terms = math.prod(axis.size for axis in eliminated)
+    # Neighbouring entries of the separator that are neighbours in the table are summed together.
+    together = kept[0].size if kept and kept[0].step == 1 else 1
+    rows = len(table) // terms // together
+    # Terms are cut into pieces: rounding hardly grows with their number, and there may be fewer rows than threads.
+    pieces = -(-terms // PIECE)
+    parts = np.empty((pieces, rows * together), dtype=table.dtype)
+    axes = _array(kept[1:] if together > 1 else kept), _array(eliminated)
+    _spread(lambda first, last: _sum(table, parts, *axes, together, terms, first, last), rows * pieces, len(table))
+    _add(parts, sums[view.base :], _array(out))
+
+
+def permute_into(table: Array, out: Array, swaps: npt.NDArray[np.int64]) -> None:
+    """Fill `out` [n] from `table` [n]: the entry k from where the swaps take k (Proposition 1 of the paper).
+
+    swaps: int64 [swaps, 5], those that lead back, as `junctor_kernels.permutation.swap_array` makes them.
+    """
+    _spread(lambda first, last: _permute(table, out, swaps, first, last), len(table), len(table))
 
 
 def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
     return np.array(axes or ((1, 0),), dtype=np.int64)
 
 
-def _parallel(function: Any) -> Any:
-    options = {"nogil": True, "error_model": "numpy", "parallel": True}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        # Nowhere to keep compiled code, as in `jit`.
-        return numba.njit(**options)(function)
+@cache
+def _threads() -> tuple[ThreadPoolExecutor, int]:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(count, "junctor-stored"), count
+
+
+def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[Any]:
+    """Cut a range into as many parts as the entries behind it are worth, and return what the work on each returns."""
+    pool, threads = _threads()
+    parts = min(threads, count, 1 + entries // WORTH)
+    if parts <= 1:
+        return [work(0, count)]
+    ends = [count * n // parts for n in range(parts + 1)]
+    return list(pool.map(work, ends[:-1], ends[1:]))
 
 
 @jit
-def _walk(axes: Any, index: int) -> int:
+def _walk(axes: Any, index: int) -> Any:
     """Return where an index, counted along the axes from the innermost on, leads."""
     at = 0
     for a in range(len(axes) - 1):
@@ -62,92 +87,100 @@ def _walk(axes: Any, index: int) -> int:
     return at + index * axes[len(axes) - 1, 1]
 
 
-@_parallel
-def _scatter(table: Any, values: Any, axes: Any, tiny: float) -> bool:
-    inner, step = axes[0, 0], axes[0, 1]
-    pieces = (len(table) + PIECE - 1) // PIECE
-    lost = np.zeros(pieces, dtype=np.uint8)
-    for n in numba.prange(pieces):
-        # An index of a parallel loop is unsigned, and would turn what it is added to into floating point.
-        piece = np.int64(n)
-        k, end = piece * PIECE, min(len(table), (piece + 1) * PIECE)
-        flushed = False
-        while k < end:
-            row = k // inner
-            digit = k - row * inner
-            at = _walk(axes, row * inner)
-            count = min(inner - digit, end - k)
-            for i in range(count):
-                entry, by = table[k + i], values[at + (digit + i) * step]
-                result = entry * by
-                flushed |= (entry > 0) & (by > 0) & (result < tiny)
-                table[k + i] = result
-            k += count
-        lost[piece] = flushed
-    return lost.any()
+@jit
+def _digits(axes: Any, index: int) -> Any:
+    """Return the digits of an index along the axes from the second on."""
+    digits = np.zeros(len(axes) + 1, dtype=np.int64)
+    for a in range(1, len(axes)):
+        digits[a] = index % axes[a, 0]
+        index //= axes[a, 0]
+    return digits
 
 
 @jit
-def _sum_terms(table: Any, base: int, axes: Any, first: int, last: int) -> Any:
-    """Return the sum of the terms from `first` to `last`; short sums first, so that rounding hardly grows."""
+def _step(axes: Any, digits: Any) -> Any:
+    """Advance the digits by one; return how far that leads. Division in every row would take most of the time."""
+    moved = 0
+    for a in range(1, len(axes)):
+        moved += axes[a, 1]
+        digits[a] += 1
+        if digits[a] < axes[a, 0]:
+            return moved
+        moved -= axes[a, 0] * axes[a, 1]
+        digits[a] = 0
+    return moved
+
+
+@jit
+def _scatter(table: Any, values: Any, axes: Any, tiny: Any, first: int, last: int) -> Any:
     inner, step = axes[0, 0], axes[0, 1]
-    total = table.dtype.type(0)
-    r = first
-    while r < last:
-        digit = r % inner
-        at = base + _walk(axes, r - digit)
-        count = min(inner - digit, last - r, RUN)
-        part = table.dtype.type(0)
+    row = first // inner
+    digits, at, flushed = _digits(axes, row), _walk(axes, row * inner), False
+    k = first
+    while k < last:
+        digit = k - row * inner
+        count = min(inner - digit, last - k)
         for i in range(count):
-            part += table[at + (digit + i) * step]
-        total += part
-        r += count
-    return total
+            entry, by = table[k + i], values[at + (digit + i) * step]
+            result = entry * by
+            flushed |= (entry > 0) & (by > 0) & (result < tiny)
+            table[k + i] = result
+        k += count
+        row += 1
+        at += _step(axes, digits)
+    return flushed
 
 
-@_parallel
-def _reduce(table: Any, sums: Any, kept: Any, out: Any, eliminated: Any, terms: int) -> None:
-    entries = len(table) // terms
-    for n in numba.prange(entries):
-        s = np.int64(n)
-        sums[_walk(out, s)] += _sum_terms(table, _walk(kept, s), eliminated, 0, terms)
+@jit
+def _sum(table: Any, parts: Any, kept: Any, eliminated: Any, together: int, terms: int, first: int, last: int) -> None:
+    """Sum one piece of the terms of one row of entries after the other."""
+    pieces, inner, step = len(parts), eliminated[0, 0], eliminated[0, 1]
+    for n in range(first, last):
+        row = n // pieces
+        begin = (n - row * pieces) * PIECE
+        end = min(terms, begin + PIECE)
+        sums = parts[n - row * pieces, row * together : (row + 1) * together]
+        sums[:] = 0
+        outer = begin // inner
+        digits, at = _digits(eliminated, outer), _walk(kept, row) + _walk(eliminated, outer * inner)
+        r = begin
+        while r < end:
+            digit = r - outer * inner
+            count = min(inner - digit, end - r)
+            if together == 1:
+                total = sums[0]
+                for i in range(count):
+                    total += table[at + (digit + i) * step]
+                sums[0] = total
+            else:
+                for i in range(count):
+                    line = table[at + (digit + i) * step : at + (digit + i) * step + together]
+                    for s in range(together):
+                        sums[s] += line[s]
+            r += count
+            outer += 1
+            at += _step(eliminated, digits)
 
 
-@_parallel
-def _reduce_few(table: Any, sums: Any, kept: Any, out: Any, eliminated: Any, terms: int) -> None:
-    """As `_reduce` where there are fewer separator entries than threads: the terms of each are cut into pieces."""
-    entries, pieces = len(table) // terms, (terms + PIECE - 1) // PIECE
-    parts = np.zeros((entries, pieces), dtype=table.dtype)
-    for n in numba.prange(entries * pieces):
-        s, piece = np.int64(n) // pieces, np.int64(n) % pieces
-        last = min(terms, (piece + 1) * PIECE)
-        parts[s, piece] = _sum_terms(table, _walk(kept, s), eliminated, piece * PIECE, last)
-    for s in range(entries):
-        total = table.dtype.type(0)
-        for piece in range(pieces):
-            total += parts[s, piece]
+@jit
+def _add(parts: Any, sums: Any, out: Any) -> None:
+    for s in range(parts.shape[1]):
+        total = parts[0, s]
+        for piece in range(1, len(parts)):
+            total += parts[piece, s]
         sums[_walk(out, s)] += total
 
 
 @jit
-def _moved(index: int, swaps: Any) -> int:
-    """Return where swaps take an entry, as `junctor_kernels.permutation.swapped` does one by one."""
-    for i in range(len(swaps)):
-        lower, lower_size, upper = swaps[i, 0], swaps[i, 1], swaps[i, 2]
-        upper_size, above = swaps[i, 3], swaps[i, 4]
-        below = index % lower
-        a = index // lower % lower_size
-        b = index // upper % upper_size
-        between = index % upper - below - a * lower
-        index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
-    return index
-
-
-@_parallel
-def permute_into(table: Any, out: Any, swaps: Any) -> None:
-    """Fill `out` [n] from `table` [n]: the entry k from where the swaps take k (Proposition 1 of the paper).
-
-    swaps: int64 [swaps, 5], those that lead back, as `junctor_kernels.permutation.swap_array` makes them.
-    """
-    for k in numba.prange(len(out)):
-        out[k] = table[_moved(np.int64(k), swaps)]
+def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
+    for k in range(first, last):
+        index = k
+        for i in range(len(swaps)):
+            lower, lower_size, upper = swaps[i, 0], swaps[i, 1], swaps[i, 2]
+            upper_size, above = swaps[i, 3], swaps[i, 4]
+            below = index % lower
+            a = index // lower % lower_size
+            b = index // upper % upper_size
+            between = index % upper - below - a * lower
+            index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
+        out[k] = table[index]

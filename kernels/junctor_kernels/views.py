@@ -1,8 +1,8 @@
 """How a chunk of a stored table walks through a separator: plain integers that every backend turns into its own loops.
 
 A chunk is a box of the table that is contiguous in memory: its leading variables are fixed, one variable has a range of
-states, the rest have all. An entry's place in a separator is a sum of (digit x step) over the chunk's axes, with step 0 along
-variables that the separator does not have. Neighbouring axes that walk as one are merged.
+states, the rest have all. An entry's place in a separator is a sum of (digit x step) over the chunk's axes, with step 0
+along variables that the separator does not have. Neighbouring axes that walk as one are merged.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def place(shape: Sequence[int], box: Box) -> tuple[int, int]:
 
 
 def view(layout: Sequence[int], box: Box, separator: Sequence[int], sizes: Sequence[int]) -> View:
-    """Return how a box of a table over `layout` walks through a table over `separator` (both: most significant first)."""
+    """Return how a box of a table over `layout` walks through one over `separator` (both: most significant first)."""
     steps: dict[int, int] = {}
     step = 1
     for v in reversed(separator):

@@ -42,8 +42,8 @@ class CalibratedCliques:
     def posterior(self, *names: str) -> npt.NDArray[np.float64]:
         """Return P(names | e), one axis a variable in the order given; no further propagation.
 
-        Raises ModelError for unknown names, EvidenceError for names that no clique holds together and where the evidence
-        is impossible.
+        Raises ModelError for unknown names, EvidenceError for names that no clique holds together and where the
+        evidence is impossible.
         """
         wanted = tuple(self._find(name) for name in names)
         if len(set(wanted)) != len(wanted):
@@ -58,7 +58,8 @@ class CalibratedCliques:
         masses = sums.astype(np.float64)
         if not self.algebra.tiny:
             masses = np.exp(masses - masses.max())
-        return (masses / masses.sum()).reshape(shape)
+        shares: npt.NDArray[np.float64] = masses / masses.sum()
+        return shares.reshape(shape)
 
     def log_probability(self, *names: str) -> npt.NDArray[np.float64]:
         """Return the natural log of P(names, e), as `posterior`."""

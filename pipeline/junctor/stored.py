@@ -1,31 +1,37 @@
 """Stored clique tables: calibrate them once for a case, then ask about any variables that share a clique.
 
-The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), beside the engine for tables of evidence, which stores
-no clique. It is the right one where calibrated clique tables are wanted: joint posteriors within a clique need no
-further propagation.
+The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), beside the engine for tables of evidence, which
+stores no clique. It is the right one where calibrated clique tables are wanted: joint posteriors within a clique need
+no further propagation.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.stored_gpu import Device
 
 from junctor.cliques import CalibratedCliques
-from junctor.errors import EvidenceError, JunctorError, nearest
+from junctor.devices import DeviceChoice, check_device, has_gpu
+from junctor.errors import BudgetError, EvidenceError, JunctorError, nearest
 from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.model import Network
 from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.shape import Shape
 from junctor.query import Precision
-from junctor.stored_host import Executor, HostExecutor, Outcome, initial_table, kernels_for
+from junctor.stored_device import ResidentExecutor
+from junctor.stored_host import Executor, HostExecutor, Initial, Outcome, initial_table, kernels_for, natural_table
 from junctor.stored_plan import plan_stored, projected_bytes
+from junctor.stored_stream import PipelineName, StreamedExecutor
 
-Evidence = Mapping[str, str | int | Sequence[float] | npt.NDArray[np.float64]]
+Said = str | int | Sequence[float] | npt.NDArray[np.float64]
+Evidence = Mapping[str, Said]
+
+# The next wider format where a product lost digits.
 LADDERS: dict[Precision, tuple[Algebra, ...]] = {
     "single": (SINGLE, DOUBLE, LOG),
     "double": (DOUBLE, LOG),
@@ -33,38 +39,57 @@ LADDERS: dict[Precision, tuple[Algebra, ...]] = {
 }
 # Entries of a table that NumPy takes at a time, and arrays of that size that it needs beside the table.
 NUMPY_CHUNK, NUMPY_ARRAYS = 1 << 18, 4
+# Share of the free memory of a device that tables may take where nobody says how much.
+DEVICE_SHARE = 0.7
 
 
 class StoredTree:
     """A network's junction tree with stored clique tables.
 
-    memory: bytes (or "4GiB") of this machine that tables may take, None for a share of what is free. Raises BudgetError,
-    before anything is allocated, where the tables do not fit.
+    cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
+    may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
+    device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
+    `in_flight` chunks at a time. Raises DeviceError, and BudgetError, before anything is allocated, where the tables do
+    not fit.
     """
 
-    def __init__(self, network: Network, precision: Precision = "double", *, memory: int | str | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        precision: Precision = "double",
+        *,
+        cases: int = 1,
+        memory: int | str | None = None,
+        device: DeviceChoice | Device = "cpu",
+        device_memory: int | str | None = None,
+        pipeline: PipelineName = "two-engines",
+        in_flight: int = 4,
+    ) -> None:
         self.network = network
         shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
-        self.plan = plan_stored(shape)
-        self.ladder = LADDERS[precision]
-        self.budget = Budget(
-            int(DEFAULT_SHARE * available_memory()) if memory is None else parse_bytes(str(memory)),
-        )
+        self.plan = plan_stored(shape, cases)
+        self._ladder = LADDERS[precision]
+        self._budget = Budget(_bytes(memory) or int(DEFAULT_SHARE * available_memory()))
+        self._device = _opened_device(device) if isinstance(device, str) else device
+        self._device_memory, self._pipeline, self._in_flight = _bytes(device_memory), pipeline, in_flight
         self._executor: tuple[Algebra, Executor] | None = None
+        self._reusable = True
         self._case = 0
-        self._check(self.ladder[0])
+        if self._device is None:
+            self._check(self._ladder[0], 1)
 
     def propagate(self, evidence: Evidence) -> CalibratedCliques:
         """Calibrate all tables for one case.
 
         evidence: for each observed variable a state (its name or number), or a likelihood of every state. Where a
-        product loses digits, the next wider format does the work again, in the end logarithms.
+        product loses digits, the next wider format does the work again, in the end logarithms, on the CPU.
 
-        The result reads the tables of this tree until the next call; `save` keeps them. Raises EvidenceError.
+        The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
+        EvidenceError and BudgetError.
         """
         likelihoods = {self.network.find(name): self._likelihood(name, said) for name, said in evidence.items()}
         self._case += 1
-        for algebra in self.ladder:
+        for algebra in self._ladder:
             executor = self._opened(algebra)
             outcome = executor.propagate(likelihoods)
             if not outcome.lost:
@@ -72,36 +97,63 @@ class StoredTree:
         return self._result(algebra, executor, outcome)
 
     def projected(self, algebra: Algebra, copies: int) -> int:
-        """Return the bytes of the tables, initial and calibrated (or one copy of them), and of the work on them."""
+        """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
         return projected_bytes(self.plan, algebra.dtype.itemsize, copies, NUMPY_CHUNK, NUMPY_ARRAYS)
 
     def _opened(self, algebra: Algebra) -> Executor:
-        """Return the executor of a format; one has its tables in memory at a time."""
-        if self._executor is not None and self._executor[0] is algebra and not self._in_place(algebra):
+        """Return the executor of a format; the tables of one are in memory at a time."""
+        if self._executor is not None and self._executor[0] is algebra and self._reusable:
             return self._executor[1]
         self._executor = None
-        self._check(algebra)
-        kernels = kernels_for(algebra, self.plan.total_entries())
-        initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
-        chunk = NUMPY_CHUNK
-        executor = HostExecutor(self.plan, initial, algebra, kernels, self._in_place(algebra), chunk)
+        on_device = self._device if algebra.tiny else None
+        executor = self._on_host(algebra) if on_device is None else self._on_device(algebra, on_device)
         self._executor = (algebra, executor)
         return executor
 
-    def _in_place(self, algebra: Algebra) -> bool:
-        # Without the initial tables the next case has to make them again.
-        return self.projected(algebra, 2) > self.budget.free
+    def _on_host(self, algebra: Algebra) -> Executor:
+        kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
+        initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
+        return HostExecutor(self.plan, initial, algebra, kernels, in_place, NUMPY_CHUNK)
 
-    def _check(self, algebra: Algebra) -> None:
-        needed = self.projected(algebra, 1)
-        if needed > self.budget.free:
+    def _on_device(self, algebra: Algebra, device: Device) -> Executor:
+        """Return the tables on the device where they fit, else streamed through it."""
+        kernels = kernels_for(algebra, self.plan.total_entries())
+        allowed = self._device_memory or int(DEVICE_SHARE * device.free())
+        plan, network = self.plan, self.network
+        self._check(algebra, 0)
+        self._reusable = True
+        try:
+            return ResidentExecutor(
+                plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, allowed
+            )
+        except BudgetError:
+            in_place = self._must_be_in_place(algebra)
+
+        def pinned(i: int) -> Initial:
+            made = initial_table(plan, network, i, algebra, kernels)
+            host = device.host(len(made.table), made.table.dtype)
+            host[:] = made.table
+            return made._replace(table=host)
+
+        initial = [pinned(i) for i in range(len(plan.cliques))]
+        return StreamedExecutor(plan, initial, algebra, device, allowed, self._pipeline, self._in_flight, in_place)
+
+    def _must_be_in_place(self, algebra: Algebra) -> bool:
+        """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
+        self._check(algebra, 1)
+        self._reusable = self.projected(algebra, 2) <= self._budget.free
+        return not self._reusable
+
+    def _check(self, algebra: Algebra, copies: int) -> None:
+        needed = self.projected(algebra, copies)
+        if needed > self._budget.free:
             advice = "allow more memory, or ask for posteriors without stored cliques"
-            raise self.budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
+            raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
 
     def _result(self, algebra: Algebra, executor: Executor, outcome: Outcome) -> CalibratedCliques:
         case = self._case
 
-        def table(clique: int) -> npt.NDArray[np.floating]:
+        def table(clique: int) -> npt.NDArray[Any]:
             if self._case != case:
                 raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
             return executor.table(clique)
@@ -109,7 +161,7 @@ class StoredTree:
         scopes = tuple(clique.layout for clique in self.plan.cliques)
         return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
 
-    def _likelihood(self, name: str, said: str | int | Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _likelihood(self, name: str, said: Said) -> npt.NDArray[np.float64]:
         states = self.network.variables[self.network.find(name)].states
         if isinstance(said, str):
             if said not in states:
@@ -118,8 +170,23 @@ class StoredTree:
         if isinstance(said, (int, np.integer)):
             if not 0 <= said < len(states):
                 raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
-            return np.eye(len(states))[said]
+            observed = np.zeros(len(states))
+            observed[said] = 1.0
+            return observed
         likelihood = np.array(said, dtype=np.float64)
         if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
             raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
         return likelihood
+
+
+def _bytes(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(str(size))
+
+
+def _opened_device(choice: DeviceChoice) -> Device | None:
+    check_device(choice)
+    if choice == "cpu" or (choice == "auto" and not has_gpu()):
+        return None
+    from junctor_kernels.stored_gpu import CudaDevice
+
+    return CudaDevice()

@@ -9,23 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.reference import Algebra
-from junctor_kernels.stored_gpu import (
-    ALIGNED,
-    MOST_ENTRIES,
-    Batch,
-    Device,
-    Launch,
-    Message,
-    Placed,
-    swaps_back,
-    upload_batch,
-)
+from junctor_kernels.stored_gpu import Device, Placed, upload_batch
+from junctor_kernels.stored_tasks import MOST_ENTRIES, Batch, Launch, Message, swaps_back
 from junctor_kernels.views import Box, View, view, whole
 
 from junctor.planning.budget import Budget
-
 from junctor.stored_host import Initial, Likelihoods, Outcome, log_evidence, scaled_evidence, scope_of
 from junctor.stored_plan import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
+
+# Where addresses of tables begin.
+ALIGNED = 256
 
 Array = npt.NDArray[Any]
 Make = Callable[[int], Initial]
@@ -113,7 +106,14 @@ def _sent(device: Device, values: Array, address: int, stream: Any) -> Array:
 
 
 def add_pass(
-    batch: Batch, separators: Separators, plan: StoredPlan, work: Pass, box: Box, table: tuple[int, int], parts: int, adds: bool
+    batch: Batch,
+    separators: Separators,
+    plan: StoredPlan,
+    work: Pass,
+    box: Box,
+    table: tuple[int, int],
+    parts: int,
+    adds: bool,
 ) -> int:
     """Add the tasks of a pass over a box of a table; returns the bytes of parts of sums.
 

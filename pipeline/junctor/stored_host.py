@@ -1,4 +1,4 @@
-"""Stored cliques in the memory of this machine: the initial tables of a network, and the passes over them on the CPU."""
+"""Stored cliques in the memory of this machine: initial tables of a network, and the passes over them on the CPU."""
 
 from __future__ import annotations
 
@@ -85,11 +85,8 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
         values, scale, flushed = scaled(plain(factor.table.reshape(-1), wide), wide)
         log_scale += scale
         lost |= flushed | kernels.scatter(table, view(node.natural, box, factor.scope, plan.sizes), values)
-    table, scale, flushed = scaled(table, wide)
-    with np.errstate(under="ignore"):
-        result = table.astype(algebra.dtype, copy=False)
-    lost |= flushed | bool(algebra.tiny and ((table > 0) & (result < algebra.tiny)).any())
-    return Initial(result, log_scale + scale, lost)
+    made = rounded(table, algebra)
+    return Initial(made.table, log_scale + made.log_scale, lost | made.lost)
 
 
 def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
@@ -98,10 +95,18 @@ def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
     return natural._replace(table=kernels.permute(natural.table, swaps)) if swaps else natural
 
 
+def rounded(table: Array, algebra: Algebra) -> Initial:
+    """Scale a table in double precision (or of logarithms), and round it to the format of an algebra."""
+    table, log_scale, lost = scaled(table, DOUBLE if algebra.tiny else algebra)
+    with np.errstate(under="ignore"):
+        result = table.astype(algebra.dtype, copy=False)
+    return Initial(result, log_scale, lost | bool(algebra.tiny and ((table > 0) & (result < algebra.tiny)).any()))
+
+
 def plain(numbers: npt.NDArray[np.float64], algebra: Algebra) -> Array:
-    """Return a copy of plain numbers in an algebra."""
+    """Return a copy of plain numbers, or their logarithms where an algebra wants those."""
     if algebra.tiny:
-        return numbers.astype(algebra.dtype)
+        return numbers.copy()
     with np.errstate(divide="ignore"):
         return np.log(numbers)
 
@@ -125,7 +130,7 @@ def scaled(table: Array, algebra: Algebra) -> tuple[Array, float, bool]:
 
 def scaled_evidence(likelihoods: Likelihoods, algebra: Algebra) -> dict[int, Initial]:
     """Return the likelihoods in an algebra, the largest entry of each about 1."""
-    return {v: Initial(*scaled(plain(likelihood, algebra), algebra)) for v, likelihood in likelihoods.items()}
+    return {v: rounded(plain(likelihood, algebra), algebra) for v, likelihood in likelihoods.items()}
 
 
 def log_evidence(
@@ -201,9 +206,7 @@ class HostExecutor:
         """Go over a table once; returns the sums for each separator, and whether a product lost digits."""
         clique, plan, lost = self._plan.cliques[work.clique], self._plan, False
         shape = clique.shape(plan.sizes)
-        sums = {
-            i: np.full(plan.separator_entries(i), self._algebra.zero, dtype=self._algebra.dtype) for i in work.sums
-        }
+        sums = {i: np.full(plan.separator_entries(i), self._algebra.zero, dtype=self._algebra.dtype) for i in work.sums}
         for box in boxes(shape, self._chunk):
             start, entries = place(shape, box)
             chunk = self._tables[work.clique][start : start + entries]

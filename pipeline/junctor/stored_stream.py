@@ -1,8 +1,8 @@
 """Stored cliques that are larger than the device: chunks of them go through it, from pinned host memory and back.
 
-Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other; copies either way in one queue
-beside the kernels, for devices with one copy engine (their figure 7); a queue for either way, for devices with two (figure 8).
-At most so many chunks are under way at a time, each in its own slot of the device's memory (figure 9).
+Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other; copies either way in one
+queue beside the kernels, for devices with one copy engine (their figure 7); a queue for either way, for devices with
+two (figure 8). At most so many chunks are under way at a time, each in its own slot of the device's memory (figure 9).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.reference import Algebra
-from junctor_kernels.stored_gpu import MOST_ENTRIES, Batch, Device, Launch, Placed, upload_batch
+from junctor_kernels.stored_gpu import Device, Placed, upload_batch
+from junctor_kernels.stored_tasks import MOST_ENTRIES, Batch, Launch
 from junctor_kernels.views import Box, boxes, place
 
 from junctor.planning.budget import Budget
@@ -150,7 +151,7 @@ class Layout(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Chunks of a table whose tasks are copied to the device together; tasks of the messages come with the last ones."""
+    """Chunks of a table whose tasks are copied to the device together; the last one has those of the messages."""
 
     work: Pass
     boxes: tuple[Box, ...]
@@ -170,7 +171,7 @@ def groups(plan: StoredPlan, work: Pass, chunk: int) -> Iterator[Group]:
 def tasks_of(
     plan: StoredPlan, separators: Separators, group: Group, dtype: np.dtype[Any], slots: Sequence[int], parts: int
 ) -> tuple[Batch, list[int], int]:
-    """Return the tasks of a group, how many launches there are up to each of its chunks, and the bytes for parts of sums.
+    """Return the tasks of a group, how many launches there are up to each chunk, and the bytes for parts of sums.
 
     slots: address of each chunk. The launches that make messages count to the last chunk.
     """
@@ -226,8 +227,8 @@ class StreamedExecutor:
     """The tables in memory of this machine, streamed through a device that need not hold any of them.
 
     initial: of every clique, in pinned memory of the device (`Device.host`) or slow. in_place: whether they become the
-    calibrated ones. allowed: bytes on the device. in_flight: chunks under way at most. chunk: entries of a chunk at most;
-    None for what fits. Raises BudgetError.
+    calibrated ones. allowed: bytes on the device. in_flight: chunks under way at most. chunk: entries of a chunk at
+    most; None for what fits. Raises BudgetError.
     """
 
     def __init__(
