@@ -89,7 +89,7 @@ class EmulatedStored:
             addresses = (batch.base + work.tasks, batch.base + work.starts, batch.factors, batch.axes, lost)
             tasks, starts, factors, axes, mark = map(ctypes.c_void_p, addresses)
             name = work.kernel.encode()
-            library(dtype.str).launch(name, work.blocks, tasks, starts, work.number, factors, axes, mark)
+            library(stored_gpu.source(dtype)).launch(name, work.blocks, tasks, starts, work.number, factors, axes, mark)
 
         self._enqueue(stream, run)
 
@@ -125,12 +125,12 @@ class Graph:
 
 
 @cache
-def library(dtype: str) -> ctypes.CDLL:
-    """Compile the kernels for a number format."""
+def library(source: str) -> ctypes.CDLL:
+    """Compile the kernels."""
     folder = Path(mkdtemp(prefix="junctor-emulated-"))
     header = (HERE / "emulated.h").read_text()
     warps, launches = (HERE / "emulated_stored.h").read_text().split("// ---\n")
-    code = "\n".join([header, warps, stored_gpu.source(np.dtype(dtype)), launches])
+    code = "\n".join([header, warps, source, launches])
     (folder / "kernels.cpp").write_text(code)
     command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
     subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
