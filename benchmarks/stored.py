@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import mmap
 import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
@@ -306,11 +306,16 @@ class Streamed:
 
 
 def pinned(entries: int, device: CudaDevice) -> Any:
-    """Pinned memory: touched by many threads, then registered, which is several times as fast as asking for it."""
-    array = np.empty(entries, dtype=np.float32)
-    pieces = np.array_split(array, max(1, array.nbytes >> 28))
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda piece: piece.fill(0), pieces))
+    """Pinned memory: mapped, touched piece by piece, then registered, which is faster than to ask for it as such.
+
+    Mapped without a reservation, because virtual machines may have more memory than they know of before it is used.
+    """
+    size = 4 * entries
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.float32, entries)
+    for first in range(0, entries, 1 << 26):
+        array[first : first + (1 << 26)] = 0
     device.cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
     return array
 
