@@ -53,6 +53,8 @@ THEIRS = {
     "water": (3.5e6, 11),
 }
 CASES = 10**6
+# Linux; Python has a name for it from 3.13 on.
+NO_RESERVE = 0x4000
 
 
 def shape_of(network: Network) -> Shape:
@@ -311,7 +313,7 @@ def pinned(entries: int, device: CudaDevice) -> Any:
     Mapped without a reservation, because virtual machines may have more memory than they know of before it is used.
     """
     size = 4 * entries
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
     memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.float32, entries)
     for first in range(0, entries, 1 << 26):
