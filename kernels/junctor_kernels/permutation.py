@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+# Entries whose new places NumPy computes at a time.
+PIECE = 1 << 16
+
 
 class Swap(NamedTuple):
     """A swap of two positions of a mixed-radix index: what one step at either is worth before it, and their sizes.
@@ -80,7 +83,9 @@ def backwards(swaps: Sequence[Swap]) -> list[Swap]:
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
     """Return a flat table with every entry where the swaps take it; the specification of `permute_parallel`."""
     out = np.empty_like(table)
-    out[permuted(np.arange(len(table)), swaps)] = table
+    for first in range(0, len(table), PIECE):
+        piece = table[first : first + PIECE]
+        out[permuted(np.arange(first, first + len(piece)), swaps)] = piece
     return out
 
 

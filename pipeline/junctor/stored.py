@@ -24,8 +24,17 @@ from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.shape import Shape
 from junctor.query import Precision
 from junctor.stored_device import ResidentExecutor
-from junctor.stored_host import Executor, HostExecutor, Initial, Outcome, initial_table, kernels_for, natural_table
-from junctor.stored_plan import plan_stored, projected_bytes
+from junctor.stored_host import (
+    Executor,
+    HostExecutor,
+    Initial,
+    Outcome,
+    initial_table,
+    kernels_for,
+    natural_table,
+    projected_bytes,
+)
+from junctor.stored_plan import plan_stored
 from junctor.stored_stream import PipelineName, StreamedExecutor
 
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]
@@ -37,8 +46,6 @@ LADDERS: dict[Precision, tuple[Algebra, ...]] = {
     "double": (DOUBLE, LOG),
     "log": (LOG,),
 }
-# Entries of a table that NumPy takes at a time, and arrays of that size that it needs beside the table.
-NUMPY_CHUNK, NUMPY_ARRAYS = 1 << 18, 4
 # Share of the free memory of a device that tables may take where nobody says how much.
 DEVICE_SHARE = 0.7
 
@@ -98,7 +105,7 @@ class StoredTree:
 
     def projected(self, algebra: Algebra, copies: int) -> int:
         """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
-        return projected_bytes(self.plan, algebra.dtype.itemsize, copies, NUMPY_CHUNK, NUMPY_ARRAYS)
+        return projected_bytes(self.plan, algebra, copies)
 
     def _opened(self, algebra: Algebra) -> Executor:
         """Return the executor of a format; the tables of one are in memory at a time."""
@@ -113,7 +120,7 @@ class StoredTree:
     def _on_host(self, algebra: Algebra) -> Executor:
         kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
         initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
-        return HostExecutor(self.plan, initial, algebra, kernels, in_place, NUMPY_CHUNK)
+        return HostExecutor(self.plan, initial, algebra, kernels, in_place)
 
     def _on_device(self, algebra: Algebra, device: Device) -> Executor:
         """Return the tables on the device where they fit, else streamed through it."""

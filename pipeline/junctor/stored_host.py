@@ -12,7 +12,7 @@ import numpy.typing as npt
 from junctor_kernels import stored
 from junctor_kernels.permutation import Swap, permute, permute_parallel
 from junctor_kernels.reference import DOUBLE, Algebra
-from junctor_kernels.views import View, boxes, place, view, whole
+from junctor_kernels.views import View, boxes, place, view
 
 from junctor.model import Network
 from junctor.stored_plan import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
@@ -22,6 +22,8 @@ Likelihoods = Mapping[int, npt.NDArray[np.float64]]
 
 # Entries from which on compiled kernels are worth loading.
 COMPILED_ENTRIES = 1 << 20
+# Entries of a table that kernels take at a time, and arrays of that size that they need beside the table.
+CHUNK, CHUNK_ARRAYS = 1 << 20, 4
 
 
 class Kernels(NamedTuple):
@@ -56,7 +58,7 @@ def kernels_for(algebra: Algebra, entries: int) -> Kernels:
         return Kernels(
             lambda table, view, values: stored.scatter(table, view, values, algebra),
             lambda table, view, sums: stored.reduce(table, view, sums, algebra),
-            permute,
+            permute if entries < COMPILED_ENTRIES else permute_parallel,
         )
     from junctor_kernels import stored_cpu
 
@@ -79,12 +81,16 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
     node, wide = plan.cliques[clique], algebra if not algebra.tiny else DOUBLE
     table = np.full(plan.entries(clique), wide.one, dtype=wide.dtype)
     log_scale, lost = 0.0, False
-    box = whole([plan.sizes[v] for v in node.natural])
+    shape = [plan.sizes[v] for v in node.natural]
     for number in node.factors:
         factor = network.factors[number]
         values, scale, flushed = scaled(plain(factor.table.reshape(-1), wide), wide)
         log_scale += scale
-        lost |= flushed | kernels.scatter(table, view(node.natural, box, factor.scope, plan.sizes), values)
+        lost |= flushed
+        for box in boxes(shape, CHUNK):
+            start, entries = place(shape, box)
+            along = view(node.natural, box, factor.scope, plan.sizes)
+            lost |= kernels.scatter(table[start : start + entries], along, values)
     made = rounded(table, algebra)
     return Initial(made.table, log_scale + made.log_scale, lost | made.lost)
 
@@ -151,6 +157,19 @@ def log_evidence(
     return found
 
 
+def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
+    """Return the bytes that stored tables take on the host: `copies` of each, messages, and the work on the largest."""
+    numbers, wide = range(len(plan.cliques)), DOUBLE.dtype.itemsize
+    largest = max(plan.entries(i) for i in numbers)
+    separators = [plan.separator_entries(i) for i in numbers]
+    # What a message is made of lies beside all messages; a table is made in double precision, in one order and then in
+    # another, with marks of one byte where digits may get lost.
+    messages = 2 * sum(separators) + max(separators)
+    making = (2 * wide + 4) * largest
+    scratch = CHUNK_ARRAYS * wide * min(CHUNK, largest)
+    return algebra.dtype.itemsize * (copies * plan.total_entries() + messages) + making + scratch
+
+
 class HostExecutor:
     """The tables in this machine's memory; passes run on the CPU, chunk by chunk.
 
@@ -165,7 +184,7 @@ class HostExecutor:
         algebra: Algebra,
         kernels: Kernels,
         in_place: bool = False,
-        chunk: int = 1 << 26,
+        chunk: int = CHUNK,
     ) -> None:
         self._plan, self._initial, self._algebra, self._kernels = plan, initial, algebra, kernels
         self._tables = [each.table if in_place else np.empty_like(each.table) for each in initial]

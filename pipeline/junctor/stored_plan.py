@@ -21,8 +21,6 @@ from junctor.planning.shape import Shape, mask_of
 UP: Final = "up"
 DOWN: Final = "down"
 EVIDENCE: Final = "evidence"
-# Bytes of a number in double precision.
-WIDE = 8
 
 
 class Operand(NamedTuple):
@@ -157,16 +155,3 @@ def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> Pass:
 
 def _distribute(i: int, clique: StoredClique) -> Pass:
     return Pass(i, False, (Operand(DOWN, i),), clique.children)
-
-
-def projected_bytes(plan: StoredPlan, itemsize: int, copies: int, chunk: int, arrays: int) -> int:
-    """Return the bytes that stored tables take on the host: `copies` of each, messages, and the work on the largest.
-
-    chunk, arrays: entries of a table that a kernel takes at a time, and arrays of that size that it needs beside it.
-    """
-    numbers = range(len(plan.cliques))
-    largest = max(plan.entries(i) for i in numbers)
-    messages = 2 * sum(plan.separator_entries(i) for i in numbers)
-    # A table is made in double precision, in one order and then in another.
-    making = 2 * WIDE * largest
-    return itemsize * (copies * plan.total_entries() + messages) + making + arrays * WIDE * min(chunk, largest)
