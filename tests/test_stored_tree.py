@@ -25,8 +25,8 @@ from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.stored import StoredTree
 from junctor.stored_device import ResidentExecutor
 from junctor.stored_host import COMPILED_ENTRIES, HostExecutor, Initial, initial_table, kernels_for, natural_table
-from junctor.stored_plan import StoredPlan, plan_stored
-from junctor.stored_stream import PIPELINES, StreamedExecutor, lay_out
+from junctor.stored_plan import DOWN, Operand, Pass, StoredPlan, plan_stored
+from junctor.stored_stream import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
 from junctor_kernels import stored_tasks
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 from oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
@@ -147,7 +147,9 @@ def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
     host = on_host(plan, network, SINGLE)
     expected = host.propagate(a_case(network))
     found = set()
-    for seed, (name, in_flight, in_place) in enumerate(product(PIPELINES, (1, 3), (False, True))):
+    for seed, (name, in_flight, in_place) in enumerate(
+        product(PIPELINES, (1, 3, 30) if chunk is None else (1, 3), (False, True))
+    ):
         device = EmulatedStored(seed)
         initial = initial_of(plan, network, SINGLE)
         executor = StreamedExecutor(plan, initial, SINGLE, device, 1 << 18, name, in_flight, in_place, chunk)
@@ -160,6 +162,79 @@ def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
         for table, other in zip(all_tables(executor, plan), all_tables(host, plan), strict=True):
             np.testing.assert_allclose(table, other, rtol=1e-5)
     assert len(found) == 1
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_table_is_read_after_it_was_stored(name: PipelineName) -> None:
+    network = grid(3)
+    plan = plan_stored(shape_of(network))
+    for seed in range(5):
+        executor = StreamedExecutor(
+            plan, initial_of(plan, network, DOUBLE), DOUBLE, EmulatedStored(seed), 1 << 20, name, 8, True, 30
+        )
+        executor.propagate({})
+        before, down = executor.table(0).copy(), Pass(0, False, (Operand(DOWN, 0),), ())
+        executor.run([down])
+        once = executor.table(0).copy()
+        executor.run([down, down])
+        # Multiplied by the same numbers each time: their logarithms grow in equal steps.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.log(executor.table(0) / once), 2 * np.log(once / before)
+        known = before > 0
+        np.testing.assert_allclose(steps[0][known], steps[1][known], atol=1e-12)
+
+
+class Clock:
+    """A device on which every copy and every work takes a second of its stream: how long would a pipeline take?"""
+
+    def __init__(self) -> None:
+        self.now, self.streams = 0.0, list[list[float]]()
+
+    def stream(self) -> list[float]:
+        self.streams.append([0.0])
+        return self.streams[-1]
+
+    def spend(self, stream: list[float]) -> None:
+        stream[0] = max(stream[0], self.now) + 1
+
+    def upload(self, array: Any, address: int, stream: list[float]) -> None:
+        self.spend(stream)
+
+    def download(self, address: int, array: Any, stream: list[float]) -> None:
+        self.spend(stream)
+
+    def record(self, stream: list[float]) -> float:
+        return stream[0]
+
+    def wait(self, stream: list[float], event: float) -> None:
+        stream[0] = max(stream[0], event)
+
+    def synchronize(self, event: float) -> None:
+        self.now = max(self.now, event)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_flight", "stores", "seconds"),
+    [
+        ("synchronous", 4, True, 60),
+        ("one-engine", 1, True, 60),
+        ("one-engine", 4, True, 40),  # both copies of every chunk
+        ("two-engines", 4, True, 22),  # as many as chunks, and the last one to the end
+        ("two-engines", 4, False, 21),
+        ("one-engine", 4, False, 21),
+        ("synchronous", 4, False, 40),
+    ],
+)
+def test_pipelines_overlap_what_they_can(name: PipelineName, in_flight: int, stores: bool, seconds: int) -> None:
+    clock, chunk = Clock(), np.zeros(1)
+    trace: list[tuple[str, Any, Any]] = []
+    pipeline = Pipeline(clock, name, list(range(in_flight)), [0, 0], trace)  # type: ignore[arg-type]
+    for _ in range(20):
+        pipeline.put(chunk, chunk if stores else None, "table", clock.spend)
+    pipeline.finish()
+    assert clock.now == seconds
+    assert [what for what, _, _ in trace].count("out") == 20 * stores
 
 
 def test_chunks_are_as_large_as_the_device_allows() -> None:

@@ -83,18 +83,23 @@ class Pipeline:
         launches, placed, self._sent[turn] = upload_batch(self._device, batch, self._places[turn], self._in)
         return launches, placed
 
-    def put(self, source: Array, target: Array | None, table: Hashable, work: Callable[[Any], None]) -> None:
-        """Enqueue a chunk: copied from `source`, worked on, and copied to `target` if there is one.
+    def read(self, table: Hashable) -> None:
+        """Let the next chunks wait for all that was stored of a table: they are read from it."""
+        if any(store.table == table for store in self._waiting):
+            self._store_all()
+        if table in self._stored:
+            self._device.wait(self._in, self._stored[table])
 
-        table: whose chunk it is; a table is read only when what was stored of it before is there. work: enqueues the
-        kernels in a stream.
+    def put(self, source: Array, target: Array | None, table: Hashable, work: Callable[[Any], None]) -> None:
+        """Enqueue a chunk: copied from `source`, worked on, and copied to `target`, a part of `table`, if there is one.
+
+        work: enqueues the kernels in a stream.
         """
         device, slot = self._device, self._chunks % len(self._slots)
-        if any(store.slot == slot or store.table == table for store in self._waiting):
+        if any(store.slot == slot for store in self._waiting):
             self._store_all()
-        for event in (self._free[slot], self._stored.get(table)):
-            if event is not None:
-                device.wait(self._in, event)
+        if self._free[slot] is not None:
+            device.wait(self._in, self._free[slot])
         ready = self._timed("in", self._in, lambda: device.upload(source, self._slots[slot], self._in))
         device.wait(self.work, ready)
         ready = self._timed("work", self.work, lambda: work(self.work))
@@ -270,6 +275,7 @@ class StreamedExecutor:
         places, slots = ([self._base + at for at in each] for each in (self.layout.batches, self.layout.slots))
         pipeline = Pipeline(self._device, self._pipeline, slots, places, trace)
         for each in work:
+            pipeline.read(each.clique)
             for group in groups(self._plan, each, self.layout.chunk):
                 self._go_over(group, pipeline)
         pipeline.finish()
