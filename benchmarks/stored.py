@@ -35,7 +35,7 @@ from junctor.planning.shape import Shape
 from junctor.stored_device import ResidentExecutor
 from junctor.stored_host import HostExecutor, Initial, Kernels, kernels_for, natural_table
 from junctor.stored_plan import DOWN, Operand, Pass, StoredClique, StoredPlan, plan_stored
-from junctor.stored_stream import PIPELINES, StreamedExecutor
+from junctor.stored_stream import PIPELINES, StreamedExecutor, lay_out
 from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
 from junctor_kernels.stored_gpu import CudaDevice, upload_batch
 
@@ -276,9 +276,8 @@ class Streamed:
         initial[1].table[:] = self.root.reshape(-1)
         chunk = parse_bytes(options.chunk) // 4
         allowed = options.in_flight * chunk * 4 + (1 << 30)
-        return StreamedExecutor(
-            self.plan, initial, SINGLE, self.device, allowed, pipeline, options.in_flight, True, chunk
-        )
+        layout = lay_out(self.plan, SINGLE.dtype, allowed, options.in_flight, chunk)
+        return StreamedExecutor(self.plan, initial, SINGLE, self.device, layout, pipeline, True)
 
     def check(self, executor: StreamedExecutor) -> tuple[float, float]:
         """Calibrate both tables; return the relative errors of the sums of all rows, and of some rows of the result.

@@ -151,7 +151,8 @@ def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
     for seed, (name, in_flight, in_place) in enumerate(product(PIPELINES, *many)):
         device = EmulatedStored(seed)
         initial = initial_of(plan, network, SINGLE)
-        executor = StreamedExecutor(plan, initial, SINGLE, device, 1 << 18, name, in_flight, in_place, chunk)
+        layout = lay_out(plan, SINGLE.dtype, 1 << 18, in_flight, chunk)
+        executor = StreamedExecutor(plan, initial, SINGLE, device, layout, name, in_place)
         assert device.allocated == executor.layout.room.size <= 1 << 18
         assert executor.layout.chunk == (chunk or executor.layout.chunk)
         for likelihoods in ({}, a_case(network))[in_place:]:  # tables that serve once get one case
@@ -169,9 +170,9 @@ def test_a_table_is_read_after_it_was_stored(name: PipelineName) -> None:
     network = grid(3)
     plan = plan_stored(shape_of(network))
     for seed in range(5):
-        executor = StreamedExecutor(
-            plan, initial_of(plan, network, DOUBLE), DOUBLE, EmulatedStored(seed), 1 << 20, name, 8, True, 30
-        )
+        layout = lay_out(plan, DOUBLE.dtype, 1 << 20, 8, 30)
+        initial = initial_of(plan, network, DOUBLE)
+        executor = StreamedExecutor(plan, initial, DOUBLE, EmulatedStored(seed), layout, name, True)
         executor.propagate({})
         before, down = executor.table(0).copy(), Pass(0, False, (Operand(DOWN, 0),), ())
         executor.run([down])

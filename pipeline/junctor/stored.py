@@ -35,7 +35,7 @@ from junctor.stored_host import (
     projected_bytes,
 )
 from junctor.stored_plan import plan_stored
-from junctor.stored_stream import PipelineName, StreamedExecutor
+from junctor.stored_stream import PipelineName, StreamedExecutor, lay_out
 
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]
 Evidence = Mapping[str, Said]
@@ -56,8 +56,8 @@ class StoredTree:
     cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
     may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
     device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
-    `in_flight` chunks at a time. Raises DeviceError, and BudgetError, before anything is allocated, where the tables do
-    not fit.
+    `in_flight` chunks at a time. Raises DeviceError; and BudgetError, for a device at the first propagation, before any
+    table is made.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class StoredTree:
         likelihoods = {self.network.find(name): self._likelihood(name, said) for name, said in evidence.items()}
         self._case += 1
         for algebra in self._ladder:
-            executor = self._opened(algebra)
-            outcome = executor.propagate(likelihoods)
+            # Nobody else keeps the executor: its tables are gone before those of the next format are made.
+            outcome = self._opened(algebra).propagate(likelihoods)
             if not outcome.lost:
                 break
-        return self._result(algebra, executor, outcome)
+        return self._result(algebra, outcome)
 
     def projected(self, algebra: Algebra, copies: int) -> int:
         """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
@@ -135,6 +135,7 @@ class StoredTree:
             )
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
+            layout = lay_out(plan, algebra.dtype, allowed, self._in_flight, None)
 
         def pinned(i: int) -> Initial:
             made = initial_table(plan, network, i, algebra, kernels)
@@ -143,7 +144,7 @@ class StoredTree:
             return made._replace(table=host)
 
         initial = [pinned(i) for i in range(len(plan.cliques))]
-        return StreamedExecutor(plan, initial, algebra, device, allowed, self._pipeline, self._in_flight, in_place)
+        return StreamedExecutor(plan, initial, algebra, device, layout, self._pipeline, in_place)
 
     def _must_be_in_place(self, algebra: Algebra) -> bool:
         """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
@@ -157,13 +158,13 @@ class StoredTree:
             advice = "allow more memory, or ask for posteriors without stored cliques"
             raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
 
-    def _result(self, algebra: Algebra, executor: Executor, outcome: Outcome) -> CalibratedCliques:
+    def _result(self, algebra: Algebra, outcome: Outcome) -> CalibratedCliques:
         case = self._case
 
         def table(clique: int) -> npt.NDArray[Any]:
-            if self._case != case:
+            if self._case != case or self._executor is None:
                 raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
-            return executor.table(clique)
+            return self._executor[1].table(clique)
 
         scopes = tuple(clique.layout for clique in self.plan.cliques)
         return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)

@@ -25,17 +25,20 @@ Make = Callable[[int], Initial]
 
 
 class Room:
-    """Bytes handed out one after the other, aligned; what is asked for twice under one name is the same place."""
+    """Bytes handed out by name, one after the other, aligned."""
 
     def __init__(self) -> None:
         self.size = 0
         self._at: dict[object, int] = {}
 
     def take(self, name: object, size: int) -> int:
+        """Hand out bytes; returns where they begin."""
+        self._at[name] = self.size
+        self.size += -(-size // ALIGNED) * ALIGNED
+        return self._at[name]
+
+    def at(self, name: object) -> int:
         """Return where the bytes of `name` begin."""
-        if name not in self._at:
-            self._at[name] = self.size
-            self.size += -(-size // ALIGNED) * ALIGNED
         return self._at[name]
 
 
@@ -47,7 +50,6 @@ class Separators:
         count, item = len(plan.cliques), dtype.itemsize
         self._lost = room.take("lost", item)
         self._largest = room.take("largest", 2 * count * item)
-        self._sums = room.size
         for kind in (UP, DOWN):
             for i in range(count):
                 room.take(Operand(kind, i), plan.separator_entries(i) * item)
@@ -66,7 +68,7 @@ class Separators:
         """Return the addresses of a message or of evidence."""
         number = operand.number + (len(self._plan.cliques) if operand.kind == DOWN else 0)
         largest = self._half if operand.kind == EVIDENCE else self._largest + number * self._dtype.itemsize
-        return Message(self.base + self._room.take(operand, 0), self.base + largest)
+        return Message(self.base + self._room.at(operand), self.base + largest)
 
     def sums(self, work: Pass, number: int) -> Message:
         """Return the message that a pass sums for a separator."""
@@ -213,7 +215,7 @@ class ResidentExecutor:
         return batch, np.concatenate(all_swaps)
 
     def _at(self, kind: str, clique: int) -> int:
-        return self._base + self._room.take((kind, clique), 0)
+        return self._base + self._room.at((kind, clique))
 
     def _launch(self, launches: Sequence[Launch], placed: Placed) -> None:
         for work in launches:

@@ -193,7 +193,8 @@ def tasks_of(
 def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> Layout:
     """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
 
-    Raises BudgetError where not even chunks of one entry fit.
+    in_flight: chunks under way at most (max_s, where tables are larger than the device). Raises BudgetError where not
+    even chunks of one entry fit.
     """
     work = [widest(plan, i) for i in range(len(plan.cliques))]
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
@@ -232,8 +233,7 @@ class StreamedExecutor:
     """The tables in memory of this machine, streamed through a device that need not hold any of them.
 
     initial: of every clique, in pinned memory of the device (`Device.host`) or slow. in_place: whether they become the
-    calibrated ones. allowed: bytes on the device. in_flight: chunks under way at most. chunk: entries of a chunk at
-    most; None for what fits. Raises BudgetError.
+    calibrated ones. layout: as `lay_out` returns it.
     """
 
     def __init__(
@@ -242,15 +242,13 @@ class StreamedExecutor:
         initial: Sequence[Initial],
         algebra: Algebra,
         device: Device,
-        allowed: int,
+        layout: Layout,
         pipeline: PipelineName = "two-engines",
-        in_flight: int = 4,
         in_place: bool = False,
-        chunk: int | None = None,
     ) -> None:
         self._plan, self._algebra, self._dtype, self._device = plan, algebra, algebra.dtype, device
         self._pipeline, self._initial = pipeline, initial
-        self.layout = lay_out(plan, algebra.dtype, allowed, in_flight, chunk)
+        self.layout = layout
         self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
         self._memory = device.allocate(self.layout.room.size)
         self._base = self.layout.separators.base = self._memory.ptr
