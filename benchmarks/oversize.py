@@ -125,9 +125,9 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         if on_gpu:
             from junctor.chunked_gpu import ChunkGpu
-            from junctor.devices import open_gpu
+            from junctor_kernels.gpu import CudaDevice
 
-            gpu = ChunkGpu(chunks, precision, open_gpu(room))
+            gpu = ChunkGpu(chunks, precision, *(CudaDevice(n, room) for n in range(arguments.gpus)))
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
             print(f"  {len(gpu.slots)} slots, prepared in {time.perf_counter() - started:.2f} s")
         else:
@@ -181,6 +181,7 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("plans")
     running.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    running.add_argument("--gpus", type=int, default=1)
     running.add_argument("--threads", type=int, default=2)
     running.add_argument("--repeat", type=int, default=2)
     running.add_argument("--slowest", type=int, default=3, help="passes that are shown")

@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ SLOTS = 3
 ALIGNED = 256
 # Tables from this size on lie in pinned memory, and runs of bytes from this size on are copied one by one.
 PINNED_BYTES, RUN_BYTES = 1 << 20, 1 << 16
+# For all devices (cudaHostRegisterPortable).
+PORTABLE = 1
 # Bytes that a thread touches at a time.
 TOUCHED_BYTES = 1 << 28
 # What offsets of launches may take beside the slots.
@@ -98,12 +100,13 @@ def _placed(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> t
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """Memory and stream of a group of tasks under way.
+    """Memory and stream of a group of tasks under way on a device.
 
     loaded, stored: bytes that came in and went out. held: host arrays that copies under way need. late: what goes where
     once copies are done.
     """
 
+    on: _OneGpu
     at: int
     partial: int
     stream: Any
@@ -114,59 +117,27 @@ class _Slot:
     late: list[tuple[Array, Array]] = field(default_factory=list)
 
 
-class ChunkGpu:
-    """A GPU for the tasks of a cut plan in single or double precision, in the room that all work on it shares.
+class _OneGpu:
+    """Slots on one device, and launches that are prepared there. Raises MemoryError where not even one slot fits."""
 
-    Raises MemoryError where not even one slot fits.
-    """
-
-    def __init__(self, chunks: ChunkPlan, algebra: str, device: CudaDevice) -> None:
+    def __init__(self, algebra: str, device: CudaDevice, slot: int) -> None:
         import cupy
 
-        self.cupy, self.number, self.algebra, self.chunks = cupy, device.number, algebra, chunks
-        self.queue, room = device.queue, device.room
-        self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
-        each = slot_bytes(chunks, self.dtype.itemsize)
-        count = min(SLOTS, (room - OFFSET_BYTES) // each)
+        self.cupy, self.number, self.queue, self.algebra = cupy, device.number, device.queue, algebra
+        self.words = np.uint64 if algebra == "double" else np.uint32
+        count = min(SLOTS, (device.room - OFFSET_BYTES) // slot)
         if count < 1:
-            raise MemoryError(f"a task takes {each + OFFSET_BYTES:,} bytes of the GPU, {room:,} are allowed")
+            raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
+        partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * np.dtype(self.words).itemsize
         with cupy.cuda.Device(self.number):
-            self._memory = device.place(0, (each * count,), np.uint8)
-            self.slots = [self._slot(n * each, each) for n in range(count)]
-            self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
-            self._host = pinned(size)
-
-    def _slot(self, start: int, size: int) -> _Slot:
-        at = int(self._memory.data.ptr) + start
-        partial = at + size - 2 * entries_gpu.PARTIAL_ENTRIES * self.dtype.itemsize
-        words = np.uint64 if self.algebra == "double" else np.uint32
-        return _Slot(at, partial, self.cupy.cuda.Stream(non_blocking=True), self.cupy.zeros(2, dtype=words))
-
-    @property
-    def loaded(self) -> int:
-        """Bytes that came in so far."""
-        return sum(slot.loaded for slot in self.slots)
-
-    @property
-    def stored(self) -> int:
-        """Bytes that went out so far."""
-        return sum(slot.stored for slot in self.slots)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Have the device for oneself: nothing else is in the room that all work shares."""
-        with self.queue:
-            self.cupy.cuda.runtime.deviceSynchronize()
-            yield
-
-    def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of the host for a stored table, pinned where it is large; not cleared."""
-        if table not in self._pinned:
-            return np.empty(entries, self.dtype)
-        start = self._pinned[table]
-        return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
+            self._memory = device.place(0, (slot * count,), np.uint8)
+            starts = [int(self._memory.data.ptr) + n * slot for n in range(count)]
+            self.slots = [
+                _Slot(self, at, at + partial, cupy.cuda.Stream(non_blocking=True), cupy.zeros(2, dtype=self.words))
+                for at in starts
+            ]
 
     def prepared(self, what: Contraction) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
@@ -189,6 +160,51 @@ class ChunkGpu:
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
         return _module(self.number, self.algebra).get_function(name)
+
+
+class ChunkGpu:
+    """GPUs of one machine for the tasks of a cut plan in single or double precision.
+
+    Tasks have the room that all work on a device shares. Stored tables lie in pinned memory that all devices reach.
+    Raises MemoryError where not even one slot fits.
+    """
+
+    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice) -> None:
+        self.algebra, self.chunks = algebra, chunks
+        self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
+        slot = slot_bytes(chunks, self.dtype.itemsize)
+        self.each = [_OneGpu(algebra, device, slot) for device in devices]
+        # In turns, so that few groups are spread over all devices.
+        turns = itertools.zip_longest(*(one.slots for one in self.each))
+        self.slots: list[_Slot] = [slot for turn in turns for slot in turn if slot is not None]
+        self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
+        self._host = pinned(size)
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that came in so far."""
+        return sum(slot.loaded for slot in self.slots)
+
+    @property
+    def stored(self) -> int:
+        """Bytes that went out so far."""
+        return sum(slot.stored for slot in self.slots)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the devices for oneself: nothing else is in the room that all work shares."""
+        with ExitStack() as stack:
+            for one in self.each:
+                stack.enter_context(one.queue)
+                one.cupy.cuda.runtime.deviceSynchronize()
+            yield
+
+    def allocate(self, table: int, entries: int) -> Array:
+        """Return the array of the host for a stored table, pinned where it is large; not cleared."""
+        if table not in self._pinned:
+            return np.empty(entries, self.dtype)
+        start = self._pinned[table]
+        return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
 
 
 def pinned(size: int) -> Array:
@@ -218,7 +234,7 @@ def _register(array: Array) -> None:
 
     runtime, at = cupy.cuda.runtime, array.ctypes.data
     try:
-        runtime.hostRegister(at, array.nbytes, 0)
+        runtime.hostRegister(at, array.nbytes, PORTABLE)
     except runtime.CUDARuntimeError as error:
         raise MemoryError(f"{array.nbytes:,} bytes of pinned memory: {error}") from error
     weakref.finalize(array, runtime.hostUnregister, at)
@@ -245,12 +261,15 @@ class GpuWork:
         self._settled, self._failed, self._leads = threading.Condition(), False, 0
         self._places, _ = _places(gpu.chunks, each, gpu.dtype.itemsize)
         self._sizes = gpu.chunks.plan.shape.cardinalities
-        gpu.make_room()
-        words = np.uint64 if gpu.algebra == "double" else np.uint32
-        with gpu.cupy.cuda.Device(gpu.number):
-            self._extremes = gpu.cupy.zeros((len(tasks), 2), dtype=words)
-            self._launches = [gpu.prepared(task.what) for task in tasks]
-            gpu.cupy.cuda.runtime.deviceSynchronize()
+        # What is known on each device: launches, and the extremes that they find.
+        self._launches: dict[_OneGpu, Any] = {}
+        self._extremes: dict[_OneGpu, Any] = {}
+        for one in gpu.each:
+            one.make_room()
+            with one.cupy.cuda.Device(one.number):
+                self._extremes[one] = one.cupy.zeros((len(tasks), 2), dtype=one.words)
+                self._launches[one] = [one.prepared(task.what) for task in tasks]
+                one.cupy.cuda.runtime.deviceSynchronize()
 
     def group(self, states: dict[int, int], place: int = 0) -> None:
         """Do the tasks whose results are added up, in a slot.
@@ -268,7 +287,7 @@ class GpuWork:
             raise
 
     def _group(self, slot: _Slot, states: dict[int, int]) -> None:
-        with self.gpu.cupy.cuda.Device(self.gpu.number), slot.stream:
+        with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
             for n, values in enumerate(configurations([self._sizes[v] for v in self.each.summed])):
                 here = states | dict(zip(self.each.summed, values, strict=True))
                 self._task(slot, here, adds=n > 0)
@@ -282,10 +301,11 @@ class GpuWork:
 
     def extremes(self) -> dict[int, tuple[float, float]]:
         """Return the extremes of all that was made so far."""
-        found = self._extremes.get()
-        floats = found.dtype.type(0).dtype.str.replace("u", "f")
-        largest = found[:, 0].copy().view(floats)
-        least = (~found[:, 1]).view(floats)
+        all_words = [extremes.get() for extremes in self._extremes.values()]
+        # Both are raised only: the smallest as its complement.
+        found = np.maximum.reduce(all_words)
+        floats = found.dtype.str.replace("u", "f")
+        largest, least = found[:, 0].copy().view(floats), (~found[:, 1]).view(floats)
         return {
             task.out: (float(largest[n]), float(least[n]) if found[n, 1] else 1.0) for n, task in enumerate(self.tasks)
         }
@@ -300,7 +320,7 @@ class GpuWork:
             out = task.out
             there.add(out)
             is_last = out == self.each.out
-            self._reduce(slot, n, self._settled_power(slot, n), adds and is_last, self._extremes[n])
+            self._reduce(slot, n, self._settled_power(slot, n), adds and is_last, self._extremes[slot.on][n])
             if out in self.each.stores and not is_last:
                 self._save(slot, out, states)
 
@@ -334,7 +354,7 @@ class GpuWork:
         return float(2.0 ** -max(exponent, least))
 
     def _reduce(self, slot: _Slot, n: int, power: float, adds: bool, extremes: Any, sample: bool = False) -> None:
-        (launches, places), task = self._launches[n], self.tasks[n]
+        (launches, places), task = self._launches[slot.on][n], self.tasks[n]
         tables = [slot.at + self._places[table] for table in task.operands]
         shifts = [2.0 ** self.shifts.get(table, 0) for table in task.operands]
         # Sums of terms are made in turns in either half of the room for them.
@@ -350,7 +370,7 @@ class GpuWork:
             ]
             noted = int(extremes.data.ptr) if ends else 0
             words = record(launch, out, noted, power if ends else 1.0, adds and ends, operands)
-            self.gpu.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
+            slot.on.kernel(launch.name)((launch.blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
             tables, shifts = [out], [1.0]
 
     def _load(self, slot: _Slot, table: int, states: Mapping[int, int]) -> None:
@@ -372,7 +392,7 @@ class GpuWork:
 
     def _copy(self, slot: _Slot, host: Array, device: int, to_device: bool) -> None:
         """Enqueue the copies of an array whose last axis is contiguous, rows of equal distance at once."""
-        runtime = self.gpu.cupy.cuda.runtime
+        runtime = slot.on.cupy.cuda.runtime
         kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
         if host.flags.c_contiguous:
             ends = (device, host.ctypes.data) if to_device else (host.ctypes.data, device)
