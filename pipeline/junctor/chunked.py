@@ -32,6 +32,7 @@ Array = npt.NDArray[np.floating[Any]]
 
 # Powers of two that a table may be off by before its readers have to multiply.
 MOST_OFF = 32
+MOST_SHIFT = 1000
 # Groups of tasks that are handed to threads at a time.
 GROUPS = 1024
 
@@ -127,14 +128,20 @@ class ChunkedProgram:
             log_value = log_value + logs[table]
         share = sum((self._moved(down, known, logs) for down in self._edges), 0.0)
         marginals = {
-            variable: self._leaves.normalised(store.part(table, {}).reshape(-1, 1))
-            for variable, table in self.plan.marginals
+            variable: self._posterior(store.part(table, {}).reshape(-1, 1)) for variable, table in self.plan.marginals
         }
         results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in results]
         # NumPy's maximum, because Python's passes over what is not a number.
         doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
         return Outcome(log_value, marginals, {}, doubtful)
+
+    def _posterior(self, values: Array) -> Array:
+        """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
+        largest = _largest(values)
+        if self._adds:
+            return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
+        return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
 
     def _log_of(self, number: float, known: Known) -> float:
         if self._adds:
@@ -211,7 +218,9 @@ class ChunkedProgram:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
         exponent = math.frexp(known.largest)[1]
-        return replace(known, shift=-exponent) if abs(exponent) > MOST_OFF else known
+        # Two to the power of more would be beyond the format itself.
+        shift = max(-MOST_SHIFT, min(MOST_SHIFT, -exponent))
+        return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
         self, step: Reduce, operands: Sequence[Known], task: _Task, extremes: tuple[float, float], power: float
@@ -259,11 +268,12 @@ class _Work:
         """Do the tasks whose results are added up; returns largest and least entry of what they made."""
         each, program = self.each, self.program
         total: Array | None = None
-        extremes: dict[int, list[tuple[float, float]]] = {}
+        found: dict[int, tuple[float, float]] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
             for table, made, least in self._task(here):
-                extremes.setdefault(table, []).append((_largest(made), least))
+                extremes = _largest(made), least
+                found[table] = _joined((found[table], extremes)) if table in found else extremes
                 if table != each.out:
                     if table in each.stores:
                         self._save(table, here, made)
@@ -273,8 +283,9 @@ class _Work:
                     np.logaddexp(total, made, out=total)
                 else:
                     np.add(total, made, out=total)
+                # Or it would stay while the next step makes its own.
+                del made
         assert total is not None
-        found = {table: _joined(every) for table, every in extremes.items()}
         # Of a sum the terms tell what is lost.
         found[each.out] = _largest(total), found[each.out][1]
         if each.out in each.stores:
@@ -326,12 +337,13 @@ class _Work:
 
 
 def _largest(made: Array) -> float:
-    return float(made.max())
+    # What is not a number counts as beyond the format: maxima would pass over it.
+    largest = float(made.max())
+    return math.inf if math.isnan(largest) else largest
 
 
 def _joined(extremes: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    # NumPy's maximum, because Python's passes over what is not a number.
-    return float(np.max([each[0] for each in extremes])), min(each[1] for each in extremes)
+    return max(each[0] for each in extremes), min(each[1] for each in extremes)
 
 
 def _known(value: Value) -> Known:
