@@ -129,7 +129,7 @@ def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
     message = r"largest clique.*needs .*bytes\), allowed are 64\.0 MiB.*allow more memory.*not computed in chunks"
     with pytest.raises(BudgetError, match=message):
         Engine(network, Query(kind="mpe"), memory=1 << 26).answer(EvidenceBatch(1, {}))
-    message = r"in chunks needs .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
+    message = r"in chunks needs at least .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
     with pytest.raises(BudgetError, match=message):
         Engine(network, Query(), memory=1 << 26, disk=1 << 20).answer(EvidenceBatch(1, {}))
     with pytest.raises(BudgetError, match=r"takes years \(.*fewer targets"):

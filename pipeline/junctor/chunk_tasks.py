@@ -113,16 +113,16 @@ def add_to(total: Array, made: Array, algebra: Algebra) -> None:
 
 
 def largest_of(made: Array) -> float:
-    """Return the largest entry."""
-    return float(made.max())
+    """Return the largest entry; what is not a number counts as beyond the format, because maxima would pass over it."""
+    largest = float(made.max())
+    return math.inf if math.isnan(largest) else largest
 
 
 def joined(extremes: Iterable[Extremes]) -> Extremes:
     """Return the extremes of a table from those of its parts."""
     # Where a part is all zero its least entry is 1, as if there were none.
     largest, least = zip(*extremes, strict=True)
-    # NumPy's maximum, because Python's passes over what is not a number.
-    return float(np.max(largest)), min(least)
+    return max(largest), min(least)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

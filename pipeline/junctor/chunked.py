@@ -39,6 +39,7 @@ Array = npt.NDArray[np.floating[Any]]
 
 # Powers of two that a table may be off by before its readers have to multiply.
 MOST_OFF = 32
+MOST_SHIFT = 1000
 # Groups of tasks that are handed to threads at a time.
 GROUPS = 1024
 
@@ -137,11 +138,18 @@ class ChunkedProgram:
             logs[table] = self._log_of(results[table].item(), known[table])
             log_value = log_value + logs[table]
         share = sum((self._moved(down, known, logs) for down in self._edges), 0.0)
-        marginals = {v: self._leaves.normalised(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
+        marginals = {v: self._posterior(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
         ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in self.results]
         # NumPy's maximum, because Python's passes over what is not a number.
         doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
         return Outcome(log_value, marginals, {}, doubtful)
+
+    def _posterior(self, values: Array) -> Array:
+        """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
+        largest = _largest(values)
+        if self._adds:
+            return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
+        return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
 
     def _log_of(self, number: float, known: Known) -> float:
         if self._adds:
@@ -216,7 +224,9 @@ class ChunkedProgram:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
         exponent = math.frexp(known.largest)[1]
-        return replace(known, shift=-exponent) if abs(exponent) > MOST_OFF else known
+        # Two to the power of more would be beyond the format itself.
+        shift = max(-MOST_SHIFT, min(MOST_SHIFT, -exponent))
+        return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
         self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
@@ -272,11 +282,12 @@ class _Work:
         """Do the tasks whose results are added up."""
         each, program = self.each, self.program
         total: Array | None = None
-        extremes: dict[int, list[Extremes]] = {}
+        found: dict[int, Extremes] = {}
         for summed in configurations([program._sizes[v] for v in each.summed]):
             here = states | dict(zip(each.summed, summed, strict=True))
             for table, made, least in self.body.run(partial(self._load, here), self.contract, self.powers):
-                extremes.setdefault(table, []).append((largest_of(made), least))
+                extremes = largest_of(made), least
+                found[table] = joined((found[table], extremes)) if table in found else extremes
                 if table != each.out:
                     if table in each.stores:
                         self._save(table, here, made)
@@ -284,14 +295,16 @@ class _Work:
                     total = made
                 else:
                     add_to(total, made, program.algebra)
+                # Or it would stay while the next step makes its own.
+                del made
         assert total is not None
         # Of a sum the terms tell what is lost.
-        extremes[each.out] = [(largest_of(total), joined(extremes[each.out])[1])]
+        found[each.out] = largest_of(total), found[each.out][1]
         if each.out in each.stores:
             self._save(each.out, states, total)
         with self._lock:
-            for table, more in extremes.items():
-                self._found[table] = joined([*more, *([self._found[table]] if table in self._found else [])])
+            for table, more in found.items():
+                self._found[table] = joined((self._found[table], more)) if table in self._found else more
 
     def _save(self, table: int, states: Mapping[int, int], made: Array) -> None:
         part = self.store.part(table, states)

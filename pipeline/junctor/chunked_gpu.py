@@ -306,6 +306,8 @@ class GpuWork:
         found = np.maximum.reduce(all_words)
         floats = found.dtype.str.replace("u", "f")
         largest, least = found[:, 0].copy().view(floats), (~found[:, 1]).view(floats)
+        # What is not a number counts as beyond the format.
+        largest = np.where(np.isnan(largest), np.inf, largest)
         return {
             task.out: (float(largest[n]), float(least[n]) if found[n, 1] else 1.0) for n, task in enumerate(self.tasks)
         }

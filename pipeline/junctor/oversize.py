@@ -48,6 +48,8 @@ PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 SCRATCH_SHARE = 1 / 4
 # Beside each entry of a table in NumPy there may be a byte of a mask.
 MASK_BYTES = 1
+# What NumPy and Python take for themselves while a task is done: buffers of iterators, views, frames.
+INTERPRETER_BYTES = 1 << 17
 # Coarse, for choices and forecasts. A GPU has its tasks behind a bus of 55 GB/s each way.
 CPU_SPEED = Speed(operation=1e-9, byte=1e-10, disk_byte=1e-9, step=5e-5)
 GPU_SPEED = Speed(operation=1.5e-12, byte=1 / 55e9, disk_byte=1e-9, step=1e-4, at_once=True)
@@ -169,7 +171,8 @@ def fixed_bytes(plan: Plan) -> int:
     # While a table is bound there are copies of it; results stay beside their posteriors.
     binding = 5 * max((*made, *sliced), default=0)
     results = 2 * sum(plan.tables[table].entries for _, table in plan.marginals)
-    return 8 * (2 * sum(made) + 3 * sum(sliced) + binding + results) + len(plan.steps) * STEP_BYTES
+    tables = 2 * sum(made) + 3 * sum(sliced) + binding + results
+    return 8 * tables + len(plan.steps) * STEP_BYTES + INTERPRETER_BYTES
 
 
 def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
@@ -181,10 +184,11 @@ def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
             "allow more disk (--disk, --spill names a folder with more room) or more memory (--memory)",
         ),
     }[error.where]
+    needed, allowed = error.needed, max(0, error.allowed)
     return BudgetError(
-        f"propagation in chunks needs {format_bytes(error.needed)} ({approximate(error.needed)} bytes) {where}, "
-        f"allowed are {format_bytes(max(0, error.allowed))} ({max(0, error.allowed):,} bytes); {more}, ask for fewer "
-        "targets, or give evidence on more variables"
+        f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
+        f"are {format_bytes(allowed)} ({allowed:,} bytes); {more}, ask for fewer targets, or give evidence on more "
+        "variables"
     )
 
 

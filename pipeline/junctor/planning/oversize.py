@@ -80,20 +80,20 @@ def cheapest_chunks(
     Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError. Deterministic.
     """
     best: tuple[float, ChunkPlan, Room] | None = None
-    missed: TooSmallError | None = None
+    missed: list[TooSmallError] = []
+    far: list[TooSmallError] = []
     for plan in candidates(problem, rows):
         waiting = waiting_entries(plan)
         for room in rooms(plan):
             entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
+            if waiting > FAR_MORE * sum(entries):
+                far.append(TooSmallError("disk", waiting * itemsize, room.disk))
+                continue
             try:
-                if waiting > FAR_MORE * sum(entries):
-                    raise TooSmallError("disk", waiting, entries[-1])
                 chunks = chunk_plan(plan, *entries)
             except TooSmallError as error:
-                least = TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize)
-                if missed is None or least.needed - least.allowed < missed.needed - missed.allowed:
-                    missed = least
-                if error.where == "disk" and least.needed > least.allowed + room.memory:
+                missed.append(TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize))
+                if error.where == "disk" and missed[-1].needed > missed[-1].allowed + room.memory:
                     break  # no other room has so much more
                 continue
             seconds = seconds_of(chunks, itemsize, speed)
@@ -101,8 +101,7 @@ def cheapest_chunks(
                 best = seconds, chunks, room
     if best is not None:
         return best[1:]
-    assert missed is not None, "a plan is cut for one room at least"
-    raise missed
+    raise min(missed or far, key=lambda error: error.needed - error.allowed)
 
 
 def waiting_entries(plan: Plan) -> int:
