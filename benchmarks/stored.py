@@ -1,0 +1,266 @@
+"""Stored clique tables: the tables of Bistaffa, Farinelli and Bombieri (2014) on this machine, and larger ones.
+
+    uv run python benchmarks/stored.py prepare NETWORK ... --output FILE    trees with a searched order, on any machine
+    python benchmarks/stored.py tables FILE|NETWORK ... [--cpu]            their Tables I and II; a GPU unless --cpu
+    python benchmarks/stored.py stream [--size 96GiB]                       one table, streamed through a GPU
+
+`tables` prints the cliques of each tree (greedy orders for network files), then: milliseconds to bring all separators
+to the front (preprocessing), to copy all tables to the device and back (transfers), of one propagation on all cores of
+the CPU, of one on the GPU (its kernels, by events: collect and distribute over the whole tree, no evidence), and the
+largest difference between both in any calibrated table (scaled to a sum of 1). `stream` measures what copies can reach
+either way and both ways at once, then passes over a table in pinned host memory: sums only, products only, both in one
+pass; with each pipeline; every result is checked against what the numbers were made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from junctor.formats import read_network
+from junctor.model import Network
+from junctor.planning.shape import Shape
+from junctor.stored_device import ResidentExecutor
+from junctor.stored_host import HostExecutor, Initial, Kernels, kernels_for, natural_table
+from junctor.stored_plan import StoredPlan, plan_stored
+from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
+from junctor_kernels.stored_gpu import CudaDevice, upload_batch
+from stored_streams import stream
+
+ALGEBRAS = {"single": SINGLE, "double": DOUBLE}
+# Total table entries of their trees (average size times nodes of their Table I), and their milliseconds of the kernels
+# alone on a GTX 780, as reported by them.
+THEIRS = {
+    "mildew": (9.6e6, 3),
+    "diabetes": (1.1e7, 12),
+    "barley": (1.8e7, 29),
+    "munin1": (8.4e7, 216),
+    "munin2": (4.9e6, 8),
+    "munin3": (3.1e6, 14),
+    "munin4": (1.4e7, 29),
+    "water": (3.5e6, 11),
+}
+CASES = 10**6
+
+
+def shape_of(network: Network) -> Shape:
+    return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
+
+
+def name_of(path: str) -> str:
+    return Path(path).name.split(".")[0]
+
+
+def prepare(paths: list[str], output: Path) -> None:
+    trees = []
+    for path in paths:
+        network = read_network(path)
+        plan = plan_stored(shape_of(network), CASES)
+        trees.append((name_of(path), network, plan))
+        print(f"{name_of(path)}: {plan.total_entries():,} entries", flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(pickle.dumps(trees))
+
+
+def trees_of(paths: list[str]) -> list[tuple[str, Network, StoredPlan]]:
+    trees = []
+    for path in paths:
+        if path.endswith(".pickle"):
+            trees += pickle.loads(Path(path).read_bytes())
+        else:
+            network = read_network(path)
+            trees.append((name_of(path), network, plan_stored(shape_of(network))))
+    return trees
+
+
+def table_one(trees: Sequence[tuple[str, Network, StoredPlan]]) -> None:
+    print("network | nodes | clique max | min | average | separator max | min | average | entries | theirs")
+    print("|".join(["---"] * 10))
+    for name, _, plan in trees:
+        numbers = range(len(plan.cliques))
+        cliques = [plan.entries(i) for i in numbers]
+        separators = [plan.separator_entries(i) for i in numbers if plan.cliques[i].parent is not None] or [1]
+        cells = [f"{f(sizes):,.0f}" for sizes in (cliques, separators) for f in (max, min, statistics.mean)]
+        theirs = f"{THEIRS[name][0]:.1e}" if name in THEIRS else "not known"
+        print(f"{name} | {len(cliques)} | {' | '.join(cells)} | {sum(cliques):,} | {theirs}", flush=True)
+
+
+def median_ms(work: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+class OnDevice:
+    """A tree on the GPU, and how long its parts take."""
+
+    def __init__(self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaDevice) -> None:
+        self.device, self.cupy, self.algebra = device, device.cupy, algebra
+        self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * device.free()))
+        self.executor.propagate({})
+
+    def events_ms(self, enqueue: Callable[[], object], repeats: int) -> float:
+        stream, times = self.executor._stream, []
+        for n in range(repeats + 2):
+            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin.record(stream)
+            enqueue()
+            end.record(stream)
+            end.synchronize()
+            if n >= 2:
+                times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+        return statistics.median(times)
+
+    def kernels_ms(self, repeats: int) -> float:
+        graph = self.executor._graph(frozenset())
+        return self.events_ms(lambda: graph.launch(self.executor._stream), repeats)
+
+    def by_kernel(self) -> str:
+        """Milliseconds of each kernel, its launches one by one, and how many there are."""
+        executor, total, count = self.executor, dict[str, float](), dict[str, int]()
+        batch, _ = executor._tasks(frozenset(), executor._base + executor._parts)
+        launches, placed, _ = upload_batch(self.device, batch, executor._base + executor._batch, executor._stream)
+        for work in launches:
+            total[work.kernel] = total.get(work.kernel, 0) + self.events_ms(
+                partial(executor._launch, [work], placed), 3
+            )
+            count[work.kernel] = count.get(work.kernel, 0) + 1
+        return ", ".join(f"{kernel} {total[kernel]:.2f}/{count[kernel]}" for kernel in total)
+
+    def preprocess_ms(self) -> float:
+        """Milliseconds of the kernel that brings separators to the front; spoils the tables."""
+        executor = self.executor
+        batch, swaps = executor._permutations()
+        at = executor._base + executor._batch
+        host = self.device.host(len(swaps), swaps.dtype)
+        host[:] = swaps
+        self.device.upload(host, at, executor._stream)
+        launches, placed, _ = upload_batch(self.device, batch, at + swaps.nbytes, executor._stream)
+        return self.events_ms(partial(executor._launch, launches, placed), 5)
+
+
+def transfers_ms(device: CudaDevice, plan: StoredPlan, algebra: Algebra) -> float:
+    """Milliseconds to copy as many bytes as all tables have to the device, and back, from pinned memory."""
+    cupy, size = device.cupy, plan.total_entries()
+    host, block, stream = (
+        device.host(size, algebra.dtype),
+        device.allocate(size * algebra.dtype.itemsize),
+        device.stream(),
+    )
+    times = []
+    for _ in range(4):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record(stream)
+        device.upload(host, block.ptr, stream)
+        device.download(block.ptr, host, stream)
+        end.record(stream)
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end))
+    return statistics.median(times[1:])
+
+
+def host_kernels(algebra: Algebra, entries: int) -> Kernels:
+    """Compiled kernels where Numba is installed, those of NumPy elsewhere."""
+    return kernels_for(algebra, entries if find_spec("numba") else 0)
+
+
+def largest_difference(device: ResidentExecutor, host: HostExecutor, cliques: int) -> float:
+    worst = 0.0
+    for i in range(cliques):
+        a, b = (table.astype(np.float64) / table.sum(dtype=np.float64) for table in (device.table(i), host.table(i)))
+        worst = max(worst, float(np.abs(a - b).max()))
+    return worst
+
+
+def table_two(trees: Sequence[tuple[str, Network, StoredPlan]], options: argparse.Namespace) -> None:
+    device = None if options.cpu else CudaDevice()
+    print(f"compiled CPU kernels: {bool(find_spec('numba'))}; all times in ms; theirs: kernels alone on a GTX 780")
+    print(
+        "network | precision | entries | preprocessing CPU | GPU | transfers | CPU | GPU kernels | theirs | "
+        "CPU/GPU | with transfers | difference | lost"
+    )
+    print("|".join(["---"] * 13), flush=True)
+    for name, network, plan in trees:
+        for algebra in [ALGEBRAS[each] for each in options.precision]:
+            measure(name, network, plan, algebra, device, options)
+
+
+def measure(
+    name: str,
+    network: Network,
+    plan: StoredPlan,
+    algebra: Algebra,
+    device: CudaDevice | None,
+    options: argparse.Namespace,
+) -> None:
+    kernels, numbers = host_kernels(algebra, plan.total_entries()), range(len(plan.cliques))
+    natural = [natural_table(plan, network, i, algebra, kernels) for i in numbers]
+
+    def order(i: int) -> Initial:
+        return natural[i]._replace(table=kernels.permute(natural[i].table, plan.cliques[i].swaps))
+
+    # NumPy takes long over the largest trees.
+    repeats = options.repeats if find_spec("numba") else 1
+    preprocessing = median_ms(lambda: [order(i) for i in numbers], repeats)
+    host = HostExecutor(plan, [order(i) for i in numbers], algebra, kernels)
+    lost = host.propagate({}).lost
+    cpu = median_ms(lambda: host.propagate({}), repeats)
+    start = f"{name} | {algebra.name} | {plan.total_entries():,} | {preprocessing:.1f}"
+    if device is None:
+        print(f"{start} | - | - | {cpu:.1f} | - | - | - | - | - | {lost}", flush=True)
+        return
+    gpu = OnDevice(plan, natural, algebra, device)
+    worst = largest_difference(gpu.executor, host, len(numbers))
+    transfers, alone = transfers_ms(device, plan, algebra), gpu.kernels_ms(20)
+    parts = gpu.by_kernel() if options.kernels else ""
+    permuting = gpu.preprocess_ms()
+    theirs = f"{THEIRS[name][1]}" if name in THEIRS else "not known"
+    gains = f"{cpu / alone:.1f} | {cpu / (alone + transfers):.1f}"
+    gpu_times = f"{permuting:.2f} | {transfers:.2f} | {cpu:.1f} | {alone:.3f}"
+    print(f"{start} | {gpu_times} | {theirs} | {gains} | {worst:.1e} | {lost}")
+    if parts:
+        print(f"   ms/launches: {parts}")
+    print(end="", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    plans = actions.add_parser("prepare")
+    plans.add_argument("networks", nargs="+")
+    plans.add_argument("--output", type=Path, required=True)
+    tables = actions.add_parser("tables")
+    tables.add_argument("networks", nargs="+", help="network files, or what `prepare` wrote (.pickle)")
+    tables.add_argument("--cpu", action="store_true", help="without a GPU")
+    tables.add_argument("--kernels", action="store_true", help="milliseconds of each kernel as well")
+    tables.add_argument("--precision", nargs="+", choices=sorted(ALGEBRAS), default=["single"])
+    tables.add_argument("--repeats", type=int, default=3)
+    streams = actions.add_parser("stream")
+    streams.add_argument("--size", default="96GiB")
+    streams.add_argument("--run", type=int, default=1 << 18, help="entries of a run")
+    streams.add_argument("--chunk", default="128MiB")
+    streams.add_argument("--in-flight", type=int, default=4)
+    streams.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    if options.action == "prepare":
+        prepare(options.networks, options.output)
+    elif options.action == "tables":
+        trees = trees_of(options.networks)
+        table_one(trees)
+        table_two(trees, options)
+    else:
+        stream(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`junctor calibrate` and `junctor ask`: clique tables kept for a case, and joint posteriors read off them later."""
+
+from __future__ import annotations
+
+import json as json_module
+from itertools import product
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from junctor.cli.options import AsJson, NetworkFile, NetworkFormat
+from junctor.devices import DeviceChoice
+from junctor.query import Precision
+
+if TYPE_CHECKING:
+    from junctor.cliques import CalibratedCliques
+
+
+def calibrate(
+    network: NetworkFile,
+    keep_cliques: Annotated[
+        str, typer.Option("--keep-cliques", metavar="DIRECTORY", help="Directory for the calibrated clique tables.")
+    ],
+    given: Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, once a variable.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    memory: Annotated[
+        str | None, typer.Option(help="What tables may take, such as 4GiB; 60 % of what is free.")
+    ] = None,
+    device: Annotated[DeviceChoice, typer.Option(help="CPU or GPU; auto: a GPU where there is one.")] = "cpu",
+    device_memory: Annotated[
+        str | None, typer.Option(help="What tables may take of the GPU; they are streamed where they do not fit.")
+    ] = None,
+    network_format: NetworkFormat = None,
+    json: AsJson = False,
+) -> None:
+    """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
+    from junctor.formats import read_network
+    from junctor.stored import StoredTree
+
+    evidence = _evidence(given or [])
+    model = read_network(network, network_format)
+    tree = StoredTree(model, precision, memory=memory, device=device, device_memory=device_memory)
+    found = tree.propagate(evidence)
+    found.save(keep_cliques)
+    facts = {
+        "log_evidence": found.log_evidence,
+        "cliques": len(found.scopes),
+        "entries": tree.plan.total_entries(),
+        "numbers": found.algebra.name,
+    }
+    if json:
+        typer.echo(json_module.dumps(facts | {"log_evidence": _number(found.log_evidence)}, indent=2))
+    else:
+        typer.echo(
+            f"{keep_cliques}: {facts['cliques']:,} cliques, {facts['entries']:,} entries ({facts['numbers']}), "
+            f"log P(e) = {found.log_evidence:.9g}"
+        )
+
+
+def ask(
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="What `junctor calibrate` kept.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Variables that share a clique.")],
+    json: AsJson = False,
+) -> None:
+    """Print the joint posterior of some variables, without any further propagation."""
+    from junctor.cliques import load_cliques
+
+    cliques = load_cliques(directory)
+    rows = _rows(cliques, names)
+    if json:
+        answer = {"log_evidence": _number(cliques.log_evidence), "variables": names}
+        posterior = [{"states": states, "probability": share} for states, share in rows]
+        typer.echo(json_module.dumps(answer | {"posterior": posterior}, indent=2))
+        return
+    typer.echo(",".join([*names, "probability"]))
+    for states, share in rows:
+        typer.echo(",".join([*states, f"{share:.9g}"]))
+
+
+def _rows(cliques: CalibratedCliques, names: list[str]) -> list[tuple[list[str], float]]:
+    posterior = cliques.posterior(*names)
+    of = {variable.name: variable.states for variable in cliques.variables}
+    states = product(*(of[name] for name in names))
+    return [(list(each), float(share)) for each, share in zip(states, posterior.reshape(-1), strict=True)]
+
+
+def _number(log_evidence: float) -> float | None:
+    # JSON has no infinity.
+    return log_evidence if log_evidence > float("-inf") else None
+
+
+def _evidence(given: list[str]) -> dict[str, str]:
+    evidence: dict[str, str] = {}
+    for each in given:
+        name, equals, state = each.partition("=")
+        if not equals or name in evidence:
+            found = "a variable twice" if equals else "no '='"
+            raise typer.BadParameter(
+                f"found {found} in {each!r}, expected NAME=STATE, once a variable", param_hint="--given"
+            )
+        evidence[name] = state
+    return evidence

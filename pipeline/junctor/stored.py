@@ -1,0 +1,200 @@
+"""Stored clique tables: calibrate them once for a case, then ask about any variables that share a clique.
+
+The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), beside the engine for tables of evidence, which
+stores no clique. It is the right one where calibrated clique tables are wanted: joint posteriors within a clique need
+no further propagation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.stored_gpu import Device
+
+from junctor.cliques import CalibratedCliques
+from junctor.devices import DeviceChoice, check_device, has_gpu
+from junctor.errors import BudgetError, EvidenceError, JunctorError, nearest
+from junctor.machine import DEFAULT_SHARE, available_memory
+from junctor.model import Network
+from junctor.planning.budget import Budget, parse_bytes
+from junctor.planning.shape import Shape
+from junctor.query import Precision
+from junctor.stored_device import ResidentExecutor
+from junctor.stored_host import (
+    Executor,
+    HostExecutor,
+    Initial,
+    Outcome,
+    initial_table,
+    kernels_for,
+    natural_table,
+    projected_bytes,
+)
+from junctor.stored_plan import plan_stored
+from junctor.stored_stream import PipelineName, StreamedExecutor, lay_out
+
+Said = str | int | Sequence[float] | npt.NDArray[np.float64]
+Evidence = Mapping[str, Said]
+
+# The next wider format where a product lost digits.
+LADDERS: dict[Precision, tuple[Algebra, ...]] = {
+    "single": (SINGLE, DOUBLE, LOG),
+    "double": (DOUBLE, LOG),
+    "log": (LOG,),
+}
+# Share of the free memory of a device that tables may take where nobody says how much.
+DEVICE_SHARE = 0.7
+
+
+class StoredTree:
+    """A network's junction tree with stored clique tables.
+
+    cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
+    may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
+    device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
+    `in_flight` chunks at a time. Raises DeviceError; and BudgetError, for a device at the first propagation, before any
+    table is made.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        precision: Precision = "double",
+        *,
+        cases: int = 1,
+        memory: int | str | None = None,
+        device: DeviceChoice | Device = "cpu",
+        device_memory: int | str | None = None,
+        pipeline: PipelineName = "two-engines",
+        in_flight: int = 4,
+    ) -> None:
+        self.network = network
+        shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
+        self.plan = plan_stored(shape, cases)
+        self._ladder = LADDERS[precision]
+        self._budget = Budget(_bytes(memory) or int(DEFAULT_SHARE * available_memory()))
+        self._device = _opened_device(device) if isinstance(device, str) else device
+        self._device_memory, self._pipeline, self._in_flight = _bytes(device_memory), pipeline, in_flight
+        self._executor: tuple[Algebra, Executor] | None = None
+        self._reusable = True
+        self._case = 0
+        if self._device is None:
+            self._check(self._ladder[0], 1)
+
+    def propagate(self, evidence: Evidence) -> CalibratedCliques:
+        """Calibrate all tables for one case.
+
+        evidence: for each observed variable a state (its name or number), or a likelihood of every state. Where a
+        product loses digits, the next wider format does the work again, in the end logarithms, on the CPU.
+
+        The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
+        EvidenceError and BudgetError.
+        """
+        likelihoods = {self.network.find(name): self._likelihood(name, said) for name, said in evidence.items()}
+        self._case += 1
+        for algebra in self._ladder:
+            # Nobody else keeps the executor: its tables are gone before those of the next format are made.
+            outcome = self._opened(algebra).propagate(likelihoods)
+            if not outcome.lost:
+                break
+        return self._result(algebra, outcome)
+
+    def projected(self, algebra: Algebra, copies: int) -> int:
+        """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
+        return projected_bytes(self.plan, algebra, copies)
+
+    def _opened(self, algebra: Algebra) -> Executor:
+        """Return the executor of a format; the tables of one are in memory at a time."""
+        if self._executor is not None and self._executor[0] is algebra and self._reusable:
+            return self._executor[1]
+        self._executor = None
+        on_device = self._device if algebra.tiny else None
+        executor = self._on_host(algebra) if on_device is None else self._on_device(algebra, on_device)
+        self._executor = (algebra, executor)
+        return executor
+
+    def _on_host(self, algebra: Algebra) -> Executor:
+        kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
+        initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
+        return HostExecutor(self.plan, initial, algebra, kernels, in_place)
+
+    def _on_device(self, algebra: Algebra, device: Device) -> Executor:
+        """Return the tables on the device where they fit, else streamed through it."""
+        kernels = kernels_for(algebra, self.plan.total_entries())
+        allowed = self._device_memory or int(DEVICE_SHARE * device.free())
+        plan, network = self.plan, self.network
+        self._check(algebra, 0)
+        self._reusable = True
+        try:
+            return ResidentExecutor(
+                plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, allowed
+            )
+        except BudgetError:
+            in_place = self._must_be_in_place(algebra)
+            layout = lay_out(plan, algebra.dtype, allowed, self._in_flight, None)
+
+        def pinned(i: int) -> Initial:
+            made = initial_table(plan, network, i, algebra, kernels)
+            host = device.host(len(made.table), made.table.dtype)
+            host[:] = made.table
+            return made._replace(table=host)
+
+        initial = [pinned(i) for i in range(len(plan.cliques))]
+        return StreamedExecutor(plan, initial, algebra, device, layout, self._pipeline, in_place)
+
+    def _must_be_in_place(self, algebra: Algebra) -> bool:
+        """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
+        self._check(algebra, 1)
+        self._reusable = self.projected(algebra, 2) <= self._budget.free
+        return not self._reusable
+
+    def _check(self, algebra: Algebra, copies: int) -> None:
+        needed = self.projected(algebra, copies)
+        if needed > self._budget.free:
+            advice = "allow more memory, or ask for posteriors without stored cliques"
+            raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
+
+    def _result(self, algebra: Algebra, outcome: Outcome) -> CalibratedCliques:
+        case = self._case
+
+        def table(clique: int) -> npt.NDArray[Any]:
+            if self._case != case or self._executor is None:
+                raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
+            return self._executor[1].table(clique)
+
+        scopes = tuple(clique.layout for clique in self.plan.cliques)
+        return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
+
+    def _likelihood(self, name: str, said: Said) -> npt.NDArray[np.float64]:
+        states = self.network.variables[self.network.find(name)].states
+        if isinstance(said, str):
+            if said not in states:
+                raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
+            said = states.index(said)
+        if isinstance(said, (int, np.integer)):
+            if not 0 <= said < len(states):
+                raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
+            observed = np.zeros(len(states))
+            observed[said] = 1.0
+            return observed
+        likelihood = np.array(said, dtype=np.float64)
+        if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
+            raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
+        return likelihood
+
+
+def _bytes(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(str(size))
+
+
+def _opened_device(choice: DeviceChoice) -> Device | None:
+    check_device(choice)
+    if choice == "cpu" or (choice == "auto" and not has_gpu()):
+        return None
+    from junctor_kernels.stored_gpu import CudaDevice
+
+    return CudaDevice()

@@ -1,0 +1,44 @@
+// Exchanges within a warp go through memory: warps are 32 threads here as well.
+static thread_local double *lanes_of_warp;
+
+template <class T> static T __shfl_down_sync(unsigned, T value, int offset, int width) {
+    int lane = threadIdx.x % 32;
+    lanes_of_warp[lane] = value;
+    warp->arrive_and_wait();
+    T other = (T)lanes_of_warp[lane % width + offset < width ? lane + offset : lane];
+    warp->arrive_and_wait();
+    return other;
+}
+// ---
+// Launches over all blocks, for the kernels in the source above.
+template <class Task>
+static void run_blocks(void (*kernel)(const Task *, const int *, int, const Factor *, const Axis *, int *), int blocks,
+                       const void *tasks, const int *starts, int count, const void *factors, const void *axes, int *lost) {
+    blockDim.x = THREADS;
+    std::barrier<> barrier(THREADS);
+    std::vector<std::unique_ptr<std::barrier<>>> warps;
+    std::vector<double> exchanged(THREADS);
+    for (int n = 0; n < THREADS; n += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
+    std::vector<std::thread> pool;
+    for (int n = 0; n < THREADS; n++)
+        pool.emplace_back([&, n] {
+            threadIdx.x = n, everyone = &barrier, warp = warps[n / 32].get(), lanes_of_warp = &exchanged[n / 32 * 32];
+            for (int block = 0; block < blocks; block++) {
+                if (n == 0) blockIdx.x = block;
+                __syncthreads();
+                kernel((const Task *)tasks, starts, count, (const Factor *)factors, (const Axis *)axes, lost);
+                __syncthreads();
+            }
+        });
+    for (auto &thread : pool) thread.join();
+}
+
+extern "C" void launch(const char *name, int blocks, const void *tasks, const int *starts, int count, const void *factors,
+                       const void *axes, int *lost) {
+    const auto run = [&](auto kernel) { run_blocks(kernel, blocks, tasks, starts, count, factors, axes, lost); };
+    if (!std::strcmp(name, "scatter_reduce")) run(scatter_reduce);
+    else if (!std::strcmp(name, "gather_reduce")) run(gather_reduce);
+    else if (!std::strcmp(name, "finish")) run(finish);
+    else if (!std::strcmp(name, "settle")) run(settle);
+    else run(permute);
+}
