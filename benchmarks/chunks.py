@@ -27,7 +27,7 @@ from junctor.machine import available_memory
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import Room, Speed, cheapest_chunks
+from junctor.planning.oversize import Room, Speed, cheapest_chunks, operations_of
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
 from junctor_kernels.axes import contraction
@@ -55,6 +55,12 @@ def rates(algebra: Algebra, threads: int) -> tuple[float, float]:
     )
 
 
+def warm(algebra: Algebra, threads: int) -> None:
+    """Load compiled code, so that its memory does not count."""
+    what = contraction((0,), (1,), [(0, 1)], {0: 1 << 10, 1: 1 << 6})
+    OnCpu(algebra, threads=threads)(what, [np.ones((1 << 16, 1), algebra.dtype)])
+
+
 def repeats(function: Callable[[], Any]) -> float:
     """Return how often a second can do something."""
     function()
@@ -68,9 +74,7 @@ def repeats(function: Callable[[], Any]) -> float:
 def bound(chunks: ChunkPlan, itemsize: int, measured: list[tuple[float, float]]) -> float:
     """Return the seconds that operations or bytes take, whichever takes longer, on all processes together."""
     operations, copied = (sum(column) for column in zip(*measured, strict=True))
-    plan = chunks.plan
-    work = plan.shared_operations + plan.case_operations
-    return max(work / operations, (chunks.loaded + chunks.stored) * itemsize / copied)
+    return max(operations_of(chunks.plan) / operations, (chunks.loaded + chunks.stored) * itemsize / copied)
 
 
 def peak_bytes() -> int:
@@ -115,11 +119,12 @@ def main() -> None:
     start = time.perf_counter()
     room = Room(options.working, options.memory or available_memory() // 2, 0)
     problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
-    chunks = cheapest_chunks(problem, itemsize, room, SPEED)
+    chunks, _ = cheapest_chunks(problem, itemsize, lambda _: [room], SPEED)
     describe(chunks, itemsize, time.perf_counter() - start)
     program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
     with silent_dask(), local_client(options.workers, False) as client:
         one, expected = timed(lambda: program.run(Block(1, {}, {})), options.repeats)
+        client.run(warm, algebra, options.threads)
         before = client.run(peak_bytes)
         runs: list[ClusterRun] = []
 
@@ -153,7 +158,7 @@ def describe(chunks: ChunkPlan, itemsize: int, seconds: float) -> None:
     largest, working, loaded, stored, peak = (format_bytes(entries * itemsize) for entries in counts)
     print(
         f"planned in {seconds:.1f} s ({plan.criterion}): "
-        f"{plan.shared_operations + plan.case_operations:.3e} operations, "
+        f"{operations_of(plan):.3e} operations, "
         f"largest table {largest}\n{len(chunks.passes)} passes, {chunks.tasks} tasks of at most {working}; "
         f"loaded {loaded}, stored {stored}, at most {peak} at once",
         flush=True,

@@ -38,6 +38,9 @@ PATTERN = Pattern(frozenset([3]), frozenset([9, 20]))
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     """A cluster of processes that gives up a task with the second worker that dies of it."""
+    # Imported before, because what is not in the configuration yet would be taken out again at the end.
+    import distributed  # noqa: F401
+
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         silent_dask(),

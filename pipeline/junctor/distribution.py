@@ -213,6 +213,7 @@ def _lost(suspect: object, who: str) -> str:
 
 @contextmanager
 def local_client(workers: int, gpus: bool) -> Iterator[Client]:
+    """Have a cluster of processes on this machine, each of one thread, or of one GPU."""
     import dask
     from distributed import Client
 
@@ -252,6 +253,7 @@ def _cluster_class(gpus: bool) -> Any:
 
 @contextmanager
 def silent_dask() -> Iterator[None]:
+    """Keep Dask from telling of its own."""
     # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
     import distributed  # noqa: F401
 
@@ -309,6 +311,7 @@ def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -
 
 
 def result_of(future: Future, task: object) -> Any:
+    """Wait for what a future found; raises WorkersLostError where `task` killed its workers, RunError without Dask."""
     from distributed import CancelledError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
@@ -339,6 +342,7 @@ def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future
 
 
 def workers_of(client: Client) -> dict[str, Any]:
+    """Return what the scheduler knows of each worker, by address."""
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 
