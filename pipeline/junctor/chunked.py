@@ -146,7 +146,7 @@ class ChunkedProgram:
 
     def _posterior(self, values: Array) -> Array:
         """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
-        largest = _largest(values)
+        largest = largest_of(values)
         if self._adds:
             return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
         return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
