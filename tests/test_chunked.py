@@ -26,6 +26,7 @@ from junctor.errors import BudgetError, DiskError
 from junctor.evidence.batch import EvidenceBatch, Likelihood
 from junctor.formats import read_network
 from junctor.generate import grid, sample
+from junctor.memory import Memory
 from junctor.model import Network
 from junctor.oversize import INTERPRETER_BYTES, Chunking, Limits
 from junctor.planning.chunks import chunk_plan
@@ -169,7 +170,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
 
     tops: list[int] = []
     monkeypatch.setattr(chunked._Work, "group", group)
-    # Plans are made before: they are records, and the search for them is no part of what is planned.
+    # The first plan is made before: the search for it is no part of what is planned.
     for found in engine.groups(batch):
         if engine.in_chunks(found.pattern, 1, engine.allowed):
             engine.plan(found.pattern)
@@ -350,13 +351,32 @@ def test_a_device_of_any_size_gives_the_same_answers(
     assert chunking is not None or size > SIZES[0] or "54" in name
 
 
-def published(folder: Path, name: str) -> tuple[Network, EvidenceBatch, float, list[list[float]]]:
-    """A network, its evidence, log Z and marginals as they were published."""
-    network = read_network(folder / f"{name}.uai")
-    count, *numbers = map(int, (folder / f"{name}.uai.evid").read_text().split())
-    states = {v: np.array([state], np.int32) for v, state in zip(numbers[0::2], numbers[1::2], strict=True)}
-    assert len(states) == count
-    words = iter((folder / f"{name}.uai.MAR").read_text().split()[1:])
-    marginals = [[float(next(words)) for _ in range(int(next(words)))] for _ in range(int(next(words)))]
-    log_z = float((folder / f"{name}.uai.PR").read_text().split()[1]) * math.log(10)
-    return network, EvidenceBatch(1, states), log_z, marginals
+def published(folder: Path, name: str) -> tuple[Network, EvidenceBatch, Iterator[float]]:
+    """A network, its evidence, and its marginals as they were published, one after the other with their lengths."""
+    numbers = [int(word) for word in (folder / f"{name}.uai.evid").read_text().split()]
+    # The number of samples may stand in front.
+    numbers = numbers[1 - len(numbers) % 2 :]
+    states = {v: np.array([state], np.int32) for v, state in zip(numbers[1::2], numbers[2::2], strict=True)}
+    words = (folder / f"{name}.uai.MAR").read_text().split()[2:]
+    return read_network(folder / f"{name}.uai"), EvidenceBatch(1, states), map(float, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "log10_z", "memory"),
+    [("Grids_11", 169.408361, 24 << 20), pytest.param("DBN_11", 58.530663, 12 << 20, marks=pytest.mark.slow)],
+)
+def test_published_answers_in_a_fraction_of_the_memory(
+    name: str, log10_z: float, memory: int, shared: Path, tmp_path: Path
+) -> None:
+    network, batch, marginals = published(shared / "networks" / "uai2014" / "MAR", name)
+    engine = Engine(network, Query(), memory=memory, spill=tmp_path)
+    (group,) = engine.groups(batch)
+    assert Memory(engine.plan(group.pattern), 2).least > 4 * memory
+    answers = engine.answer(batch)
+    (chunking,) = engine._chunkings.values()
+    assert chunking.memory + answers.nbytes <= memory
+    assert answers.log_value[0] == pytest.approx(log10_z * math.log(10), abs=1e-5)
+    for v, posterior in answers.posteriors.items():
+        assert next(marginals) == network.cardinalities[v]
+        expected = [next(marginals) for _ in range(network.cardinalities[v])]
+        np.testing.assert_allclose(posterior[0], expected, rtol=0, atol=1e-5)
