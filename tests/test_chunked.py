@@ -46,7 +46,7 @@ SIZES = [1 << 16, 1 << 20, 1 << 24]
 def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
     """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
 
-    def chunking(engine: Engine, pattern: Pattern, uses: int, itemsize: int, free: int) -> Chunking:
+    def chunking(engine: Engine, pattern: Pattern, uses: int, itemsize: int, free: int, _gpu: bool) -> Chunking:
         plan = engine.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
@@ -160,7 +160,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     held: list[int] = []
     real = chunked._Work.group
 
-    def group(self: Any, states: Any) -> Any:
+    def group(self: Any, states: Any, place: int = 0) -> Any:
         before = tracemalloc.get_traced_memory()[0]
         tops.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()
