@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -51,10 +51,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The steps of a pass, the same for all of its tasks."""
+    """The steps of a pass, the same for all of its tasks; last: table -> the step that uses it last."""
 
     steps: tuple[Step, ...]
     algebra: Algebra
+    last: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        last = {table: n for n, step in enumerate(self.steps) for table in (*step.operands, step.out)}
+        object.__setattr__(self, "last", last)
 
     def run(
         self, load: Callable[[int], Array], contract: Contract, powers: dict[int, float]
@@ -65,7 +70,6 @@ class Body:
         use. powers: what results are multiplied with (on logarithms: what is added); the first task of a pass settles
         those that are missing.
         """
-        last = {table: n for n, step in enumerate(self.steps) for table in (*step.operands, step.out)}
         alive: dict[int, Array] = {}
         for n, step in enumerate(self.steps):
             for table in step.operands:
@@ -76,7 +80,7 @@ class Body:
             yield step.out, made, self._scale(step.out, made, powers)
             alive[step.out] = made
             del operands, made
-            for table in [table for table in alive if last[table] == n]:
+            for table in [table for table in alive if self.last[table] == n]:
                 del alive[table]
 
     def _scale(self, table: int, made: Array, powers: dict[int, float]) -> float:
