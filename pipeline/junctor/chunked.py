@@ -191,15 +191,16 @@ class ChunkedProgram:
         each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
-        outer = [v for v in each.fixed if v not in each.summed]
-        groups = configurations([self._sizes[v] for v in outer])
         work = self._work(n, store, {table: known[table].shift for table in each.loads}, contract)
+        outer = work.outer
+        groups = configurations([self._sizes[v] for v in outer])
         if work.first_alone:
             work.group(dict(zip(outer, next(groups), strict=True)))
         # So many at a time: there may be millions, and each leaves something behind.
         while at_a_time := list(islice(groups, GROUPS)):
             states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
             in_threads(work.group, states, self.threads)
+        work.finish()
         self.settle(n, work.extremes(), work.powers, known)
 
     def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract) -> _Work | GpuWork:
@@ -269,13 +270,18 @@ class _Work:
     ) -> None:
         self.program, self.each, self.body = program, program.chunks.passes[n], program.bodies[n]
         self.store, self.shifts, self.contract = store, shifts, contract
+        # Chunk variables that groups of tasks are told apart by.
+        self.outer = [v for v in self.each.fixed if v not in self.each.summed]
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
         self._found: dict[int, Extremes] = {}
         self._lock = Lock()
 
+    def finish(self) -> None:
+        """Do what is left when all groups are done: nothing."""
+
     def extremes(self) -> dict[int, Extremes]:
-        """Return the extremes of all that was made so far."""
+        """Return the extremes of all that was made."""
         return dict(self._found)
 
     def group(self, states: dict[int, int], _place: int = 0) -> None:

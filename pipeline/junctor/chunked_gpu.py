@@ -41,6 +41,8 @@ SLOTS = 3
 ALIGNED = 256
 # Tables from this size on lie in pinned memory, and runs of bytes from this size on are copied one by one.
 PINNED_BYTES, RUN_BYTES = 1 << 20, 1 << 16
+# Results of the tasks of a pass are added up on the host where all of them take no more bytes.
+SPREAD_BYTES = 1 << 26
 # For all devices (cudaHostRegisterPortable).
 PORTABLE = 1
 # Bytes that a thread touches at a time.
@@ -70,8 +72,9 @@ def _places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int, int
 def _pinned_places(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], int]:
     """Return where every large stored table begins in pinned memory, and the bytes in all."""
     sizes = {table: chunks.plan.tables[table].entries * itemsize for table in chunks.lifetimes()}
+    results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
     lives = {
-        table: life
+        table: (life[0], len(chunks.passes) if table in results else life[1])
         for table, life in chunks.lifetimes().items()
         if life[0] >= 0 and table not in chunks.on_disk and sizes[table] >= PINNED_BYTES
     }
@@ -261,6 +264,12 @@ class GpuWork:
         self._settled, self._failed, self._leads = threading.Condition(), False, 0
         self._places, _ = _places(gpu.chunks, each, gpu.dtype.itemsize)
         self._sizes = gpu.chunks.plan.shape.cardinalities
+        # Small results of tasks that are added up come to the host, so that such tasks need not wait for each other.
+        size = part(gpu.chunks.plan, each.out, each.fixed) * gpu.dtype.itemsize
+        self._spreads = bool(each.summed) and size * gpu.chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+        self.outer = [v for v in each.fixed if self._spreads or v not in each.summed]
+        self._terms: dict[tuple[int, ...], Array] = {}
+        self._largest = 0.0
         # What is known on each device: launches, and the extremes that they find.
         self._launches: dict[_OneGpu, Any] = {}
         self._extremes: dict[_OneGpu, Any] = {}
@@ -288,10 +297,12 @@ class GpuWork:
 
     def _group(self, slot: _Slot, states: dict[int, int]) -> None:
         with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
-            for n, values in enumerate(configurations([self._sizes[v] for v in self.each.summed])):
-                here = states | dict(zip(self.each.summed, values, strict=True))
-                self._task(slot, here, adds=n > 0)
-            if self.each.out in self.each.stores:
+            inner = [v for v in self.each.fixed if v not in self.outer]
+            for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
+                self._task(slot, states | dict(zip(inner, values, strict=True)), adds=n > 0)
+            if self._spreads:
+                self._take_term(slot, states)
+            elif self.each.out in self.each.stores:
                 self._save(slot, self.each.out, states)
             slot.stream.synchronize()
         for source, target in slot.late:
@@ -299,8 +310,30 @@ class GpuWork:
         slot.late.clear()
         slot.held.clear()
 
+    def _take_term(self, slot: _Slot, states: Mapping[int, int]) -> None:
+        term = np.empty(part(self.gpu.chunks.plan, self.each.out, self.each.fixed), self.gpu.dtype)
+        slot.stored += term.nbytes
+        self._terms[tuple(states[v] for v in self.each.fixed)] = term
+        self._copy(slot, term, slot.at + self._places[self.each.out], to_device=False)
+
+    def finish(self) -> None:
+        """Add up the results that came to the host, in the order of their configurations."""
+        totals: dict[tuple[int, ...], Array] = {}
+        kept = len(self.each.fixed) - len(self.each.summed)
+        for states, term in sorted(self._terms.items(), key=lambda each: each[0]):
+            if states[:kept] in totals:
+                totals[states[:kept]] += term
+            else:
+                totals[states[:kept]] = term
+        for states, total in totals.items():
+            self._largest = max(self._largest, float(total.max()))
+            if self.each.out in self.each.stores:
+                target = self.store.part(self.each.out, dict(zip(self.each.fixed, states, strict=False)))
+                target[...] = total.reshape(target.shape)
+        self._terms.clear()
+
     def extremes(self) -> dict[int, tuple[float, float]]:
-        """Return the extremes of all that was made so far."""
+        """Return the extremes of all that was made."""
         all_words = [extremes.get() for extremes in self._extremes.values()]
         # Both are raised only: the smallest as its complement.
         found = np.maximum.reduce(all_words)
@@ -308,6 +341,7 @@ class GpuWork:
         largest, least = found[:, 0].copy().view(floats), (~found[:, 1]).view(floats)
         # What is not a number counts as beyond the format.
         largest = np.where(np.isnan(largest), np.inf, largest)
+        largest[-1] = max(largest[-1], self._largest)
         return {
             task.out: (float(largest[n]), float(least[n]) if found[n, 1] else 1.0) for n, task in enumerate(self.tasks)
         }
