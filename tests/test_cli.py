@@ -232,6 +232,32 @@ def test_inspect_tells_of_networks_that_are_too_large() -> None:
     assert record["allowed_bytes"] == 1 << 30
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_inspect_says_what_goes_in_chunks(device: str) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    options = ("grid.uai", "--device-memory", "64KiB", "--device", device)
+    (plan,) = inspected(*options)["no_evidence"]["plans"]
+    chunks = plan["chunks"]
+    assert chunks["device"] == device
+    assert chunks["working_bytes"] <= 1 << 16
+    assert chunks["tasks"] > chunks["passes"] > 1
+    assert len(chunks["chunk_variables"]) > 0
+    assert min(chunks[name] for name in ("loaded_bytes", "stored_bytes", "seconds_per_row")) > 0
+    text = junctor_cli("inspect", *options).stdout
+    assert f"in chunks: {chunks['passes']:,} passes, {chunks['tasks']:,} tasks a row" in text
+    assert ("over the bus to the GPU" in text) == (device == "gpu")
+
+
+def test_a_run_in_chunks_is_bounded_by_the_disk(tmp_path: Path) -> None:
+    junctor.write_network(grid(12, 12), "grid.uai")
+    Path("few.csv").write_text("0,143\n0,1\n")
+    options = ("grid.uai", "few.csv", "--output", "out", "--no-prefect", "--memory", "3MB", "--spill", str(tmp_path))
+    fails(junctor_cli("run", *options, "--disk", "1KiB"), 5, "in chunks needs at least", "--disk")
+    result = junctor_cli("run", *options, "--disk", "1GiB")
+    assert result.exit_code == 0, result.output
+    assert "1 rows in" in result.stdout
+
+
 def test_forecasts_that_no_number_holds() -> None:
     assert duration(12.3) == "about 12 s"
     assert duration(1e12) == duration(None) == "far too long"

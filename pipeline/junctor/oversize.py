@@ -39,8 +39,8 @@ SHARES = (1 / 2, 1 / 4, 1 / 8)
 SCRATCH_SHARE = 1 / 4
 # Beside each entry of a table in NumPy there may be a byte of a mask.
 MASK_BYTES = 1
-# What NumPy and Python take for themselves while a task is done: buffers of iterators, views, frames.
-INTERPRETER_BYTES = 1 << 17
+# What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
+INTERPRETER_BYTES = 1 << 19
 # Coarse, for choices and forecasts. A GPU has its tasks behind a bus of 55 GB/s each way.
 CPU_SPEED = Speed(operation=1e-9, byte=1e-10, disk_byte=1e-9, step=5e-5)
 GPU_SPEED = Speed(operation=1.5e-12, byte=1 / 55e9, disk_byte=1e-9, step=1e-5)
@@ -164,6 +164,11 @@ def fixed_bytes(plan: Plan) -> int:
 
 
 def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
+    if error.where == "working" and error.allowed <= 0:
+        return BudgetError(
+            f"records and factors of a plan alone take more than the {format_bytes(limits.memory)} ({limits.memory:,} "
+            "bytes) that are allowed beside answers; allow more memory (--memory)"
+        )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
         "memory": ("for stored tables in memory", "allow more memory (--memory)"),
