@@ -251,7 +251,7 @@ def test_inspect_says_what_goes_in_chunks(device: str) -> None:
 def test_a_run_in_chunks_is_bounded_by_the_disk(tmp_path: Path) -> None:
     junctor.write_network(grid(12, 12, states=2), "grid.uai")
     Path("few.csv").write_text("0,143\n0,1\n")
-    options = ("grid.uai", "few.csv", "--output", "out", "--no-prefect", "--memory", "2.7MB", "--spill", str(tmp_path))
+    options = ("grid.uai", "few.csv", "--output", "out", "--no-prefect", "--memory", "3.2MB", "--spill", str(tmp_path))
     fails(junctor_cli("run", *options, "--disk", "1KiB"), 5, "in chunks needs at least", "--disk")
     result = junctor_cli("run", *options, "--disk", "1GiB")
     assert result.exit_code == 0, result.output
