@@ -248,14 +248,16 @@ def test_inspect_says_what_goes_in_chunks(device: str) -> None:
     assert ("over the bus to the GPU" in text) == (device == "gpu")
 
 
-def test_a_run_in_chunks_is_bounded_by_the_disk(tmp_path: Path) -> None:
-    junctor.write_network(grid(12, 12, states=2), "grid.uai")
-    Path("few.csv").write_text("0,143\n0,1\n")
-    options = ("grid.uai", "few.csv", "--output", "out", "--no-prefect", "--memory", "3.2MB", "--spill", str(tmp_path))
-    fails(junctor_cli("run", *options, "--disk", "1KiB"), 5, "in chunks needs at least", "--disk")
-    result = junctor_cli("run", *options, "--disk", "1GiB")
-    assert result.exit_code == 0, result.output
-    assert "1 rows in" in result.stdout
+def test_a_run_in_chunks(tmp_path: Path) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    Path("few.csv").write_text("0,63\n0,1\n")
+    options = ("grid.uai", "few.csv", "--no-prefect", "--device", "cpu", "--targets", "1")
+    for output, more in (("whole", ()), ("chunks", ("--device-memory", "64KiB", "--spill", str(tmp_path)))):
+        result = junctor_cli("run", *options, "--output", output, *more)
+        assert result.exit_code == 0, result.output
+    whole, chunks = (parquet.read_table(f"{name}/posteriors")["1"].to_pylist() for name in ("whole", "chunks"))
+    assert chunks[0] == pytest.approx(whole[0], abs=1e-12)
+    fails(junctor_cli("run", *options, "--output", "none", "--device-memory", "1B"), 5, "in chunks", "--device-memory")
 
 
 def test_forecasts_that_no_number_holds() -> None:

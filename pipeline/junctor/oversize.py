@@ -97,7 +97,10 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
     itemsize: bytes of an entry. rows: cases to come, which bound the search.
     """
 
+    taken: list[int] = []
+
     def rooms(plan: Plan) -> Iterator[Room]:
+        taken.append(fixed_bytes(plan))
         for task in _tasks(limits, limits.memory - fixed_bytes(plan)):
             tables = (task - _scratch(task, limits)[0]) * itemsize // (itemsize + MASK_BYTES)
             stored = limits.memory - fixed_bytes(plan) - (0 if limits.on_gpu else task)
@@ -106,7 +109,7 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
     try:
         chunks, room = cheapest_chunks(problem, itemsize, rooms, limits.speed, rows)
     except TooSmallError as error:
-        raise _refusal(error, limits) from None
+        raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
@@ -163,11 +166,11 @@ def fixed_bytes(plan: Plan) -> int:
     return 8 * tables + len(plan.steps) * STEP_BYTES + INTERPRETER_BYTES
 
 
-def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
-    if error.where == "working" and error.allowed <= 0:
+def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
+    if fixed >= limits.memory:
         return BudgetError(
-            f"records and factors of a plan alone take more than the {format_bytes(limits.memory)} ({limits.memory:,} "
-            "bytes) that are allowed beside answers; allow more memory (--memory)"
+            f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors alone, allowed "
+            f"are {format_bytes(limits.memory)} ({limits.memory:,} bytes) beside answers; allow more memory (--memory)"
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
