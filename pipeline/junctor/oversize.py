@@ -169,7 +169,7 @@ def fixed_bytes(plan: Plan) -> int:
 def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
     if fixed >= limits.memory:
         return BudgetError(
-            f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors alone, allowed "
+            f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
             f"are {format_bytes(limits.memory)} ({limits.memory:,} bytes) beside answers; allow more memory (--memory)"
         )
     where, more = {
