@@ -232,6 +232,34 @@ def test_inspect_tells_of_networks_that_are_too_large() -> None:
     assert record["allowed_bytes"] == 1 << 30
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_inspect_says_what_goes_in_chunks(device: str) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    options = ("grid.uai", "--device-memory", "64KiB", "--device", device)
+    (plan,) = inspected(*options)["no_evidence"]["plans"]
+    chunks = plan["chunks"]
+    assert chunks["device"] == device
+    assert chunks["working_bytes"] <= 1 << 16
+    assert chunks["tasks"] > chunks["passes"] > 1
+    assert len(chunks["chunk_variables"]) > 0
+    assert min(chunks[name] for name in ("loaded_bytes", "stored_bytes", "seconds_per_row")) > 0
+    text = junctor_cli("inspect", *options).stdout
+    assert f"in chunks: {chunks['passes']:,} passes, {chunks['tasks']:,} tasks a row" in text
+    assert ("over the bus to the GPU" in text) == (device == "gpu")
+
+
+def test_a_run_in_chunks(tmp_path: Path) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    Path("few.csv").write_text("0,63\n0,1\n")
+    options = ("grid.uai", "few.csv", "--no-prefect", "--device", "cpu", "--targets", "1")
+    for output, more in (("whole", ()), ("chunks", ("--device-memory", "64KiB", "--spill", str(tmp_path)))):
+        result = junctor_cli("run", *options, "--output", output, *more)
+        assert result.exit_code == 0, result.output
+    whole, chunks = (parquet.read_table(f"{name}/posteriors")["1"].to_pylist() for name in ("whole", "chunks"))
+    assert chunks[0] == pytest.approx(whole[0], abs=1e-12)
+    fails(junctor_cli("run", *options, "--output", "none", "--device-memory", "1B"), 5, "in chunks", "--device-memory")
+
+
 def test_forecasts_that_no_number_holds() -> None:
     assert duration(12.3) == "about 12 s"
     assert duration(1e12) == duration(None) == "far too long"

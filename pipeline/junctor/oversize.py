@@ -48,8 +48,8 @@ PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 SCRATCH_SHARE = 1 / 4
 # Beside each entry of a table in NumPy there may be a byte of a mask.
 MASK_BYTES = 1
-# What NumPy and Python take for themselves while a task is done: buffers of iterators, views, frames.
-INTERPRETER_BYTES = 1 << 17
+# What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
+INTERPRETER_BYTES = 1 << 19
 # Coarse, for choices and forecasts. A GPU has its tasks behind a bus of 55 GB/s each way.
 CPU_SPEED = Speed(operation=1e-9, byte=1e-10, disk_byte=1e-9, step=5e-5)
 GPU_SPEED = Speed(operation=1.5e-12, byte=1 / 55e9, disk_byte=1e-9, step=1e-4, at_once=True)
@@ -106,7 +106,10 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
     itemsize: bytes of an entry. rows: cases to come, which bound the search.
     """
 
+    taken: list[int] = []
+
     def rooms(plan: Plan) -> Iterator[Room]:
+        taken.append(fixed_bytes(plan))
         for task in _tasks(limits, limits.memory - fixed_bytes(plan)):
             tables = (task - _scratch(task, limits)[0]) * itemsize // (itemsize + MASK_BYTES)
             stored = limits.memory - fixed_bytes(plan) - (0 if limits.on_gpu else task)
@@ -115,7 +118,7 @@ def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunk
     try:
         chunks, room = cheapest_chunks(problem, itemsize, rooms, limits.speed, rows)
     except TooSmallError as error:
-        raise _refusal(error, limits) from None
+        raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
@@ -175,7 +178,12 @@ def fixed_bytes(plan: Plan) -> int:
     return 8 * tables + len(plan.steps) * STEP_BYTES + INTERPRETER_BYTES
 
 
-def _refusal(error: TooSmallError, limits: Limits) -> BudgetError:
+def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
+    if fixed >= limits.memory:
+        return BudgetError(
+            f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
+            f"are {format_bytes(limits.memory)} ({limits.memory:,} bytes) beside answers; allow more memory (--memory)"
+        )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
         "memory": ("for stored tables in memory", "allow more memory (--memory)"),
