@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
-from junctor_kernels import early_launch, gpu
+from junctor_kernels import early_launch, entries_gpu, gpu
 from junctor_kernels.gpu import Launch, grid
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -34,8 +34,19 @@ def compiler() -> ctypes.CDLL:
     [*((architecture, "single") for architecture in ARCHITECTURES), ("sm_90", "double"), ("sm_90", "log")],
 )
 def test_kernels_compile(architecture: str, algebra: str) -> None:
+    compiles(gpu.source(algebra), architecture)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "algebra"), [*((architecture, "single") for architecture in ARCHITECTURES), ("sm_90", "double")]
+)
+def test_kernels_over_entries_compile(architecture: str, algebra: str) -> None:
+    compiles(entries_gpu.source(algebra), architecture)
+
+
+def compiles(source: str, architecture: str) -> None:
     nvrtc, program = compiler(), ctypes.c_void_p()
-    text = gpu.source(algebra).encode()
+    text = source.encode()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None) == 0
     options = [f"-arch={architecture}".encode(), b"-std=c++17", b"-ftz=true"]
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))

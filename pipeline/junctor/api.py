@@ -111,7 +111,7 @@ def _answer(
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
     threads = usable_cores() if threads is None else threads
-    engine = Engine(network, query, rows=table.num_rows, threads=threads, device=device, **limits)
+    engine = Engine(network, query, rows=table.num_rows, threads=threads, device=device, all_gpus=True, **limits)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(

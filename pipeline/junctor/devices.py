@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from junctor.errors import DeviceError
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu import Device
+    from junctor_kernels.gpu import CudaDevice, Device
 
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
@@ -60,14 +60,24 @@ def open_gpu(memory: int | None = None) -> Device:
     Raises DeviceError, in words for users, where it cannot be used.
     """
     check_device("gpu")
+    return _opened(0, memory)
+
+
+@lru_cache(maxsize=1)
+def open_other_gpus(memory: int | None = None) -> tuple[CudaDevice, ...]:
+    """Return the GPUs that this process sees beside the first, with at most `memory` bytes of each."""
+    return tuple(_opened(number, memory) for number in range(1, count_gpus()))
+
+
+def _opened(number: int, memory: int | None) -> CudaDevice:
     try:
         import cupy
         from junctor_kernels.gpu import CudaDevice
 
-        capability = int(cupy.cuda.Device(0).compute_capability)
+        capability = int(cupy.cuda.Device(number).compute_capability)
         if capability < LEAST_CAPABILITY:
             raise DeviceError(f"found a GPU of compute capability {capability / 10}, expected 7.5 or later")
-        return CudaDevice(0, memory)
+        return CudaDevice(number, memory)
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): {_INSTALL}") from error
     except cupy.cuda.memory.OutOfMemoryError as error:

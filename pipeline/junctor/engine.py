@@ -18,7 +18,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.collector import collector_paused
-from junctor.devices import DeviceChoice, has_gpu, open_gpu
+from junctor.devices import DeviceChoice, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
@@ -76,8 +76,9 @@ class Engine:
     and the rows to come are worth it. device_memory: bytes that blocks may take of it, None for a share of what is
     free; on a CPU, what the tables of a block or a task may take, None for no limit beside `memory`. spill, disk:
     folder and bytes of files for tables that exceed the memory, None for the system's temporary folder and for half of
-    what is free there. Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks,
-    DiskError where there is less room than there seemed, and DeviceError for a GPU that cannot be used.
+    what is free there. all_gpus: whether rows in chunks take all GPUs that this process sees, not only the first.
+    Raises EvidenceError for unknown targets, BudgetError where rows do not fit even in chunks, DiskError where there is
+    less room than there seemed, and DeviceError for a GPU that cannot be used.
     """
 
     def __init__(
@@ -91,12 +92,14 @@ class Engine:
         device_memory: int | None = None,
         spill: str | Path | None = None,
         disk: int | None = None,
+        all_gpus: bool = False,
     ) -> None:
         self.network = network
         self.query = query
         self.rows = rows
         self.threads = threads
         self.device = device
+        self.all_gpus = all_gpus
         self.device_memory = device_memory
         self.spill = spill_folder(spill)
         self.disk = disk
@@ -244,7 +247,8 @@ class Engine:
             device = self._using if isinstance(self._using, CudaDevice) and algebra.name in CHUNK_FORMATS else None
             chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free, device is not None)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
-            program = program_of(chunking, self.network, algebra, device)
+            others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
+            program = program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
             rows = answer_one_by_one(program, chunking.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return

@@ -200,16 +200,12 @@ def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
     )
 
 
-def program_of(
-    chunking: Chunking, network: Network, algebra: Algebra, device: CudaDevice | None = None
-) -> ChunkedProgram:
-    """Return what runs a cut plan, on a device if there is one; raises BudgetError where that has too little memory."""
-    gpu = None
-    if device is not None:
-        try:
-            gpu = ChunkGpu(chunking.chunks, algebra.name, device)
-        except MemoryError as error:
-            raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
+def program_of(chunking: Chunking, network: Network, algebra: Algebra, *devices: CudaDevice) -> ChunkedProgram:
+    """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
+    try:
+        gpu = ChunkGpu(chunking.chunks, algebra.name, *devices) if devices else None
+    except MemoryError as error:
+        raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
     return ChunkedProgram(
         chunking.chunks,
         network,
