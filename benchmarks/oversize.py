@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> None:
         describe(name, chunks, itemsize, 0.0)
         started = time.perf_counter()
         if on_gpu:
-            from junctor.chunked_gpu import ChunkGpu
+            from junctor.chunk_slots import ChunkGpu
             from junctor_kernels.gpu import CudaDevice
 
             gpu = ChunkGpu(chunks, precision, *(CudaDevice(n, room) for n in range(arguments.gpus)))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor import chunked_gpu
+from junctor import chunk_slots, chunked_gpu
+from junctor.chunk_slots import ChunkGpu, slot_bytes
 from junctor.chunked import ChunkedProgram
-from junctor.chunked_gpu import ChunkGpu, slot_bytes
 from junctor.devices import open_gpu
 from junctor.engine import shape_of
 from junctor.formats import read_network
@@ -38,9 +38,9 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     import emulated_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
-    chunked_gpu._module.cache_clear()
+    chunk_slots._module.cache_clear()
     yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]
-    chunked_gpu._module.cache_clear()
+    chunk_slots._module.cache_clear()
 
 
 def cut(network: Network, working: int) -> ChunkPlan:
@@ -92,7 +92,7 @@ def test_several_devices(devices: Devices) -> None:
 
 def test_pinned_tables_and_rows_of_pieces(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     # All stored tables in pinned memory, and pieces copied from where they are, however small.
-    monkeypatch.setattr(chunked_gpu, "PINNED_BYTES", 1)
+    monkeypatch.setattr(chunk_slots, "PINNED_BYTES", 1)
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1)
     network = grid(3, 4, seed=4)
     check(network, cut(network, 16), reference.DOUBLE, devices(1))

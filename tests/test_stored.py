@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.stored_gpu import upload_batch
 from junctor_kernels.stored_tasks import Batch, Message, swaps_back
 from junctor_kernels.views import View, boxes, place, view, whole
-from test_gpu_source import compiler
+from test_gpu_source import compiles
 
 DEVICES = [
     pytest.param(
@@ -333,18 +332,7 @@ def test_a_gpu_permutes(device: Callable[[], Any], drawn: tuple[list[int], list[
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_kernels_compile(architecture: str, dtype: type) -> None:
-    nvrtc, program = compiler(), ctypes.c_void_p()
-    text = stored_gpu.source(np.dtype(dtype)).encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"stored.cu", 0, None, None) == 0
-    options = [f"-arch={architecture}".encode(), b"-std=c++17"]
-    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    assert not failed, log.value.decode()
-    assert b"warning" not in log.value, log.value.decode()
+    compiles(stored_gpu.source(np.dtype(dtype)), architecture)
 
 
 @given(st.integers(1, 1 << 30), st.integers(1, 1 << 12), st.sampled_from([2, 4]))

@@ -33,7 +33,8 @@ from junctor.threads import in_threads
 from junctor.values import Value
 
 if TYPE_CHECKING:
-    from junctor.chunked_gpu import ChunkGpu, GpuWork
+    from junctor.chunk_slots import ChunkGpu
+    from junctor.chunked_gpu import GpuWork
 
 Array = npt.NDArray[np.floating[Any]]
 
