@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from test_entries_gpu import library
+from test_entries_gpu import compiled
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -41,7 +41,7 @@ class RawModule:
     _lock = Lock()
 
     def __init__(self, code: str, **_: Any) -> None:
-        self._library = library("double" if code.startswith("#define DOUBLE") else "single")
+        self._library = compiled(code)
 
     def get_function(self, name: str) -> Any:
         def kernel(blocks: tuple[int], threads: tuple[int], arguments: tuple[Any]) -> None:

@@ -21,7 +21,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
-from junctor_kernels import reference
+from junctor_kernels import entries_gpu, reference
 from junctor_kernels.reference import Algebra
 
 ROOM = 1 << 28
@@ -38,6 +38,9 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     import emulated_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
+    # Small blocks: each of their threads is one of the machine's here.
+    monkeypatch.setattr(entries_gpu, "THREADS", 32)
+    monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
     chunk_slots._module.cache_clear()
     yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]
     chunk_slots._module.cache_clear()

@@ -21,11 +21,16 @@ HERE = Path(__file__).parent
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
 
 
-@cache
 def library(algebra: str) -> ctypes.CDLL:
+    return compiled(entries_gpu.source(algebra))
+
+
+@cache
+def compiled(source: str) -> ctypes.CDLL:
+    """The kernels of a source, compiled for the CPU."""
     folder = Path(mkdtemp(prefix="junctor-emulated-"))
     parts = [(HERE / "emulated.h").read_text(), (HERE / "emulated_entries.h").read_text()]
-    parts += [entries_gpu.source(algebra), (HERE / "emulated_entries_launch.h").read_text()]
+    parts += [source, (HERE / "emulated_entries_launch.h").read_text()]
     (folder / "kernels.cpp").write_text("\n".join(parts))
     command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
     subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)

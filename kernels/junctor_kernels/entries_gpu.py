@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ Integers = npt.NDArray[Any]
 Axis = tuple[int, ...]
 
 
-@cache
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
     values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS}
