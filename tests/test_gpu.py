@@ -111,8 +111,7 @@ def test_any_network_and_evidence(
 
 @ON
 @FORMATS
-@pytest.mark.parametrize("states", [2, 3, 5])
-@pytest.mark.parametrize("zeros", [0.0, 0.6])
+@pytest.mark.parametrize(("states", "zeros"), [(2, 0.6), (3, 0.0), (5, 0.6)])
 @pytest.mark.parametrize("cases", [1, 3, 200])
 def test_networks_with_cliques_of_every_shape(
     device: Callable[[], gpu.Device], algebra: Algebra, states: int, zeros: float, cases: int
