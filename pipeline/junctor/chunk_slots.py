@@ -22,6 +22,7 @@ from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, launches_of
 
 from junctor.machine import usable_cores
+from junctor.planning.arena import first_gap
 from junctor.planning.chunks import ChunkPlan, Pass, part
 from junctor.threads import in_threads
 
@@ -83,12 +84,7 @@ def _placed(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> t
         for other in [other for other in alive if lives[other][1] < first]:
             del alive[other]
         size = -(-sizes[table] // ALIGNED) * ALIGNED
-        start = 0
-        for begin, end in sorted(alive.values()):
-            if begin - start >= size:
-                break
-            start = max(start, end)
-        places[table] = start
+        places[table] = start = first_gap(sorted(alive.values()), size)
         alive[table] = (start, start + size)
         most = max(most, start + size)
     return places, most

@@ -22,13 +22,14 @@ def arena(plan: Plan, steps: Iterable[Step] | None = None) -> tuple[dict[int, in
             alive.remove((at, at + plan.tables[step.table].entries))
         elif plan.tables[step.out].per_case:
             entries = plan.tables[step.out].entries
-            place[step.out] = _first_gap(alive, entries)
+            place[step.out] = first_gap(alive, entries)
             bisect.insort(alive, (place[step.out], place[step.out] + entries))
             rows = max(rows, place[step.out] + entries)
     return place, rows
 
 
-def _first_gap(alive: list[tuple[int, int]], entries: int) -> int:
+def first_gap(alive: Iterable[tuple[int, int]], entries: int) -> int:
+    """Return where so many entries fit first; alive: begins and ends in order, which do not overlap."""
     start = 0
     for begin, end in alive:
         if begin - start >= entries:
