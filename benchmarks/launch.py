@@ -1,0 +1,305 @@
+"""Launch parameters by regression: Zheng and Mengshoel (KDD 2013), whole, on the GPU at hand.
+
+    uv run python benchmarks/launch.py prepare NETWORK ... --output trees.pickle   trees with a searched order, anywhere
+    python benchmarks/launch.py measure trees.pickle --output launch.parquet       seconds of every message and setting
+    uv run python benchmarks/launch.py fit trees.pickle launch.parquet --output choices.json    models, their Table 3
+    python benchmarks/launch.py run trees.pickle choices.json                      their Table 4 and figure 7
+
+`measure` takes one message of each size (entries of separator and clique) of the trees, with every block size K and
+arithmetic threads p_a of a grid; settings where a thread would have more than 16,384 terms are left out. `fit` learns
+from all sizes that do not occur in a network and chooses for that network. `run` propagates without evidence: the
+manual settings, what each model chose, the fastest setting that is one for all, the fastest of every message, the CPU
+(all cores, stored tables), and our own kernels on the same trees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor.model import Network
+from junctor.stored_host import HostExecutor
+from junctor.stored_plan import StoredPlan
+from junctor_kernels.mapping import (
+    Setting,
+    all_settings,
+    one_threshold,
+    reduction_steps,
+    scattering_steps,
+    zero_threshold,
+)
+from mapped_tree import Chooser, Gpu, MappedTree, Size, mapping_of, operations_of, propagation_seconds, size_of
+from stored import ALGEBRAS, OnDevice, host_kernels, median_ms, natural_table, prepare
+
+THREADS = (64, 128, 256, 512)
+NAMES = ("reduce", "scatter")
+# Launches of a graph that is timed, and how often.
+LAUNCHES, REPEATS = 12, 3
+# Terms that a thread may have in a measurement.
+MOST_TERMS = 1 << 14
+# Threads that run side by side, for the analytical model: 2,048 on each of 132 multiprocessors.
+AT_ONCE = 132 * 2048
+# Of their results only these means are public outside the paper, whose text was not at hand.
+THEIRS = (
+    "SVR against earlier work, over networks: 10.70 times (arithmetic mean), 8.68 (geometric); of a network: not known"
+)
+
+Trees = Sequence[tuple[str, Network, StoredPlan]]
+Seconds = dict[str, npt.NDArray[np.float64]]
+
+
+def sizes_of(plan: StoredPlan) -> list[tuple[str, Size]]:
+    return [(each.name, size_of(plan, each)) for each in operations_of(plan)]
+
+
+def measure(trees: Trees, output: Path, limit: float) -> None:
+    """Time one message of every size with every setting; in a random order, so that a limit leaves a sample."""
+    gpu, settings = Gpu(np.dtype(np.float32)), all_settings(THREADS)
+    examples = {size_of(plan, each): (plan, each) for _, _, plan in trees for each in operations_of(plan)}
+    rows: list[tuple[int, int, int, int, str, float]] = []
+    started = time.perf_counter()
+    order = np.random.default_rng(0).permutation(len(examples))
+    for done, (size, (plan, operation)) in enumerate(list(examples.items())[i] for i in order):
+        if time.perf_counter() - started > limit:
+            print(f"{done} of {len(examples)} sizes within {limit} s", flush=True)
+            break
+        for setting in settings:
+            if size.terms / setting.together > MOST_TERMS:
+                continue
+            for name in NAMES:
+                rows.append((*size, *setting, name, _seconds(gpu, name, setting, plan, operation)))
+    _write(rows, gpu.name, output)
+    print(f"{len(rows):,} measurements in {time.perf_counter() - started:.0f} s on {gpu.name}", flush=True)
+
+
+_arrays: dict[Any, Any] = {}
+
+
+def _seconds(gpu: Gpu, name: str, setting: Setting, plan: StoredPlan, operation: Any) -> float:
+    key = id(plan), operation
+    if key not in _arrays:
+        _arrays.clear()
+        size = size_of(plan, operation)
+        table = gpu.cupy.random.random(size.clique, dtype=gpu.dtype) + gpu.dtype.type(0.5)
+        mapping = mapping_of(plan, operation, gpu.cupy)
+        _arrays[key] = (
+            mapping,
+            table,
+            gpu.cupy.ones(size.separator, gpu.dtype),
+            gpu.cupy.ones(size.separator, gpu.dtype),
+        )
+        gpu.cupy.cuda.runtime.deviceSynchronize()
+    mapping, table, separator, ratio = _arrays[key]
+    if name == "scatter":
+        # Numbers that do not change: as often as wanted.
+        ratio[...] = 1
+        gpu.cupy.cuda.runtime.deviceSynchronize()
+    arrays = (table, separator, ratio) if name == "reduce" else (table, ratio)
+
+    def enqueue() -> None:
+        for _ in range(LAUNCHES):
+            gpu.launch(name, setting, mapping, *arrays)
+
+    return gpu.seconds(enqueue, REPEATS) / LAUNCHES
+
+
+def _write(rows: list[tuple[int, int, int, int, str, float]], device: str, output: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ("separator", "clique", "threads", "together", "operation", "seconds")
+    table = pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
+    table = table.append_column("device", pa.array([device] * len(rows)).dictionary_encode())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table.replace_schema_metadata({"device": device, "date": str(date.today())}), output)
+
+
+def read(path: Path) -> tuple[str, list[Size], list[Setting], Seconds]:
+    """Return the device, sizes, settings, and for either operation seconds [sizes, settings], NaN if not measured."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    columns = {name: table[name].to_numpy() for name in ("separator", "clique", "threads", "together", "seconds")}
+    names = np.array(table["operation"].to_pylist())
+    keys = list(map(Size, columns["separator"].tolist(), columns["clique"].tolist()))
+    settings = list(map(Setting, columns["threads"].tolist(), columns["together"].tolist()))
+    sizes, ways = sorted(set(keys)), sorted(set(settings))
+    at_size, at_way = {each: n for n, each in enumerate(sizes)}, {each: n for n, each in enumerate(ways)}
+    seconds = {name: np.full((len(sizes), len(ways)), np.nan) for name in NAMES}
+    for key, setting, name, value in zip(keys, settings, names, columns["seconds"], strict=True):
+        seconds[name][at_size[key], at_way[setting]] = value
+    return table["device"][0].as_py(), sizes, ways, seconds
+
+
+def fit(trees: Trees, path: Path, output: Path) -> None:
+    """Print their Table 3 on networks held out, and the sums of what was measured; write what every model chose."""
+    from launch_models import MODELS, Grid, choices, mean_quality, quality
+
+    device, sizes, settings, seconds = read(path)
+    grids = {name: Grid(np.array(sizes), np.array(settings), seconds[name]) for name in NAMES}
+    chosen: dict[str, dict[str, dict[str, list[Any]]]] = {}
+    found: dict[str, list[Any]] = {f"{model} {name}": [] for model in MODELS for name in NAMES}
+    for network, _, plan in trees:
+        own = {size for _, size in sizes_of(plan)}
+        inside = np.array([size in own for size in sizes])
+        chosen[network] = {}
+        for model, make in MODELS.items():
+            chosen[network][model] = {}
+            for name in NAMES:
+                trained = make().fit(*grids[name].part(~inside).rows())
+                held_out = grids[name].part(inside)
+                found[f"{model} {name}"].append(quality(held_out, trained))
+                ways = [settings[n] for n in choices(held_out, trained)]
+                messages = held_out.messages.tolist()
+                chosen[network][model][name] = [(*size, *way) for size, way in zip(messages, ways, strict=True)]
+        print(f"{network}: {inside.sum()} of {len(sizes)} sizes held out", file=sys.stderr, flush=True)
+    print(f"{device}, {len(sizes)} sizes, {len(settings)} settings; means over the networks held out\n")
+    print("model | operation | RSS (log2 s) | SD (us^2) | MR\n" + "|".join(["---"] * 5))
+    for model in MODELS:
+        for name in NAMES:
+            mean = mean_quality(found[f"{model} {name}"])
+            print(f"{model} | {name} | {mean.rss:.4f} | {mean.deviance:.3f} | {mean.missed:.2f}")
+    best, single = _best(trees, sizes, settings, seconds)
+    output.write_text(json.dumps({"device": device, "chosen": chosen, "best": best, "single": single}))
+    _sums(trees, {"device": device, "chosen": chosen, "best": best, "single": single}, sizes, settings, seconds)
+
+
+def _best(trees: Trees, sizes: list[Size], settings: list[Setting], seconds: Seconds) -> tuple[Any, Any]:
+    """Return the fastest setting of every size, and the one that is fastest for all messages of all trees together."""
+    at, total = {size: n for n, size in enumerate(sizes)}, np.zeros(len(settings))
+    for _, _, plan in trees:
+        sums = sum(seconds[name][at[size]] for name, size in sizes_of(plan) if size in at)
+        total += np.nan_to_num(sums / np.nanmin(sums), nan=np.inf)
+    ways = {name: np.nanargmin(seconds[name], axis=1) for name in NAMES}
+    best = {name: [(*size, *settings[n]) for size, n in zip(sizes, ways[name], strict=True)] for name in NAMES}
+    return best, settings[int(total.argmin())]
+
+
+def choosers(record: dict[str, Any], network: str) -> dict[str, Chooser]:
+    """Return every way to choose a setting, by name."""
+
+    def listed(table: dict[str, list[list[int]]]) -> Chooser:
+        known = {(name, Size(*row[:2])): Setting(*row[2:]) for name, rows in table.items() for row in rows}
+        return lambda name, size: known[name, size]
+
+    def by_steps(name: str, size: Size) -> Setting:
+        steps = reduction_steps if name == "reduce" else scattering_steps
+        return min(all_settings(THREADS), key=lambda each: (steps(size.separator, size.terms, each, AT_ONCE), each))
+
+    single = Setting(*record["single"])
+    return {
+        "0-threshold": lambda _, size: zero_threshold(size.terms),
+        "1-threshold": lambda _, size: one_threshold(size.terms),
+        "analytical": by_steps,
+        **{model: listed(tables) for model, tables in record["chosen"][network].items()},
+        f"best single ({single.threads}, {single.together})": lambda _, size: single,
+        "best of each": listed(record["best"]),
+    }
+
+
+def _sums(trees: Trees, record: dict[str, Any], sizes: list[Size], settings: list[Setting], seconds: Seconds) -> None:
+    """Print the milliseconds of a propagation as the sum of measured messages."""
+    at = {size: n for n, size in enumerate(sizes)}
+    way = {setting: n for n, setting in enumerate(settings)}
+    print("\nsums of measured messages, ms: " + " | ".join(choosers(record, trees[0][0])))
+    for network, _, plan in trees:
+        cells = []
+        for choose in choosers(record, network).values():
+            parts = [seconds[name][at[size], way[choose(name, size)]] for name, size in sizes_of(plan) if size in at]
+            cells.append(f"{1e3 * sum(parts):.3f}")
+        print(f"{network} | {' | '.join(cells)}")
+
+
+def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int) -> None:
+    """Print their Table 4: milliseconds of a propagation without evidence with every way to choose, and ours."""
+    gpu = Gpu(np.dtype(np.float32))
+    names = list(choosers(record, trees[0][0]))
+    print(f"{gpu.name}, {date.today()}, single precision, ms of a propagation without evidence. Theirs: {THEIRS}\n")
+    print(" | ".join(["network", "operations", *names, "CPU", "our kernels", "slower than ours", "difference"]))
+    print("|".join(["---"] * (len(names) + 6)), flush=True)
+    totals: dict[str, list[float]] = {name: [] for name in names}
+    for network, model, plan in trees:
+        tree = MappedTree(plan, model, np.dtype(np.float32), gpu.cupy)
+        choices = choosers(record, network)
+        seconds = propagation_seconds(tree, gpu, choices, rounds)
+        worst = tree.worst_sum()
+        del tree
+        ours, cpu_ms = _ours(plan, model, cpu)
+        for name in names:
+            totals[name].append(seconds[name])
+        cells = [f"{1e3 * seconds[name]:.3f}" for name in names]
+        gain = 1e3 * seconds["best of each"] / ours - 1
+        print(
+            f"{network} | {len(sizes_of(plan)):,} | {' | '.join(cells)} | {cpu_ms:.1f} | {ours:.3f} | {gain:+.0%} | "
+            f"{worst:.0e}",
+            flush=True,
+        )
+    print("\ngeometric mean of gains over 0-threshold | 1-threshold | best single | best of each | worst against that")
+    for name in names:
+        others = [totals[each] for each in (*names[:2], *names[-2:])]
+        gains = [statistics.geometric_mean(np.array(other) / totals[name]) for other in others]
+        worst = max(np.array(totals[name]) / others[-1])
+        print(f"{name} | {' | '.join(f'{gain:.3f}' for gain in gains)} | {worst:.3f}")
+
+
+def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
+    """Return the milliseconds of our kernels for stored tables, and of all cores (NaN without)."""
+    from junctor_kernels.stored_gpu import CudaDevice
+
+    algebra = ALGEBRAS["single"]
+    kernels = host_kernels(algebra, plan.total_entries())
+    natural = [natural_table(plan, network, i, algebra, kernels) for i in range(len(plan.cliques))]
+    ours = OnDevice(plan, natural, algebra, CudaDevice()).kernels_ms(20)
+    if not cpu:
+        return ours, float("nan")
+    ordered = [
+        each._replace(table=kernels.permute(each.table, clique.swaps))
+        for each, clique in zip(natural, plan.cliques, strict=True)
+    ]
+    host = HostExecutor(plan, ordered, algebra, kernels)
+    host.propagate({})
+    return ours, median_ms(lambda: host.propagate({}), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    trees = actions.add_parser("prepare")
+    trees.add_argument("networks", nargs="+")
+    trees.add_argument("--output", type=Path, required=True)
+    measures = actions.add_parser("measure")
+    measures.add_argument("trees", type=Path)
+    measures.add_argument("--output", type=Path, required=True)
+    measures.add_argument("--limit", type=float, default=300.0, help="seconds")
+    fits = actions.add_parser("fit")
+    fits.add_argument("trees", type=Path)
+    fits.add_argument("measured", type=Path)
+    fits.add_argument("--output", type=Path, required=True)
+    runs = actions.add_parser("run")
+    runs.add_argument("trees", type=Path)
+    runs.add_argument("choices", type=Path)
+    runs.add_argument("--cpu", action="store_true", help="the CPU as well")
+    runs.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    if options.action == "prepare":
+        return prepare(options.networks, options.output)
+    loaded: Trees = pickle.loads(options.trees.read_bytes())
+    if options.action == "measure":
+        return measure(loaded, options.output, options.limit)
+    if options.action == "fit":
+        return fit(loaded, options.measured, options.output)
+    return run(loaded, json.loads(options.choices.read_text()), options.cpu, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

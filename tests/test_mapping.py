@@ -1,0 +1,138 @@
+"""Messages through index mapping tables: kernels against NumPy, a whole tree against enumeration, launch parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor.engine import shape_of
+from junctor.generate import layered
+from junctor.stored_plan import plan_stored
+from junctor_kernels import mapping
+from junctor_kernels.mapping import Setting, all_settings, index_mapping
+from oracle import joint_table
+from test_gpu_source import compiles
+
+HERE = Path(__file__).parent
+LAUNCH = """
+extern "C" void reduce(int blocks, int threads, const real *clique, const int *mapping, real *separator,
+                       real *ratio, int entries, int terms, int together) {
+    for_all(blocks, 1, threads, [&] { reduce_mapped(clique, mapping, separator, ratio, entries, terms, together); });
+}
+extern "C" void scatter(int blocks, int threads, real *clique, const int *mapping, const real *ratio, int entries,
+                        int terms, int together) {
+    for_all(blocks, 1, threads, [&] { scatter_mapped(clique, mapping, ratio, entries, terms, together); });
+}
+"""
+
+
+@cache
+def library(dtype: np.dtype[Any]) -> ctypes.CDLL:
+    """The kernels, compiled for the CPU."""
+    folder = Path(mkdtemp(prefix="junctor-emulated-"))
+    launches = (HERE / "emulated_launch.h").read_text().split('extern "C"')[0]
+    parts = [(HERE / "emulated.h").read_text(), mapping.source(dtype), launches, LAUNCH]
+    (folder / "kernels.cpp").write_text("\n".join(parts))
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
+    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+def emulated(name: str, where: Any, setting: Setting, *arrays: Any) -> None:
+    entries, terms = where.shape
+    addresses = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    sizes = [ctypes.c_int(number) for number in (entries, terms, setting.together)]
+    function = getattr(library(arrays[0].dtype), name)
+    function(ctypes.c_int(setting.blocks(entries)), ctypes.c_int(setting.threads), *addresses, *sizes)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    scope = draw(st.permutations(range(len(sizes))))
+    return sizes, list(scope), draw(st.lists(st.sampled_from(scope), unique=True))
+
+
+@given(drawn=messages())
+def test_a_mapping_is_where_summing_over_axes_looks(drawn: tuple[list[int], list[int], list[int]]) -> None:
+    sizes, scope, separator = drawn
+    table = np.random.default_rng(1).random([sizes[v] for v in scope])
+    wanted = np.einsum(table, scope, separator).ravel()
+    where = index_mapping(scope, separator, sizes)
+    assert sorted(where.ravel().tolist()) == list(range(table.size))
+    separator, ratio = np.ones((2, len(where)))
+    mapping.reduce_mapped(table.ravel(), where, separator, ratio)
+    np.testing.assert_allclose(separator, wanted)
+    np.testing.assert_array_equal(separator, ratio)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=20)
+@given(drawn=messages(), number=st.integers(0, 10**6))
+def test_kernels_agree_with_numpy(dtype: Any, drawn: tuple[list[int], list[int], list[int]], number: int) -> None:
+    sizes, scope, separator = drawn
+    choices = all_settings([32, 64])
+    setting, rng = choices[number % len(choices)], np.random.default_rng(number)
+    where = index_mapping(scope, separator, sizes)
+    clique = rng.random(where.size).astype(dtype)
+    separator = (rng.random(len(where)) * (rng.random(len(where)) < 0.8)).astype(dtype)
+    expected, ratio, found = separator.copy(), np.full(len(where), np.nan, dtype), np.full(len(where), np.nan, dtype)
+    emulated("reduce", where, setting, clique, where, separator, ratio)
+    mapping.reduce_mapped(clique, where, expected, found)
+    tolerance = 1e-5 if dtype is np.float32 else 1e-13
+    np.testing.assert_allclose(separator, expected, rtol=tolerance)
+    np.testing.assert_allclose(ratio, found, rtol=tolerance)
+    wanted = clique.copy()
+    mapping.scatter_mapped(wanted, where, ratio)
+    emulated("scatter", where, setting, clique, where, ratio)
+    np.testing.assert_array_equal(clique, wanted)
+
+
+def test_settings_cover_the_grid_and_every_entry() -> None:
+    found = all_settings([64, 256])
+    assert len(found) == 7 + 9
+    assert all(setting.entries * setting.together == setting.threads for setting in found)
+    assert Setting(256, 16).blocks(33) == 3
+    assert mapping.zero_threshold(7) == (256, 16)
+    assert mapping.one_threshold(90) == (256, 4)
+    assert mapping.one_threshold(91) == (256, 128)
+
+
+def test_the_analytical_model_trades_terms_for_rounds() -> None:
+    steps = [mapping.reduction_steps(1, 1024, Setting(256, 1 << n), at_once=1 << 18) for n in range(9)]
+    assert steps == sorted(steps, reverse=True)
+    assert mapping.reduction_steps(1 << 18, 8, Setting(256, 8), at_once=1 << 18) == 8 * (1 + 3)
+    assert mapping.scattering_steps(1 << 18, 8, Setting(256, 1), at_once=1 << 18) == 8
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_compile(architecture: str) -> None:
+    compiles(mapping.source(np.dtype(np.float32)), architecture)
+
+
+def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
+    mapped_tree = importlib.import_module("mapped_tree")
+    network = layered(layers=3, width=3, states=3, parents=2, seed=2, zeros=0.3)
+    plan = plan_stored(shape_of(network))
+    tree = mapped_tree.MappedTree(plan, network, np.dtype(np.float64), np)
+    for operation, (where, *arrays) in tree.arguments():
+        passes = {"reduce": mapping.reduce_mapped, "scatter": mapping.scatter_mapped}
+        passes[operation.name](arrays[0], where, *arrays[1:])
+    joint = joint_table(network, {}, {})
+    joint = np.ldexp(joint.mantissa, joint.power.astype(np.int32))
+    for clique, table in zip(plan.cliques, tree.tables, strict=True):
+        others = tuple(v for v in range(len(network.variables)) if v not in clique.natural)
+        np.testing.assert_allclose(table / table.sum(), joint.sum(axis=others).ravel(), atol=1e-14)
+    assert tree.worst_sum() < 1e-12
+    tree.tables[0][:] *= 1.001
+    assert tree.worst_sum() > 1e-4
