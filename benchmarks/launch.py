@@ -38,7 +38,17 @@ from junctor_kernels.mapping import (
     scattering_steps,
     zero_threshold,
 )
-from mapped_tree import Chooser, Gpu, MappedTree, Size, mapping_of, operations_of, propagation_seconds, size_of
+from mapped_tree import (
+    Chooser,
+    Gpu,
+    MappedTree,
+    Operation,
+    Size,
+    mapping_of,
+    operations_of,
+    propagation_seconds,
+    size_of,
+)
 from stored import ALGEBRAS, OnDevice, host_kernels, median_ms, natural_table, prepare
 
 THREADS = (64, 128, 256, 512)
@@ -62,10 +72,20 @@ def sizes_of(plan: StoredPlan) -> list[tuple[str, Size]]:
     return [(each.name, size_of(plan, each)) for each in operations_of(plan)]
 
 
+def examples_of(trees: Trees) -> dict[Size, tuple[StoredPlan, Operation]]:
+    """Return a message of each size."""
+    return {size_of(plan, each): (plan, each) for _, _, plan in trees for each in operations_of(plan)}
+
+
+def _layout(plan: StoredPlan, operation: Operation) -> tuple[float, float, float]:
+    from launch_models import layout_of
+
+    return layout_of(plan.cliques[operation.clique].natural, plan.cliques[operation.edge].separator, plan.sizes)
+
+
 def measure(trees: Trees, output: Path, limit: float) -> None:
     """Time one message of every size with every setting; in a random order, so that a limit leaves a sample."""
-    gpu, settings = Gpu(np.dtype(np.float32)), all_settings(THREADS)
-    examples = {size_of(plan, each): (plan, each) for _, _, plan in trees for each in operations_of(plan)}
+    gpu, settings, examples = Gpu(np.dtype(np.float32)), all_settings(THREADS), examples_of(trees)
     rows: list[tuple[int, int, int, int, str, float]] = []
     started = time.perf_counter()
     order = np.random.default_rng(0).permutation(len(examples))
@@ -146,7 +166,9 @@ def fit(trees: Trees, path: Path, output: Path) -> None:
     from launch_models import MODELS, Grid, choices, mean_quality, quality
 
     device, sizes, settings, seconds = read(path)
-    grids = {name: Grid(np.array(sizes), np.array(settings), seconds[name]) for name in NAMES}
+    examples = examples_of(trees)
+    layouts = [_layout(*examples[size]) for size in sizes]
+    grids = {name: Grid(np.array(sizes), np.array(settings), seconds[name], np.array(layouts)) for name in NAMES}
     chosen: dict[str, dict[str, dict[str, list[Any]]]] = {}
     found: dict[str, list[Any]] = {f"{model} {name}": [] for model in MODELS for name in NAMES}
     for network, _, plan in trees:

@@ -1,18 +1,22 @@
 """Models of how long a message takes with given launch parameters, and how good they are: for `launch.py`.
 
-What Zheng and Mengshoel (KDD 2013) tried, support vector regression and a polynomial Lasso, and gradient boosting.
+What Zheng and Mengshoel (KDD 2013) tried, support vector regression and a polynomial Lasso, and two of our own time.
 Everything is learned from logarithms: of entries of the separator, of terms an entry, of K, of p_a, and of seconds.
+Ours also know how far apart neighbouring terms and entries lie in the clique table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+from junctor.costs import fit as fit_prices
+from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import LassoCV, LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
@@ -24,13 +28,27 @@ Floats = npt.NDArray[np.float64]
 SVR_ROWS = 6000
 DEGREE = 3
 FOLDS = 10
+# Of the device: multiprocessors, blocks and threads that each takes, threads of a warp, numbers of a part of a line.
+MULTIPROCESSORS, MOST_BLOCKS, MOST_THREADS, WARP, SECTOR = 132, 32, 2048, 32, 8
 
 
-def features(messages: Any, settings: Any) -> Floats:
-    """Return [rows, 4]; messages: [rows, 2] entries of separator and clique. settings: [rows, 2] K and p_a."""
+def features(messages: Any, settings: Any, layouts: Any) -> Floats:
+    """Return [rows, 7]: their four, then `layout_of` a message.
+
+    messages: [rows, 2] entries of separator and clique. settings: [rows, 2] K and p_a. layouts: [rows, 3].
+    """
     separator, clique = np.asarray(messages, dtype=np.float64).T
     threads, together = np.asarray(settings, dtype=np.float64).T
-    return np.log2(np.stack([separator, clique / separator, threads, together], axis=1))
+    return np.concatenate([np.log2([separator, clique / separator, threads, together]), np.asarray(layouts).T]).T
+
+
+def layout_of(scope: Sequence[int], separator: Sequence[int], sizes: Sequence[int]) -> tuple[float, float, float]:
+    """Return logarithms: how far apart neighbouring terms and neighbouring entries lie, and how many terms in a row."""
+    strides = {v: math.prod(sizes[u] for u in scope[at + 1 :]) for at, v in enumerate(scope)}
+    terms = [v for v in scope if v not in separator]
+    inner = list(takewhile(lambda v: v not in separator, reversed(scope)))
+    apart = strides[terms[-1]] if terms else 1, strides[separator[-1]] if separator else 1
+    return math.log2(apart[0]), math.log2(apart[1]), math.log2(math.prod(sizes[v] for v in inner))
 
 
 class Svr:
@@ -44,13 +62,13 @@ class Svr:
 
     def fit(self, x: Floats, y: Floats) -> Svr:
         chosen = np.random.default_rng(0).permutation(len(x))[:SVR_ROWS]
-        gamma = self._gamma or 1 / (2 * x.shape[1])
+        gamma = self._gamma or 1 / 8
         self._model = make_pipeline(StandardScaler(), SVR(kernel="rbf", C=10, epsilon=0.001, gamma=gamma))
-        self._model.fit(x[chosen], y[chosen])
+        self._model.fit(x[chosen, :4], y[chosen])
         return self
 
     def predict(self, x: Floats) -> Floats:
-        found: Floats = self._model.predict(x)
+        found: Floats = self._model.predict(x[:, :4])
         return found
 
 
@@ -64,6 +82,7 @@ class Lasso:
         self._one_se = one_se
 
     def fit(self, x: Floats, y: Floats) -> Lasso:
+        x = x[:, :4]
         terms = (PolynomialFeatures(DEGREE, include_bias=False), StandardScaler())
         if not self._one_se:
             self._model = make_pipeline(*terms, LinearRegression()).fit(x, y)
@@ -81,18 +100,60 @@ class Lasso:
         return self
 
     def predict(self, x: Floats) -> Floats:
-        found: Floats = self._model.predict(x)
+        found: Floats = self._model.predict(x[:, :4])
         return found
+
+
+class PricesAndTrees:
+    """Prices of counts of work (as for our own kernels), and extremely randomised trees for the error of what they say.
+
+    Prices go on beyond what was measured, trees do not.
+    """
+
+    def fit(self, x: Floats, y: Floats) -> PricesAndTrees:
+        self._prices = fit_prices(work(x), 2.0**y, np.zeros(len(y)))
+        self._trees = ExtraTreesRegressor(100, n_jobs=-1, random_state=0)
+        self._trees.fit(self._wide(x), y - np.log2(work(x) @ self._prices))
+        return self
+
+    def predict(self, x: Floats) -> Floats:
+        found: Floats = np.log2(work(x) @ self._prices) + self._trees.predict(self._wide(x))
+        return found
+
+    def _wide(self, x: Floats) -> Floats:
+        separator, terms, threads, together = x[:, :4].T
+        return np.column_stack([x, x[:, 4] == 0, separator + terms, threads - together, terms - together])
+
+
+def work(x: Floats) -> Floats:
+    """Return counts of work: rounds and steps of blocks, one after the other and in all, and parts of lines touched."""
+    separator, terms, threads, together = (2.0 ** x[:, :4]).T
+    blocks, each = np.ceil(separator * together / threads), np.ceil(terms / together)
+    halvings = np.log2(together)
+    at_once = MULTIPROCESSORS * np.minimum(MOST_BLOCKS, MOST_THREADS / threads)
+    rounds = np.ceil(blocks / at_once)
+    steps = each + 2 * halvings + 4
+    spread = blocks * steps * threads / (MULTIPROCESSORS * MOST_THREADS)
+    # A warp: its threads that share an entry, and the entries that it has.
+    shares = np.minimum(together, WARP)
+    own = np.where(together > 1, shares * np.minimum(SECTOR, 2.0 ** x[:, 4]), WARP * np.minimum(SECTOR, 2.0 ** x[:, 5]))
+    clique = np.maximum(1, own / SECTOR) * np.where(together > 1, WARP / shares, 1)
+    listed = np.where(
+        together > 1, np.maximum(1, shares / SECTOR) * WARP / shares, np.minimum(WARP, WARP * terms / SECTOR)
+    )
+    loads = separator * terms / WARP
+    few = separator * terms * np.clip(each, 1, SECTOR) * (together < SECTOR)
+    columns = [np.ones_like(each), rounds * each, rounds * halvings, rounds, blocks, separator * terms, separator]
+    columns += [spread, np.maximum(steps, spread), each, halvings, threads / WARP, few, loads * clique, loads * listed]
+    return np.column_stack(columns)
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     "SVR": Svr,
     "Lasso, lambda 0": lambda: Lasso(one_se=False),
     "Lasso, lambda 1se": lambda: Lasso(one_se=True),
-    "gradient boosting": lambda: HistGradientBoostingRegressor(
-        max_iter=400, learning_rate=0.1, max_leaf_nodes=31, min_samples_leaf=10, random_state=0
-    ),
-    "extra trees": lambda: ExtraTreesRegressor(200, min_samples_leaf=2, n_jobs=-1, random_state=0),
+    "extra trees": lambda: ExtraTreesRegressor(100, n_jobs=-1, random_state=0),
+    "prices and trees": PricesAndTrees,
 }
 
 
@@ -104,20 +165,22 @@ class Grid:
     messages: npt.NDArray[np.int64]
     settings: npt.NDArray[np.int64]
     seconds: Floats
+    layouts: Floats
 
     def rows(self) -> tuple[Floats, Floats]:
         """Return features and the logarithm of seconds of all that was measured."""
         at, setting = np.nonzero(np.isfinite(self.seconds))
-        return features(self.messages[at], self.settings[setting]), np.log2(self.seconds[at, setting])
+        return features(self.messages[at], self.settings[setting], self.layouts[at]), np.log2(self.seconds[at, setting])
 
     def predicted(self, model: Any) -> Floats:
         """Return what a model says of every message with every setting, as a logarithm; infinite if not measured."""
         count = len(self.settings)
-        x = features(np.repeat(self.messages, count, axis=0), np.tile(self.settings, (len(self.messages), 1)))
+        messages, layouts = (np.repeat(each, count, axis=0) for each in (self.messages, self.layouts))
+        x = features(messages, np.tile(self.settings, (len(self.messages), 1)), layouts)
         return np.where(np.isfinite(self.seconds), model.predict(x).reshape(self.seconds.shape), np.inf)
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Grid:
-        return Grid(self.messages[chosen], self.settings, self.seconds[chosen])
+        return Grid(self.messages[chosen], self.settings, self.seconds[chosen], self.layouts[chosen])
 
 
 @dataclass(frozen=True)

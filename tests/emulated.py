@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,6 +24,7 @@ class EmulatedDevice:
     def __init__(self, room: int = 1 << 26) -> None:
         self.queue = Lock()
         self.room = room
+        self.name, self.figures = "emulated", {"multiprocessors": 1.0}
         self._memory = aligned(np.zeros(room, dtype=np.uint8))
 
     def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
@@ -57,6 +59,14 @@ class EmulatedDevice:
 
     def wait(self, mark: None) -> None:
         del mark
+
+    def seconds(self, replay: gpu.Replay, repeats: int) -> float:
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            replay.start()
+            times.append(time.perf_counter() - start)
+        return min(times)
 
 
 class Launches:

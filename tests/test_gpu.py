@@ -17,11 +17,13 @@ from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.gpu import GpuProgram
+from junctor.gpu_work import FEW_WORK, MANY_WORK, Few, Launching, Many
 from junctor.model import Network
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Program
 from junctor.query import Precision, Query
+from junctor.speeds import DeviceSpeeds
 from junctor_kernels import gpu
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 from test_compiled import blocks_of, compare, questions
@@ -53,11 +55,19 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "WRITE_BLOCKS", 3)
     patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
-    patch.setattr(gpu_items, "SHARED_TERMS", 20)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
-    patch.setattr(gpu_items, "BUSY_THREADS", 256)
+    patch.setattr(DeviceSpeeds, "launching", lambda speeds, algebra: small_items())
     yield
     patch.undo()
+
+
+@cache
+def small_items() -> Launching:
+    """Launch parameters that differ from stage to stage, with terms that are shared."""
+    prices = np.random.default_rng(1)
+    few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
+    settings = (Few(1, 1), Few(3, 2), Few(8, 1)), (Many(1, 5), Many(16, 20), Many(4, 1000))
+    return Launching(few, many, *settings)
 
 
 @cache

@@ -129,9 +129,12 @@ class Device(Protocol):
     """Memory and launches of a device; arrays are its own, and work is done in the order in which it is enqueued.
 
     queue: who enqueues things that belong together holds it. room: bytes that all work shares, one after the other.
+    name, figures: what it is, and numbers by which it is like other devices or not.
     """
 
     room: int
+    name: str
+    figures: dict[str, float]
 
     @property
     def queue(self) -> AbstractContextManager[Any]:
@@ -167,6 +170,9 @@ class Device(Protocol):
     def wait(self, mark: Any) -> None:
         """Wait until the device has come to a mark."""
 
+    def seconds(self, replay: Replay, repeats: int) -> float:
+        """Do some work so often, after a first time, and return the fewest seconds that it took."""
+
 
 def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
@@ -193,6 +199,7 @@ class CudaDevice:
             # Its few blocks come before those that compute: the bus is the narrowest way.
             self._out = cupy.cuda.Stream(non_blocking=True, priority=-1)
             self._overlaps = int(device.compute_capability) >= OVERLAP_CAPABILITY
+            self.name, self.figures = _figures(cupy.cuda.runtime, number, int(device.compute_capability))
             free, _ = cupy.cuda.runtime.memGetInfo()
             # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
             self.room = min(allowed or free, int(DEVICE_SHARE * free))
@@ -278,8 +285,29 @@ class CudaDevice:
         """Wait until the device has come to a mark."""
         mark.synchronize()
 
+    def seconds(self, replay: Replay, repeats: int) -> float:
+        """Do some work so often, after a first time, and return the fewest seconds that it took the device."""
+        cuda, fewest = self.cupy.cuda, float("inf")
+        with self.queue:
+            replay.start()
+            for _ in range(repeats):
+                begin, end = cuda.Event(), cuda.Event()
+                begin.record(self._work)
+                replay.start()
+                end.record(self._work)
+                end.synchronize()
+                fewest = min(fewest, cuda.get_elapsed_time(begin, end) / 1e3)
+        return fewest
+
     def _event(self, block: bool = False) -> Any:
         return self.cupy.cuda.Event(block=block, disable_timing=True)
+
+
+def _figures(runtime: Any, number: int, capability: int) -> tuple[str, dict[str, float]]:
+    """Return the name of a device, and its multiprocessors, bytes of memory and compute capability."""
+    found = runtime.getDeviceProperties(number)
+    figures = {"multiprocessors": found["multiProcessorCount"], "memory": found["totalGlobalMem"]}
+    return found["name"].decode(), {**{name: float(n) for name, n in figures.items()}, "capability": float(capability)}
 
 
 class _Queue(AbstractContextManager[None]):

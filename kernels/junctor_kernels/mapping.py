@@ -1,10 +1,10 @@
 """Messages through index mapping tables: the NumPy reference, and how threads may be given to one (a baseline).
 
-Zheng and Mengshoel (*Optimizing Parallel Belief Propagation in Junction Trees using Regression*, KDD 2013) keep for each
-clique and separator a table of where the clique's entries lie that agree with an entry of the separator. A message is a
-*reduction* of the one clique and a *scattering* into the other. Threads of a block go over entries of the separator
-(element-wise parallelism) and share the terms of each (arithmetic parallelism). Nothing else uses this: our own kernels
-have separable offsets, and no table of the size of a clique.
+Zheng and Mengshoel (*Optimizing Parallel Belief Propagation in Junction Trees using Regression*, KDD 2013) keep for
+each clique and separator a table of where the clique's entries lie that agree with an entry of the separator. A message
+is a *reduction* of the one clique and a *scattering* into the other. Threads of a block go over entries of the
+separator (element-wise parallelism) and share the terms of each (arithmetic parallelism). Nothing else uses this: our
+own kernels have separable offsets, and no table of the size of a clique.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class CompiledProgram:
     """Runs blocks of at most `cases` cases of a program in compiled code: sum-product, or max-sum for explanations.
 
     Up to `threads` threads may do so at once, each at a `place` below that: an outcome lies in the memory of its place
-    until the next block. Lanes beyond the last case of a block repeat it. Raises ValueError where `cases` does not fill
-    whole vectors.
+    until the next block. Lanes beyond the last case of a block repeat it. code: what it runs. arena_bytes: of the
+    tables of a block. Raises ValueError where `cases` does not fill whole vectors.
     """
 
     def __init__(self, program: Program, cases: int, threads: int = 1) -> None:
@@ -44,7 +44,8 @@ class CompiledProgram:
                 self._posteriors[variable], entries = entries, entries + len(program.shared[table].table)
         self._posterior_rows = entries
         self._places: npt.NDArray[np.int64] | None = None
-        self._code = lowering.code()
+        self.code, self.itemsize = lowering.code(), dtype.itemsize
+        self.arena_bytes = max(1, lowering.arena_rows) * cases * dtype.itemsize
         self._works = [self._work(lowering, dtype) for _ in range(threads)]
         self._tables = [self._tables_of(work) for work in self._works]
 
@@ -52,7 +53,7 @@ class CompiledProgram:
         """Propagate a block of cases and return its posteriors and log P(e)."""
         cases, work = block.cases, self._works[place]
         found = self._take(block, work)
-        compiled.propagate(self._code, work)
+        compiled.propagate(self.code, work)
         log_value = found[0, :cases] + self._program.constants(block)
         posteriors = self._tables[place]
         if cases < self.cases:
@@ -64,7 +65,7 @@ class CompiledProgram:
         """Find a most probable explanation of every case of a block."""
         cases, work = block.cases, self._works[place]
         found = self._take(block, work)
-        compiled.explain(self._code, work)
+        compiled.explain(self.code, work)
         log_value = found[0, :cases] + self._program.constants(block)
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return Outcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))

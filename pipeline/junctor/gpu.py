@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -14,20 +15,18 @@ from junctor_kernels.layout import Code
 from junctor_kernels.reference import LOG
 
 from junctor.answers import Answers, sources_of
-from junctor.gpu_items import closing_of, items_of, too_many_operands
+from junctor.gpu_items import Schedule, closing_of, items_of, too_many_operands
 from junctor.lowering import Lowering
+from junctor.measurements import Device as MeasuredDevice
 from junctor.planning.arena import arena
-from junctor.planning.stages import stages_of
+from junctor.planning.stages import Stages, stages_of
 from junctor.propagation import Block, Outcome, Program, doubtful_rows
+from junctor.speeds import DeviceSpeeds, plan_work, speeds_here
 
 # Lines that a tile may have, and entries of a line.
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 # Blocks on their way at once: one is brought in, one is computed, one is taken out.
 IN_FLIGHT = 3
-# Entry operations a second with threads over entries and with threads over cases, and what a stage takes of the latter
-# however few cases there are (measured on an H100); coarse, to choose between the two.
-FEW_RATE, MANY_RATE = 2e11, 1.5e12
-STAGE_SECONDS = 6e-5
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
 MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
 # Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
@@ -50,7 +49,9 @@ class GpuProgram:
     where a single case does not fit, and OverflowError where a table has more entries than the kernels count.
     """
 
-    def __init__(self, program: Program, rows: int, device: Device, host: int) -> None:
+    def __init__(
+        self, program: Program, rows: int, device: Device, host: int, speeds: DeviceSpeeds | None = None
+    ) -> None:
         self._program, self._plan, self.device = program, program.plan, device
         dtype = program.algebra.dtype
         if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
@@ -61,16 +62,16 @@ class GpuProgram:
         apiece = _bytes({"posteriors": self._way_shapes(1)["posteriors"]})
         overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
         most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
+        self._speeds = speeds
         self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
         self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
-        lowering = Lowering(program, 1, self._rows, TILE_SHAPES if self.many else (), places)
+        lowering, code = self._lower(places)
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
-        code = lowering.code()
         if not self.many and too_many_operands(code):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
-        items, self.stages = items_of(lowering, code, stages, 0 if self.many else self.cases)
+        items, self.stages, self.work = self._schedule(lowering, code, stages)
         self._arrays = self._put(code, items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self._settled, self._arrays["settled"] = self._settled_posteriors()
         self._targets: Array | None = None
@@ -97,11 +98,28 @@ class GpuProgram:
             self._targets = self.device.put(_narrowed(sources))
         return self._targets
 
+    @cached_property
+    def speeds(self) -> DeviceSpeeds:
+        """What is known of the device, or of the one that is most like it."""
+        return self._speeds or speeds_here().gpu(MeasuredDevice(self.device.name, self.device.figures))
+
+    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
+        """Return the arrays of the plan."""
+        lowering = Lowering(self._program, 1, self._rows, TILE_SHAPES if self.many else (), places)
+        return lowering, lowering.code()
+
+    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+        """Return the items of a block and its launches."""
+        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
+        return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
+
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
-        operations = self._plan.case_operations
-        few, many = rows * operations / FEW_RATE, stages * STAGE_SECONDS + chunk * operations / MANY_RATE
-        return rows <= chunk and few < many
+        if rows > chunk:
+            return False
+        few, many = (plan_work(self._plan, stages, cases, rows) for cases in (rows, chunk))
+        prices, name = self.speeds.prices, self._program.algebra.name
+        return prices[f"few-{name}"].of_plan(few) < prices[f"many-{name}"].of_plan(many)
 
     def _most_cases(self, host: int, arena_rows: int) -> int:
         """Return how many cases a block may have."""

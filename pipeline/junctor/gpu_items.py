@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +18,13 @@ from junctor_kernels.layout import (
     LINES_OF_TILE,
     REDUCE,
     SIZE,
+    SLICE,
     SLOT,
-    SPAN,
-    STRIDE,
-    TERMS,
     TILES,
     Code,
 )
 
+from junctor.gpu_work import FEW_WORK, MANY_WORK, Beside, Few, Launching, Many, Stage, each_block, stage_of
 from junctor.lowering import Lowering
 from junctor.planning.stages import Stages
 
@@ -44,24 +42,23 @@ class Item(NamedTuple):
     operands: int = 0
 
 
-# Terms of tiles that make an item of a warp: enough that its beginning and its end do not count.
-ITEM_TERMS = 16
-# Rows of a slice that make an item.
-MAKE_ROWS = 32
-# From so many terms on, the warps of a block share those of a tile.
-SHARED_TERMS = 128
-# With few cases: threads that a device should have at work in a stage, the fewest terms that are worth a thread, and
-# blocks from which on each does several rounds.
-BUSY_THREADS = 1 << 18
-LEAST_TERMS = 8
-MOST_BLOCKS = 1 << 12
+# Rows of a slice that make an item, and with few cases numbers that a thread of its block makes.
+MAKE_ROWS, MAKE_ROUNDS = 32, 8
 MANY_KERNELS = ("contract_many", "rest_many")
 
 
-def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tuple[list[Item], list[list[Launch]]]:
-    """Return all items, and the launches of every stage over them.
+class Schedule(NamedTuple):
+    """The work of a plan: items, the launches of every stage over them, and counts of work, FEW_WORK or MANY_WORK."""
 
-    cases: how many there are for threads over entries, 0 for warps over cases.
+    items: list[Item]
+    stages: list[list[Launch]]
+    work: npt.NDArray[np.float64]
+
+
+def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int, chunks: int, launching: Launching) -> Schedule:
+    """Return the work of a plan.
+
+    cases: how many there are for threads over entries, 0 for warps over cases; of those so many `chunks` in a block.
     """
     contractions: list[list[int]] = [[] for _ in range(stages.count + 1)]
     rest: list[list[Item]] = [[] for _ in contractions]
@@ -76,7 +73,7 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tupl
             rest[at + 1].append(Item(BOUND, n, int(total)))
         else:
             rows = int(step[ENTRIES])
-            each = rows if cases or step[KIND] == LIKELIHOOD else MAKE_ROWS
+            each = rows if step[KIND] == LIKELIHOOD else _rows_of_item(cases)
             rest[at] += [Item(MAKE, n, first, min(first + each, rows)) for first in range(0, rows, each)]
         if marginal >= 0:
             rest[at + 1].append(Item(MARGINAL, n, marginal))
@@ -87,8 +84,39 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int) -> tupl
     rest[-1].append(Item(FINISH))
     fixed = [slot for table, slot in lowering.slots.items() if table not in stages.made]
     rest[0] += [Item(FIXED_TABLE, slot, n) for n, slot in enumerate(fixed)]
-    cut = partial(_few, cases=cases) if cases else _many
-    return _in_order([cut(members, code) for members in contractions], rest, few=bool(cases))
+    cut, work = [], np.zeros(len(FEW_WORK) if cases else len(MANY_WORK))
+    launched = [pair for pair in zip(contractions, rest, strict=True) if any(pair)]
+    for members, beside in launched:
+        stage = stage_of(code, members, _beside(beside, code))
+        if cases:
+            few, counts = launching.for_few(stage, cases)
+            cut.append(_few(members, stage, cases, few))
+        else:
+            many, counts = launching.for_many(stage, chunks)
+            cut.append(_many(members, stage, many))
+        work += counts
+    return Schedule(*_in_order(cut, [beside for _, beside in launched], few=bool(cases)), work)
+
+
+def _rows_of_item(cases: int) -> int:
+    return max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
+
+
+def _beside(items: list[Item], code: Code) -> Beside:
+    """Return what there is beside contractions."""
+    rows: dict[int, list[int]] = {SLICE: [], LIKELIHOOD: []}
+    for item in (each for each in items if each.what == MAKE):
+        rows[int(code.steps[item.step, KIND])].append(item.last - item.first)
+    marginals = [int(code.steps[item.step, ENTRIES]) for item in items if item.what == MARGINAL]
+    return Beside(
+        items=len(items),
+        made=sum(map(sum, rows.values())),
+        bounds=sum(item.what == BOUND for item in items),
+        marginals=sum(marginals),
+        slice=max(rows[SLICE], default=0),
+        likelihood=max(rows[LIKELIHOOD], default=0),
+        marginal=max(marginals, default=0),
+    )
 
 
 def _in_order(
@@ -105,25 +133,17 @@ def _in_order(
                 launches.append(Launch(kernel, len(items), len(whole)))
                 items.extend(whole)
         stages.append(launches)
-    return items, [stage for stage in stages if stage]
+    return items, stages
 
 
-def _terms(step: npt.NDArray[np.int64], code: Code) -> int:
-    """Return the most terms that an entry (or tile) of a contraction has."""
-    if not step[STRIDE]:
-        return int(step[TERMS])
-    return max(1, int(np.diff(code.span[step[SPAN] : step[SPAN] + step[TILES] + 1]).max()))
-
-
-def _many(members: list[int], code: Code) -> list[Item]:
+def _many(members: list[int], stage: Stage, setting: Many) -> list[Item]:
     """Return items of warps over cases, long ones first, so that none begins when the others end."""
     items: list[tuple[int, Item]] = []
-    for n in members:
-        step = code.steps[n]
-        tiles, terms = int(step[TILES]), _terms(step, code)
-        each = max(1, ITEM_TERMS // terms)
-        shares = gpu.MANY_THREADS // gpu.WARP if terms >= SHARED_TERMS else 1
-        cost = each * terms * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
+    for n, step, longest in zip(members, stage.steps, stage.longest.tolist(), strict=True):
+        tiles = int(step[TILES])
+        each = max(1, setting.terms // longest)
+        shares = gpu.MANY_THREADS // gpu.WARP if longest >= setting.shared else 1
+        cost = each * longest * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
         items += [(cost, Item(CONTRACT, n, first, min(first + each, tiles), shares)) for first in range(0, tiles, each)]
     return [item for _, item in sorted(items, key=lambda each: (each[1].shares == 1, -each[0]))]
 
@@ -138,40 +158,18 @@ def _in_blocks(items: list[Item]) -> list[Item]:
     return result + [nothing] * (-len(result) % warps)
 
 
-def _few(members: list[int], code: Code, cases: int) -> list[Item]:
+def _few(members: list[int], stage: Stage, cases: int, setting: Few) -> list[Item]:
     """Return items of thread blocks over entries; threads have about as many terms each in all steps of a stage."""
-    steps = [code.steps[n] for n in members]
-    work = sum(int(step[ENTRIES]) * _terms(step, code) * cases for step in steps)
-    each_thread = max(LEAST_TERMS, work // BUSY_THREADS)
-    splits = [_split(_terms(step, code), each_thread) for step in steps]
-    threads = sum(int(step[ENTRIES]) * cases * split for step, split in zip(steps, splits, strict=True))
-    rounds = 1 + threads // (gpu.FEW_THREADS * MOST_BLOCKS)
+    split, each_of = (array[0].tolist() for array in each_block(stage, [setting], cases))
     items: list[Item] = []
-    for n, step, split in zip(members, steps, splits, strict=True):
-        each = max(1, rounds * (gpu.FEW_THREADS // split) // cases)
-        along, entries = _terms_follow(step, code), int(step[ENTRIES])
+    for n, step, shares, each, along in zip(members, stage.steps, split, each_of, stage.along.tolist(), strict=True):
+        entries = int(step[ENTRIES])
         operands = int(step[FIRST]), int(step[COUNT])
         items += [
-            Item(CONTRACT, n, first, min(first + each, entries), split, along, *operands)
+            Item(CONTRACT, n, first, min(first + each, entries), shares, int(along), *operands)
             for first in range(0, entries, each)
         ]
     return items
-
-
-def _split(terms: int, each_thread: int) -> int:
-    """Return how many threads share the terms of an entry, a power of two."""
-    wanted = -(-terms // each_thread)
-    return int(min(gpu.FEW_THREADS, 1 << (wanted - 1).bit_length()))
-
-
-def _terms_follow(step: npt.NDArray[np.int64], code: Code) -> int:
-    """Tell whether more operands have the next term beside an entry than the next kept entry."""
-    votes = 0
-    for kept, terms, _ in code.operands[step[FIRST] : step[FIRST] + step[COUNT]]:
-        if kept >= 0:
-            votes += int(step[TERMS] > 1 and code.offsets[terms + 1] - code.offsets[terms] == 1)
-            votes -= int(step[ENTRIES] > 1 and code.offsets[kept + 1] - code.offsets[kept] == 1)
-    return int(votes > 0)
 
 
 def closing_of(code: Code) -> tuple[npt.NDArray[np.int32], int]:

@@ -106,6 +106,14 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int firs
         return;
     }
     if (item[0] == FINISH) return finish_together(reinterpret_cast<Finding<1> *>(room));
+    if (item[0] == MAKE && step[KIND] == SLICE) {
+        const index_t rows = item[3] - item[2];
+        for (index_t n = threadIdx.x; n < rows * run.cases; n += blockDim.x) {
+            const int e = item[2] + (int)(n / run.cases);
+            slice<1>(step, e, e + 1, n % run.cases);
+        }
+        return;
+    }
     if (item[0] != CONTRACT) {
         for (index_t b = threadIdx.x; b < run.cases; b += blockDim.x) alone<1>(item, b);
         return;

@@ -47,6 +47,8 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
     Lanes<V> least;
     double lowest[V];
     EACH_CASE lowest[v] = 1.0 / 0.0;
+    // With few cases nothing else is under way while a number is loaded.
+#pragma unroll(V == 1 ? 8 : 4)
     for (int e = 0; e < step[ENTRIES]; e++) {
         const Lanes<V, double> value = load<V>(given + e * run.cases);
         EACH_CASE largest.at[v] = value.at[v] > largest.at[v] ? value.at[v] : largest.at[v];
@@ -55,6 +57,7 @@ template <int V> __device__ __forceinline__ void likelihood(const int *step, ind
     EACH_CASE scale.at[v] = log(largest.at[v]);
     EACH_CASE if (!(largest.at[v] > 0)) largest.at[v] = 1;
     EACH_CASE least.at[v] = !LOSSLESS && lowest[v] < largest.at[v] ? (real)(lowest[v] / largest.at[v]) : (real)1;
+#pragma unroll(V == 1 ? 8 : 4)
     for (int e = 0; e < step[ENTRIES]; e++) {
         const Lanes<V, double> value = load<V>(given + e * run.cases);
         Lanes<V> line;
@@ -142,6 +145,7 @@ __device__ __forceinline__ void marginal(const int *step, int row, index_t chunk
     if (lane * V < cases) {
         const Lanes<V> scales = scaling_of<V>(slot, chunk + lane * V);
         Lanes<V> total = {};
+#pragma unroll(V == 1 ? 8 : 4)
         for (int e = 0; e < entries; e++) {
             const Lanes<V> line = load<V>(table + e * run.cases + lane * V);
             EACH_CASE total.at[v] += plain(combine(line.at[v], scales.at[v]));

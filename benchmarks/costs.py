@@ -1,0 +1,183 @@
+"""The cost model: measure plans of many networks, and see how good forecasts are on networks held out.
+
+    uv run python benchmarks/costs.py prepare NETWORK ... --output cases.pickle     plans, on any machine
+    python benchmarks/costs.py measure cases.pickle --output FILE.parquet [--gpu]    seconds and counts of work
+    uv run python benchmarks/costs.py check FILE.parquet ...                         forecasts, network by network
+
+`measure --gpu` lowers plans in several processes, which take turns on the device. A forecast of a network is made with
+prices learned from all others. `check` prints for every backend how many forecasts are within 25 % of what was
+measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor import tuning
+from junctor.formats import read_network
+from junctor.measurements import Device, Measured, read, write
+from junctor.speeds import cpu_name, learned
+from junctor.tuning import Case, case_of, measure_cpu, measure_gpu
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE
+
+# Share of the variables that is observed, whether cut out, and the seed of the choice.
+PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
+# Entry operations of plans: those with more are left out, and not measured in log space.
+MOST_OPERATIONS, MOST_LOG = 1.2e8, 5e6
+# Bytes of a GPU for each process.
+ROOM = 4 << 30
+WITHIN = 0.25
+
+
+def prepare(paths: Sequence[str], output: Path, most: float) -> None:
+    cases = []
+    for path in paths:
+        network, name = read_network(path), Path(path).name.split(".")[0]
+        for pattern in PATTERNS:
+            case = case_of(name, network, *pattern)
+            kept = case.plan.case_operations <= most
+            print(
+                f"{name} {case.label}: {case.plan.case_operations:,} operations{'' if kept else ', left out'}",
+                flush=True,
+            )
+            cases += [case] * kept
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(pickle.dumps(cases))
+
+
+_device: Any = None
+_deadline = 0.0
+
+
+def _begin(turn: Any, deadline: float) -> None:
+    """Open the device in a process of its own; what is timed takes turns."""
+    global _device, _deadline
+    from junctor_kernels.gpu import CudaDevice, Replay
+
+    class InTurn(CudaDevice):
+        def seconds(self, replay: Replay, repeats: int) -> float:
+            with turn:
+                return super().seconds(replay, repeats)
+
+    _device, _deadline = InTurn(0, ROOM), deadline
+
+
+def _on_gpu(case: Case) -> tuple[str, list[Measured]]:
+    if time.time() > _deadline:
+        return f"{case.name} {case.label}: no time left", []
+    started = time.perf_counter()
+    algebras = [SINGLE, DOUBLE, *[LOG] * (case.plan.case_operations < MOST_LOG)]
+    try:
+        found = measure_gpu(case, _device, algebras)
+    except Exception as error:
+        return f"{case.name} {case.label}: {type(error).__name__}: {error}", []
+    return f"{case.name} {case.label}: {len(found)} in {time.perf_counter() - started:.1f} s", found
+
+
+def _gpu_measurements(cases: Sequence[Case], processes: int, limit: float) -> Iterator[tuple[str, list[Measured]]]:
+    fork = multiprocessing.get_context("fork")
+    # What takes longest goes first, so that none is left at the end.
+    order = sorted(cases, key=lambda case: -case.plan.case_operations)
+    with fork.Pool(processes, _begin, (fork.Lock(), time.time() + limit)) as pool:
+        yield from pool.imap_unordered(_on_gpu, order)
+
+
+def _cpu_measurements(cases: Sequence[Case], limit: float) -> Iterator[tuple[str, list[Measured]]]:
+    started = time.time()
+    for case in cases:
+        if time.time() - started < limit and case.plan.case_operations <= tuning.MOST_OPERATIONS:
+            found = measure_cpu(case)
+            yield f"{case.name} {case.label}: {', '.join(f'{row.rows} in {row.seconds:.2e} s' for row in found)}", found
+
+
+def measure(path: Path, output: Path, gpu: bool, processes: int, limit: float) -> None:
+    cases: list[Case] = pickle.loads(path.read_bytes())
+    found = _gpu_measurements(cases, processes, limit) if gpu else _cpu_measurements(cases, limit)
+    device = _gpu_at_hand() if gpu else Device(cpu_name())
+    rows: list[Measured] = []
+    for line, measured in found:
+        print(line, flush=True)
+        rows += measured
+        write(device, str(date.today()), rows, output)
+    print(f"{len(rows):,} measurements of {device.name}", flush=True)
+
+
+def _gpu_at_hand() -> Device:
+    """Return the name and the figures of the GPU, seen by a process of its own: whoever forks must not open it."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_seen)
+
+
+def _seen() -> Device:
+    from junctor_kernels.gpu import CudaDevice
+
+    device = CudaDevice(0, 1 << 20)
+    return Device(device.name, device.figures)
+
+
+def check(paths: Sequence[Path], table: bool) -> None:
+    for path in paths:
+        device, measured = read(path)
+        print(f"\n{device.name}: {len(measured):,} measurements\n")
+        print("backend | measurements | with numbers: within 25 % | nine of ten | plan alone | nine of ten")
+        print("|".join(["---"] * 6))
+        for backend in sorted({row.backend for row in measured}):
+            rows = [row for row in measured if row.backend == backend]
+            off = errors(device, rows)
+            cells = [f"{(each <= WITHIN).mean():.1%} | {np.quantile(each, 0.9):.1%}" for each in off.values()]
+            print(f"{backend} | {len(rows)} | {' | '.join(cells)}")
+            for name in sorted({row.network for row in rows}) if table else ():
+                own = np.array([row.network == name for row in rows])
+                print(f"   {name}: {(off['work'][own] <= WITHIN).mean():.0%}, worst {off['work'][own].max():.0%}")
+
+
+def errors(device: Device, rows: Sequence[Measured]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return how far the forecast of each measurement is off, from prices learned from all other networks."""
+    names = sorted({row.network for row in rows})
+    off = {"work": np.zeros(len(rows)), "plan": np.zeros(len(rows))}
+    for name in names:
+        others = learned(device, [row for row in rows if row.network != name])
+        prices = others.prices[rows[0].backend]
+        for at, row in enumerate(rows):
+            if row.network == name:
+                off["work"][at] = abs(prices.of_work(row.work) / row.seconds - 1)
+                off["plan"][at] = abs(prices.of_plan(row.plan) / row.seconds - 1)
+    return off
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    plans = actions.add_parser("prepare")
+    plans.add_argument("networks", nargs="+")
+    plans.add_argument("--output", type=Path, required=True)
+    plans.add_argument("--most", type=float, default=MOST_OPERATIONS, help="entry operations of a case")
+    measures = actions.add_parser("measure")
+    measures.add_argument("cases", type=Path)
+    measures.add_argument("--output", type=Path, required=True)
+    measures.add_argument("--gpu", action="store_true")
+    measures.add_argument("--processes", type=int, default=12, help="that lower plans for a GPU")
+    measures.add_argument("--limit", type=float, default=600.0, help="seconds after which none is begun")
+    checks = actions.add_parser("check")
+    checks.add_argument("files", nargs="+", type=Path)
+    checks.add_argument("--table", action="store_true", help="every network as well")
+    options = parser.parse_args()
+    if options.action == "prepare":
+        prepare(options.networks, options.output, options.most)
+    elif options.action == "measure":
+        measure(options.cases, options.output, options.gpu, options.processes, options.limit)
+    else:
+        check(options.files, options.table)
+
+
+if __name__ == "__main__":
+    main()

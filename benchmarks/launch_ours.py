@@ -1,0 +1,185 @@
+"""Launch parameters of our own kernels: what the model chooses on networks held out, against what else there is.
+
+    uv run python benchmarks/launch_ours.py learn MEASURED.parquet --output prices.json     without each network in turn
+    python benchmarks/launch_ours.py run cases.pickle prices.json                           on a GPU
+
+For every plan of `costs.py prepare`: microseconds of a block with the parameters that the model chooses for each stage,
+with prices learned from all other networks; by the rule that we had before; with every setting that is one for all
+stages, of which the best of each plan and the one that is best for all plans together are shown; and with the setting
+of each stage that is fastest when the stage runs alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import pickle
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import costs
+import numpy as np
+from junctor.gpu_work import FEW_SETTINGS, FEW_WORK, MANY_SETTINGS, MANY_WORK, Few, Launching, Many, Stage, splits
+from junctor.measurements import read
+from junctor.propagation import Program
+from junctor.speeds import learned
+from junctor.tuning import Case, Kept, bring, fixed
+from junctor_kernels.layout import ENTRIES
+from junctor_kernels.reference import SINGLE
+
+# Threads that the rule wanted to have at work.
+BUSY_THREADS = 1 << 18
+
+NOT_USED: dict[bool, Any] = {True: Few(8, 1), False: Many(16, 128)}
+
+
+def learn(path: Path, output: Path) -> None:
+    device, measured = read(path)
+    found = {}
+    for name in sorted({row.network for row in measured}):
+        prices = learned(device, [row for row in measured if row.network != name]).prices
+        found[name] = {backend: each.work for backend, each in prices.items()}
+    output.write_text(json.dumps(found))
+
+
+class PerStage(Launching):
+    """The settings of a list, one stage after the other."""
+
+    def __init__(self, settings: Sequence[Any]) -> None:
+        super().__init__(np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK)))
+        object.__setattr__(self, "_left", iter(settings))
+
+    def for_few(self, stage: Stage, cases: int) -> Any:
+        return fixed(next(self._left), NOT_USED[False]).for_few(stage, cases)
+
+    def for_many(self, stage: Stage, chunks: int) -> Any:
+        return fixed(NOT_USED[True], next(self._left)).for_many(stage, chunks)
+
+    _left: Iterator[Any]
+
+
+class Rule(Launching):
+    """What we had before: as many threads as keep a device busy, the same terms for each thread of a stage."""
+
+    def for_few(self, stage: Stage, cases: int) -> Any:
+        work = int((stage.steps[:, ENTRIES] * stage.longest).sum()) * cases
+        terms = max(8, work // BUSY_THREADS)
+        threads = int((stage.steps[:, ENTRIES] * splits(stage, terms)).sum()) * cases
+        return fixed(Few(terms, 1 + threads // (256 * 4096)), NOT_USED[False]).for_few(stage, cases)
+
+    def for_many(self, stage: Stage, chunks: int) -> Any:
+        return fixed(NOT_USED[True], Many(16, 128)).for_many(stage, chunks)
+
+
+def one_for_all(few: bool) -> dict[Any, Launching]:
+    settings = FEW_SETTINGS if few else MANY_SETTINGS
+    return {each: fixed(each, NOT_USED[False]) if few else fixed(NOT_USED[True], each) for each in settings}
+
+
+def best_of_stages(program: Kept, few: bool) -> Launching:
+    """Return for every stage the setting with which it is fastest when it runs alone."""
+    best: dict[int, tuple[float, Any]] = {}
+    for setting, launching in one_for_all(few).items():
+        schedule = program.scheduled(launching)
+        for n, stage in enumerate(schedule.stages):
+            seconds = program.seconds(schedule._replace(stages=[stage]))
+            best[n] = min(best.get(n, (np.inf, setting)), (seconds, setting))
+    return PerStage([best[n][1] for n in sorted(best)])
+
+
+def compared(case: Case, device: Any, prices: Any, few: bool, rows: int, stages: bool) -> dict[Any, float]:
+    """Return the seconds of a block with every way to choose; they take turns."""
+    program = Kept(Program(case.plan, case.network, SINGLE), rows, device, few, {})
+    bring(case, program, SINGLE)
+    chosen = Launching(np.array(prices["few-single"]), np.array(prices["many-single"]))
+    ways: dict[Any, Launching] = {"model": chosen, "rule": Rule(chosen.few, chosen.many), **one_for_all(few)}
+    if stages:
+        ways["best of each stage"] = best_of_stages(program, few)
+    ready = {name: program.scheduled(way) for name, way in ways.items()}
+    times: dict[Any, list[float]] = {name: [] for name in ready}
+    for _ in range(3):
+        for name, schedule in ready.items():
+            times[name].append(program.seconds(schedule))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _work(task: tuple[Case, Any, bool, int, bool]) -> tuple[str, int, dict[Any, float] | str]:
+    case, prices, few, rows, stages = task
+    try:
+        return f"{case.name} {case.label}", rows, compared(case, costs._device, prices, few, rows, stages)
+    except Exception as error:
+        return f"{case.name} {case.label}", rows, f"{type(error).__name__}: {error}"
+
+
+def run(cases: Sequence[Case], prices: Any, few: bool, rows: int, processes: int, limit: float, stages: bool) -> None:
+    import time
+
+    fork = multiprocessing.get_context("fork")
+    order = sorted((case for case in cases if case.name in prices), key=lambda case: -case.plan.case_operations)
+    tasks = [(case, prices[case.name], few, rows, stages) for case in order]
+    found: dict[str, dict[Any, float]] = {}
+    with fork.Pool(processes, costs._begin, (fork.Lock(), time.time() + limit)) as pool:
+        for name, _, seconds in pool.imap_unordered(_work, tasks):
+            if isinstance(seconds, str):
+                print(name, seconds, flush=True)
+            else:
+                found[name] = seconds
+    _show(found, few, rows)
+
+
+def _show(found: dict[str, dict[Any, float]], few: bool, rows: int) -> None:
+    settings = list(one_for_all(few))
+    log = {each: statistics.mean(np.log([times[each] for times in found.values()])) for each in settings}
+    single = min(settings, key=log.__getitem__)
+    print(
+        f"\n{'few' if few else 'many'}, {rows} cases, us of a block; the best setting for all plans together: {single}"
+    )
+    print("plan | model | best setting for all | best setting of the plan | best of each stage")
+    print("|".join(["---"] * 5))
+    table = []
+    for name in sorted(found):
+        times = found[name]
+        cells = [times["model"], times["rule"], times[single], min(times[each] for each in settings)]
+        table.append([*cells, times.get("best of each stage", np.nan)])
+        print(f"{name} | {' | '.join(f'{1e6 * cell:.1f}' for cell in table[-1])}")
+    all_times = np.array(table)
+    gains = np.exp(np.log(all_times / all_times[:, :1]).mean(axis=0))
+    print(f"geometric mean against the model | {' | '.join(f'{gain:.3f}' for gain in gains)}")
+    worst = (all_times[:, :1] / all_times).max(axis=0)
+    print(f"the model at its worst against each | {' | '.join(f'{each:.3f}' for each in worst)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    learns = actions.add_parser("learn")
+    learns.add_argument("measured", type=Path)
+    learns.add_argument("--output", type=Path, required=True)
+    runs = actions.add_parser("run")
+    runs.add_argument("cases", type=Path)
+    runs.add_argument("prices", type=Path)
+    runs.add_argument("--networks", nargs="+", help="only these")
+    runs.add_argument("--kinds", nargs="+", default=["cut 0.2", "entering 0.2"], help="beginnings of labels")
+    runs.add_argument("--rows", type=int, default=1)
+    runs.add_argument("--many", action="store_true", help="threads over cases")
+    runs.add_argument("--stages", action="store_true", help="the best setting of each stage as well")
+    runs.add_argument("--processes", type=int, default=12)
+    runs.add_argument("--limit", type=float, default=600.0)
+    options = parser.parse_args()
+    if options.action == "learn":
+        return learn(options.measured, options.output)
+    cases = [
+        case
+        for case in pickle.loads(options.cases.read_bytes())
+        if any(case.label.startswith(kind) for kind in options.kinds)
+        and (not options.networks or case.name in options.networks)
+    ]
+    prices = json.loads(options.prices.read_text())
+    return run(cases, prices, not options.many, options.rows, options.processes, options.limit, options.stages)
+
+
+if __name__ == "__main__":
+    main()

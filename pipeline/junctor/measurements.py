@@ -1,0 +1,131 @@
+"""Measured plans: what they counted as work and how long they took, as Parquet files, shipped or of this machine.
+
+A file is of one device. Those in the package are of devices that we had; `junctor tune` puts others into the user's
+cache directory, and these go first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.cpu_work import CPU_WORK
+from junctor.gpu_work import FEW_WORK, MANY_WORK
+from junctor.storage import aside
+
+Floats = npt.NDArray[np.float64]
+
+FORMAT_VERSION = 1
+# What there are measurements of, and the counts of work of each.
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "cpu": CPU_WORK,
+    **{f"few-{name}": FEW_WORK for name in ("single", "double", "log")},
+    **{f"many-{name}": MANY_WORK for name in ("single", "double")},
+}
+# Counts of a plan that is not bound to numbers yet.
+PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One plan on `rows` cases: counts of its work, in the order of its backend, and seconds.
+
+    network, label: what it was, for people. plan: PLAN_WORK. tree: entry operations and tables of the tree that the row
+    engine makes of its pattern.
+    """
+
+    backend: str
+    network: str
+    label: str
+    rows: int
+    seconds: float
+    work: tuple[float, ...]
+    plan: tuple[float, ...]
+    tree: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that something was measured on; figures: numbers by which devices are alike or not."""
+
+    name: str
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: those have figures."""
+        return bool(self.figures)
+
+
+def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> None:
+    """Write measurements of a device, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: [getattr(row, name) for row in rows] for name in Measured.__slots__}
+    facts = {"format_version": FORMAT_VERSION, "date": date, "device": asdict(device), "counts": _counts(rows)}
+    table = pa.table(columns).replace_schema_metadata({"junctor": json.dumps(facts)})
+    with aside(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read(path: Path) -> tuple[Device, list[Measured]]:
+    """Return a device and its measurements; raises ValueError for a file that is none, or of other counts of work."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        facts = json.loads((table.schema.metadata or {})[b"junctor"])
+        device = Device(**facts["device"])
+        rows = [
+            Measured(**{**row, **{name: tuple(row[name]) for name in ("work", "plan", "tree")}})
+            for row in table.to_pylist()
+        ]
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
+    if facts["counts"] != _counts(rows) or facts["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"{path}: measurements of another version of junctor")
+    return device, rows
+
+
+def _counts(rows: Sequence[Measured]) -> dict[str, Any]:
+    found = sorted({row.backend for row in rows})
+    return {**{name: list(BACKENDS[name]) for name in found}, "plan": list(PLAN_WORK)}
+
+
+def shipped() -> Path:
+    """Return the folder of measurements that are part of the package."""
+    return Path(__file__).parent / "measured"
+
+
+def own() -> Path:
+    """Return the folder of the user's own measurements, in their cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "junctor" / "measured"
+
+
+def every() -> Iterator[tuple[Device, list[Measured]]]:
+    """Yield all measurements, the user's own first; a file of theirs that cannot be read is passed over, and said."""
+    for path in sorted(own().glob("*.parquet")):
+        try:
+            yield read(path)
+        except ValueError as error:
+            logger.warning("%s: run junctor tune again", error)
+    for path in sorted(shipped().glob("*.parquet")):
+        yield read(path)
+
+
+def file_name(device: Device) -> str:
+    """Return the name of a device's file."""
+    return "-".join("".join(c if c.isalnum() else " " for c in device.name.lower()).split()) + ".parquet"

@@ -1,0 +1,161 @@
+"""How fast devices are: prices fitted to measurements, the nearest device where one was not measured.
+
+Prices settle choices (which patterns share a plan, few cases or many, launch parameters) that can change the last digit
+of an answer. So a run keeps those that it began with in its directory, and goes on with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.reference import Algebra
+
+from junctor.costs import fit
+from junctor.gpu_work import FEW_WORK, MANY_WORK, Launching
+from junctor.measurements import Device, Measured, every
+from junctor.planning.plan import Plan
+
+Floats = npt.NDArray[np.float64]
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of a unit of work.
+
+    work: of a plan with its numbers. plan: of a plan alone, PLAN_WORK. row: of a pattern before it is planned, an entry
+    operation and a table of the tree that the row engine makes of it, for each case.
+    """
+
+    work: tuple[float, ...]
+    plan: tuple[float, ...]
+    row: tuple[float, float]
+
+    def of_work(self, counts: npt.ArrayLike) -> float:
+        """Return the seconds of work with its numbers."""
+        return float(np.dot(self.work, np.asarray(counts)))
+
+    def of_plan(self, counts: Sequence[float]) -> float:
+        """Return about the seconds of a plan, from PLAN_WORK; infinite where no number holds them."""
+        return float(sum(price * count for price, count in zip(self.plan, counts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeeds:
+    """The prices of a device, by backend."""
+
+    device: Device
+    prices: Mapping[str, Prices]
+
+    def launching(self, algebra: Algebra) -> Launching:
+        """Return how launch parameters are chosen in a number format."""
+        few, many = self.prices[f"few-{algebra.name}"], self.prices.get(f"many-{algebra.name}")
+        nothing = np.zeros(len(MANY_WORK))
+        return Launching(np.array(few.work[: len(FEW_WORK)]), np.array(many.work) if many else nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is known of devices."""
+
+    devices: tuple[DeviceSpeeds, ...]
+
+    def cpu(self, name: str) -> DeviceSpeeds:
+        """Return the speeds of a CPU, or of another one where there are none."""
+        return _nearest(Device(name), (each for each in self.devices if not each.device.is_gpu))
+
+    def gpu(self, device: Device) -> DeviceSpeeds:
+        """Return the speeds of a GPU, or of the one that is most like it."""
+        return _nearest(device, (each for each in self.devices if each.device.is_gpu))
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return asdict(self)
+
+
+def speeds_of(record: Mapping[str, Any]) -> Speeds:
+    """Return the speeds that `Speeds.to_record` made a record of; raises KeyError or TypeError for another one."""
+
+    def prices(each: Mapping[str, Any]) -> Prices:
+        return Prices(tuple(each["work"]), tuple(each["plan"]), (each["row"][0], each["row"][1]))
+
+    return Speeds(
+        tuple(
+            DeviceSpeeds(Device(**each["device"]), {name: prices(found) for name, found in each["prices"].items()})
+            for each in record["devices"]
+        )
+    )
+
+
+def _nearest(device: Device, known: Iterable[DeviceSpeeds]) -> DeviceSpeeds:
+    """Return the speeds of the device itself, the user's own first, or of the one whose figures differ least."""
+    found = min(known, key=lambda each: (each.device.name != device.name, _distance(each.device, device)))
+    if found.device.name != device.name:
+        _say(device.name, found.device.name)
+    return found
+
+
+def _distance(one: Device, other: Device) -> float:
+    shared = one.figures.keys() & other.figures.keys()
+    return sum(abs(math.log(one.figures[name] / other.figures[name])) for name in shared)
+
+
+@cache
+def _say(name: str, other: str) -> None:
+    logger.info("no measurements of %s: forecasts are those of %s; `junctor tune` measures it", name, other)
+
+
+def learned(device: Device, measured: Sequence[Measured]) -> DeviceSpeeds:
+    """Return the prices that fit the measurements of a device best, by backend."""
+    backends = sorted({row.backend for row in measured})
+    return DeviceSpeeds(device, {name: _prices([row for row in measured if row.backend == name]) for name in backends})
+
+
+def _prices(measured: Sequence[Measured]) -> Prices:
+    seconds, groups = np.array([row.seconds for row in measured]), np.array([row.network for row in measured])
+    work, plan = (np.array([getattr(row, name) for row in measured]) for name in ("work", "plan"))
+    tree = np.array([np.multiply(row.tree, row.rows) for row in measured])
+    # Where only few rows were measured, what a call takes would be taken for the price of a row.
+    many = np.array([row.rows for row in measured]) >= np.median([row.rows for row in measured])
+    operation, table = fit(tree[many], seconds[many], groups[many]).tolist()
+    of_work, of_plan = (tuple(fit(each, seconds, groups).tolist()) for each in (work, plan))
+    return Prices(of_work, of_plan, (operation, table))
+
+
+@lru_cache(maxsize=1)
+def speeds_here() -> Speeds:
+    """Return what is known on this machine, the user's own measurements before those of the package."""
+    return Speeds(tuple(learned(device, rows) for device, rows in every()))
+
+
+@cache
+def cpu_name() -> str:
+    """Return the name of this machine's CPU."""
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> tuple[float, ...]:
+    """Return PLAN_WORK of a plan on `rows` cases, blocks of `lanes` cases."""
+    lanes = max(1, lanes)
+    blocks = -(-rows // lanes)
+    entries = sum(table.entries for table in plan.tables if table.per_case)
+    answers = sum(plan.shape.cardinalities)
+    # Capped, because integers of any size do not fit a float.
+    counts = (1, steps * blocks, plan.case_operations * blocks * lanes, entries * blocks * lanes, answers * rows)
+    return tuple(float(min(count, 10**300)) for count in counts)
