@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor import gpu as programs
+from junctor import gpu_blocks as programs
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch

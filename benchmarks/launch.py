@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +212,14 @@ def choosers(record: dict[str, Any], network: str) -> dict[str, Chooser]:
     """Return every way to choose a setting, by name."""
 
     def listed(table: dict[str, list[list[int]]]) -> Chooser:
-        known = {(name, Size(*row[:2])): Setting(*row[2:]) for name, rows in table.items() for row in rows}
-        return lambda name, size: known[name, size]
+        known = {name: {Size(*row[:2]): Setting(*row[2:]) for row in rows} for name, rows in table.items()}
+
+        @cache
+        def nearest(name: str, size: Size) -> Setting:
+            # A limit on measuring may have left sizes out.
+            return known[name][min(known[name], key=lambda each: np.abs(np.log(each) - np.log(size)).sum())]
+
+        return nearest
 
     def by_steps(name: str, size: Size) -> Setting:
         steps = reduction_steps if name == "reduce" else scattering_steps

@@ -135,12 +135,11 @@ def work(x: Floats) -> Floats:
     steps = each + 2 * halvings + 4
     spread = blocks * steps * threads / (MULTIPROCESSORS * MOST_THREADS)
     # A warp: its threads that share an entry, and the entries that it has.
-    shares = np.minimum(together, WARP)
-    own = np.where(together > 1, shares * np.minimum(SECTOR, 2.0 ** x[:, 4]), WARP * np.minimum(SECTOR, 2.0 ** x[:, 5]))
-    clique = np.maximum(1, own / SECTOR) * np.where(together > 1, WARP / shares, 1)
-    listed = np.where(
-        together > 1, np.maximum(1, shares / SECTOR) * WARP / shares, np.minimum(WARP, WARP * terms / SECTOR)
-    )
+    sharing, shares = together > 1, np.minimum(together, WARP)
+    apart, next_apart = (np.minimum(SECTOR, 2.0**each) for each in (x[:, 4], x[:, 5]))
+    clique = np.maximum(1, np.where(sharing, shares * apart, WARP * next_apart) / SECTOR) * WARP / shares
+    clique = np.where(sharing, clique, clique / WARP)
+    listed = np.where(sharing, np.maximum(1, shares / SECTOR) * WARP / shares, np.minimum(WARP, WARP * terms / SECTOR))
     loads = separator * terms / WARP
     few = separator * terms * np.clip(each, 1, SECTOR) * (together < SECTOR)
     columns = [np.ones_like(each), rounds * each, rounds * halvings, rounds, blocks, separator * terms, separator]

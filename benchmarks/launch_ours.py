@@ -23,7 +23,7 @@ from typing import Any
 import costs
 import numpy as np
 from junctor.gpu_work import FEW_SETTINGS, FEW_WORK, MANY_SETTINGS, MANY_WORK, Few, Launching, Many, Stage, splits
-from junctor.measurements import read
+from junctor.measurements import device_of, read
 from junctor.propagation import Program
 from junctor.speeds import learned
 from junctor.tuning import Case, Kept, bring, fixed
@@ -37,7 +37,7 @@ NOT_USED: dict[bool, Any] = {True: Few(8, 1), False: Many(16, 128)}
 
 
 def learn(path: Path, output: Path) -> None:
-    device, measured = read(path)
+    device, measured = device_of(path), read(path)
     found = {}
     for name in sorted({row.network for row in measured}):
         prices = learned(device, [row for row in measured if row.network != name]).prices
@@ -85,7 +85,7 @@ def best_of_stages(program: Kept, few: bool) -> Launching:
     for setting, launching in one_for_all(few).items():
         schedule = program.scheduled(launching)
         for n, stage in enumerate(schedule.stages):
-            seconds = program.seconds(schedule._replace(stages=[stage]))
+            seconds = program.block_seconds(schedule._replace(stages=[stage]))
             best[n] = min(best.get(n, (np.inf, setting)), (seconds, setting))
     return PerStage([best[n][1] for n in sorted(best)])
 
@@ -102,7 +102,7 @@ def compared(case: Case, device: Any, prices: Any, few: bool, rows: int, stages:
     times: dict[Any, list[float]] = {name: [] for name in ready}
     for _ in range(3):
         for name, schedule in ready.items():
-            times[name].append(program.seconds(schedule))
+            times[name].append(program.block_seconds(schedule))
     return {name: statistics.median(each) for name, each in times.items()}
 
 
@@ -134,11 +134,9 @@ def _show(found: dict[str, dict[Any, float]], few: bool, rows: int) -> None:
     settings = list(one_for_all(few))
     log = {each: statistics.mean(np.log([times[each] for times in found.values()])) for each in settings}
     single = min(settings, key=log.__getitem__)
-    print(
-        f"\n{'few' if few else 'many'}, {rows} cases, us of a block; the best setting for all plans together: {single}"
-    )
-    print("plan | model | best setting for all | best setting of the plan | best of each stage")
-    print("|".join(["---"] * 5))
+    print(f"\n{'few' if few else 'many'}, {rows} cases, us of a block; best setting for all plans together: {single}")
+    print("plan | model | rule before | best setting for all | best setting of the plan | best of each stage")
+    print("|".join(["---"] * 6))
     table = []
     for name in sorted(found):
         times = found[name]

@@ -106,7 +106,8 @@ class MappedTree:
         kernels = kernels_for(ALGEBRAS[dtype.itemsize], 0)
         self.plan, self.operations = plan, list(operations_of(plan))
         natural = [natural_table(plan, network, i, ALGEBRAS[dtype.itemsize], kernels) for i in range(len(plan.cliques))]
-        self.tables = [xp.array(each.table.ravel()) for each in natural]
+        self._initial = [xp.array(each.table.ravel()) for each in natural]
+        self.tables = [table.copy() for table in self._initial]
         edges = [i for i, clique in enumerate(plan.cliques) if clique.parent is not None]
         self.mappings = {
             (each.clique, each.edge): mapping_of(plan, each, xp) for each in self.operations if each.name == "reduce"
@@ -117,12 +118,19 @@ class MappedTree:
     def arguments(self) -> Iterator[tuple[Operation, tuple[Any, ...]]]:
         """Yield every operation with its mapping table and arrays.
 
-        Again on calibrated tables, separators stay as they are.
+        Again on calibrated tables, separators stay as they are, but for rounding, which adds up.
         """
         for each in self.operations:
             table, ratio = self.tables[each.clique], self.ratios[each.edge]
             arrays = (table, self.separators[each.edge], ratio) if each.name == "reduce" else (table, ratio)
             yield each, (self.mappings[each.clique, each.edge], *arrays)
+
+    def reset(self) -> None:
+        """Begin with the factors again."""
+        for table, initial in zip(self.tables, self._initial, strict=True):
+            table[...] = initial
+        for separator in self.separators.values():
+            separator[...] = 1
 
     def enqueue(self, gpu: Gpu, choose: Chooser) -> None:
         for operation, (mapping, *arrays) in self.arguments():
@@ -140,5 +148,7 @@ def propagation_seconds(tree: MappedTree, gpu: Gpu, choices: Mapping[str, Choose
     times: dict[str, list[float]] = {name: [] for name in choices}
     for _ in range(rounds):
         for name, choose in choices.items():
+            tree.reset()
+            gpu.cupy.cuda.runtime.deviceSynchronize()
             times[name].append(gpu.seconds(lambda choose=choose: tree.enqueue(gpu, choose), 3))
     return {name: statistics.median(each) for name, each in times.items()}

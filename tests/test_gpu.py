@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from emulated import EmulatedDevice
 from hypothesis import given, settings
-from junctor import gpu_items
+from junctor import gpu_items, tuning
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.gpu import GpuProgram
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Few, Launching, Many
+from junctor.measurements import BACKENDS
 from junctor.model import Network
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
@@ -212,3 +213,16 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
     expected = Engine(network, Query()).answer(batch)
     assert "the CPU takes over" in caplog.text
     np.testing.assert_array_equal(found.log_value, expected.log_value)
+
+
+@ON
+def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("FEW_ROWS", (1,)), ("MANY_ROWS", (128,)), ("GPU_REPEATS", 1)):
+        monkeypatch.setattr(tuning, name, value)
+    for name, settings in (("FEW_TRIED", (Few(8, 1), Few(2, 2))), ("MANY_TRIED", (Many(16, 128), Many(4, 4)))):
+        monkeypatch.setattr(tuning, name, settings)
+    case = tuning.case_of("x", layered(2, 2, seed=1), 0.2, True, 1)
+    rows = tuning.measure_gpu(case, opened(device), [SINGLE])
+    assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert rows[0].work != rows[1].work

@@ -40,7 +40,7 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
     engine = Engine(network, Query())
     prices = pricing.compiled_prices(
-        engine.work, 1 << 30, pricing.alone_seconds(engine.row_engine, patterns_of(holes(40, 6)))
+        engine.work, 1 << 30, pricing.alone_seconds(engine.row_engine, patterns_of(holes(40, 6))), engine.row_price
     )
     cut, entering, none = (
         Pattern(frozenset(range(8)), NOTHING),
@@ -61,7 +61,7 @@ def test_what_does_not_fit(network: Network) -> None:
     pattern = Pattern(frozenset(range(8)), NOTHING)
     entries = engine.row_engine.work(pattern.sliced)[1]
     for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
-        assert pricing.compiled_prices(engine.work, allowed, math.inf).fits(pattern) == fits
+        assert pricing.compiled_prices(engine.work, allowed, math.inf, engine.row_price).fits(pattern) == fits
 
 
 def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_are_here(network: Network) -> None:
@@ -81,7 +81,7 @@ def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) ->
         EvidenceBatch(4000, {v: np.where(rng.random(4000) < 0.94, 0, UNOBSERVED).astype(np.int32) for v in range(12)})
         for _ in range(2)
     ]
-    prices = pricing.compiled_prices(Engine(network, Query()).work, 1 << 30, math.inf)
+    prices = pricing.compiled_prices(Engine(network, Query()).work, 1 << 30, math.inf, (2e-10, 1.8e-8))
     one, other = (Choice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted
@@ -123,7 +123,7 @@ def test_what_is_kept_of_small_contractions_changes_nothing(network: Network, mo
         monkeypatch.setattr(support, "SMALL_CONTRACTION", small)
         monkeypatch.setattr(tiles, "SMALL_CONTRACTION", small)
         program = Program(plan, network, reference.DOUBLE)
-        codes.append(CompiledProgram(program, 32)._code)
+        codes.append(CompiledProgram(program, 32).code)
     for code in codes[1:]:
         for kept, new in zip(codes[0], code, strict=True):
             np.testing.assert_array_equal(kept, new)

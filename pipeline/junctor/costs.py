@@ -15,9 +15,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 # Rounds of fitting: the first for relative errors, the others for those of logarithms, on which outliers weigh less.
-ROUNDS = 8
+ROUNDS = 6
 # Error of a logarithm from which on a measurement weighs less.
 OUTLIER = 0.25
+# What keeps counts apart that are nearly multiples of each other; columns have a length of one.
+RIDGE = 1e-10
 # What a forecast may be off, as a factor, while prices are still being fitted.
 MOST_OFF = 3.0
 
@@ -62,7 +64,7 @@ def _inside(gram: Floats, wanted: Floats, x: Floats, free: npt.NDArray[np.bool_]
     """Solve for the free ones; those that would become negative are bound to zero on the way, and free no more."""
     while True:
         best = np.zeros_like(x)
-        best[free] = np.linalg.lstsq(gram[np.ix_(free, free)], wanted[free], rcond=1e-12)[0]
+        best[free] = np.linalg.solve(gram[np.ix_(free, free)] + RIDGE * np.eye(free.sum()), wanted[free])
         below = free & (best <= 0)
         if not below.any():
             return best

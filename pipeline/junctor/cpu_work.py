@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.layout import (
@@ -24,8 +26,10 @@ from junctor_kernels.layout import (
     Code,
 )
 
-from junctor.compiled import CompiledProgram
 from junctor.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from junctor.compiled import CompiledProgram
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -15,6 +15,8 @@ DeviceChoice = Literal["cpu", "gpu", "auto"]
 CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 # The oldest architecture that CUDA 13 and its compiler know.
 LEAST_CAPABILITY = 75
+# Of the driver: multiprocessors, major and minor compute capability.
+_ATTRIBUTES = (16, 75, 76)
 _INSTALL = "install junctor[cuda12] or junctor[cuda13], whichever the driver supports"
 
 
@@ -29,6 +31,26 @@ def count_gpus() -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+@cache
+def gpu_at_hand() -> tuple[str, dict[str, float]]:
+    """Return name and figures of the first GPU as `CudaDevice` has them, without CuPy; nothing where there is none."""
+    if not count_gpus():
+        return "no GPU", {}
+    driver = ctypes.CDLL("libcuda.so.1")
+    device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    numbers = []
+    for attribute in _ATTRIBUTES:
+        number = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        numbers.append(number.value)
+    processors, major, minor = numbers
+    figures = {"multiprocessors": processors, "memory": memory.value, "capability": 10 * major + minor}
+    return name.value.decode(), {key: float(value) for key, value in figures.items()}
 
 
 def has_gpu() -> bool:

@@ -18,7 +18,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.collector import collector_paused
-from junctor.devices import DeviceChoice, has_gpu, open_gpu, open_other_gpus
+from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
@@ -32,13 +32,14 @@ from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
-from junctor.pricing import CPU_SPEED, GPU_SPEED, Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
+from junctor.pricing import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
 from junctor.query import Query, target_names
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import Device
 
     from junctor.rowwise import RowEngine
+    from junctor.speeds import DeviceSpeeds, Speeds
 
 Rows = npt.NDArray[np.int64]
 
@@ -93,6 +94,7 @@ class Engine:
         spill: str | Path | None = None,
         disk: int | None = None,
         all_gpus: bool = False,
+        speeds: Speeds | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -100,6 +102,7 @@ class Engine:
         self.threads = threads
         self.device = device
         self.all_gpus = all_gpus
+        self._speeds = speeds
         self.device_memory = device_memory
         self.spill = spill_folder(spill)
         self.disk = disk
@@ -137,7 +140,7 @@ class Engine:
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 alone = alone_seconds(self.row_engine, found) if self._has_row_engine else math.inf
-                prices = compiled_prices(self.work, self.allowed, alone, GPU_SPEED if self.has_device else CPU_SPEED)
+                prices = compiled_prices(self.work, self.allowed, alone, self.row_price)
                 choice = Choice(found, prices, search=True)
             return self._fitting(self._told_apart(choice.groups(), batch), found, batch)
         whole = [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
@@ -286,6 +289,24 @@ class Engine:
         return lru_cache(KEPT_PLANS)(seconds)
 
     @property
+    def speeds(self) -> DeviceSpeeds:
+        """The speeds of the device, or of the one that is most like it."""
+        from junctor.measurements import Device as Measured
+        from junctor.speeds import cpu_name, speeds_here
+
+        known = self._speeds or speeds_here()
+        if not self.has_device:
+            return known.cpu(cpu_name())
+        at_hand = gpu_at_hand() if isinstance(self.device, str) else (self.device.name, self.device.figures)
+        return known.gpu(Measured(*at_hand))
+
+    @property
+    def row_price(self) -> tuple[float, float]:
+        """Seconds of an entry operation and of a table of the row engine's tree, for a row of a plan."""
+        backend = f"many-{'single' if self.query.precision == 'single' else 'double'}" if self.has_device else "cpu"
+        return self.speeds.prices[backend].row
+
+    @property
     def _has_row_engine(self) -> bool:
         return self.query.kind == "posteriors" and self.query.precision != "log"
 
@@ -369,7 +390,7 @@ class Engine:
         prepared = self._prepared.pop(key, None)
         if prepared is None:
             prepared = Prepared(self.network, self.plan(pattern, to_come), self.ladder)
-        prepared.device = self._using
+        prepared.device, prepared.speeds = self._using, self.speeds if self._using else None
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):
             held -= self._prepared.pop(next(iter(self._prepared))).memory.fixed

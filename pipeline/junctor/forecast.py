@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from junctor_kernels.gpu import DEVICE_SHARE
 from junctor_kernels.reference import LOG
 
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.grouping import Group, patterns_of
-from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory
+from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, STEP_SECONDS, Memory, Prepared
 from junctor.oversize import Chunking
 from junctor.planning.budget import Budget
 from junctor.planning.elimination import best_order, moral_graph
@@ -22,8 +23,13 @@ from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.oversize import operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
+from junctor.planning.stages import stages_of
+from junctor.pricing import plain_seconds
+from junctor.propagation import Program
 from junctor.results import answer_width
 
+# Capped, because integers of any size do not fit a float: from there on it is forever anyway.
+MOST_OPERATIONS = 10**30
 # What a row takes beside its arithmetic: reading its evidence and writing its answers.
 ROW_SECONDS = 5e-6
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
@@ -42,8 +48,8 @@ class Forecast:
     """One group of rows: how it is answered, entry operations, bytes that it needs at least and will take, seconds.
 
     plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
-    one core, or of a GPU for rows in chunks there; coarse, infinite where no number holds them. chunking: how rows
-    whose plan exceeds the memory or the device go in chunks. refused: why they cannot be answered.
+    one core, or of a GPU, where one is used; infinite where no number holds them. chunking: how rows whose plan exceeds
+    the memory or the device go in chunks. refused: why they cannot be answered.
     """
 
     group: Group
@@ -99,21 +105,23 @@ def _covers(engine: Engine, pattern: Pattern, observed: frozenset[int], soft: fr
     return pattern.sliced <= observed and not grows
 
 
-def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True) -> list[Forecast]:
+def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0) -> list[Forecast]:
     """Return a forecast for each group of rows, most work first.
 
-    Raises BudgetError where one does not fit; without `refuse` it only says what that one would need.
+    bound: entry operations of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
+    loops make a forecast better. Raises BudgetError where one does not fit; without `refuse` it only says what that one
+    would need.
     """
     groups = engine.groups(batch)
     compiled = engine.loads_compiled(groups, batch)
     found = [
-        _row_by_row(engine, batch, group) if group.alone else _planned(engine, batch, group, compiled, refuse)
+        _row_by_row(engine, batch, group) if group.alone else _planned(engine, batch, group, compiled, refuse, bound)
         for group in groups
     ]
     return sorted(found, key=lambda each: -each.operations)
 
 
-def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool, refuse: bool) -> Forecast:
+def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool, refuse: bool, bound: int) -> Forecast:
     width = answer_width(engine.network, engine.query)
     budget = Budget(engine.allowed, batch.rows * width)
     rows, to_come = group.answered, engine.uses(group, batch)
@@ -128,11 +136,50 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
         if refuse:
             raise
         least = memory.least + budget.reserved
-        return Forecast(group, plan, operations, least, least, seconds_of(operations, rows, False), None, str(error))
+        seconds = min(operations, MOST_OPERATIONS) * OPERATION_SECONDS
+        return Forecast(group, plan, operations, least, least, seconds, None, str(error))
     copied = 0 if group.few is None else group.few.nbytes + rows * width
     projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
-    seconds = seconds_of(operations, len(group.rows), memory.lanes + memory.entry_threads > 0)
+    once = min(plan.shared_operations, MOST_OPERATIONS) * OPERATION_SECONDS + len(group.rows) * ROW_SECONDS
+    seconds = once + _seconds(engine, memory, rows, bool(plan.case_operations <= bound), compiled)
     return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
+
+
+def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bool) -> float:
+    """Return what rows of a plan take on the backend that will answer them."""
+    from junctor.cpu_work import cpu_work
+    from junctor.speeds import plan_work
+
+    plan, operations = memory.plan, min(rows * memory.plan.case_operations, MOST_OPERATIONS)
+    # A GPU takes about as long to come into play as compiled code.
+    if engine.has_device and (engine.device != "auto" or compiled):
+        return _on_gpu(engine, memory, rows, bind)
+    if not memory.lanes:
+        steps = rows * len(plan.steps) * STEP_SECONDS
+        return operations * COMPILED_OPERATION_SECONDS + steps if memory.entry_threads else rows * plain_seconds(plan)
+    if engine.query.kind == "mpe":
+        return operations * COMPILED_OPERATION_SECONDS
+    prices = engine.speeds.prices["cpu"]
+    if not bind:
+        return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))
+    prepared = Prepared(engine.network, plan, engine.ladder)
+    prepared.memory = memory
+    program = prepared.compiled()
+    assert program is not None
+    return prices.of_work(cpu_work(program, plan, rows))
+
+
+def _on_gpu(engine: Engine, memory: Memory, rows: int, bind: bool) -> float:
+    """Return what rows of a plan take on a GPU, which need not be here."""
+    from junctor.gpu_blocks import FEWEST_CASES, GpuBlocks
+    from junctor.speeds import plan_work
+
+    plan, algebra, speeds = memory.plan, engine.ladder[0], engine.speeds
+    if bind:
+        room = engine.device_memory or int(DEVICE_SHARE * speeds.device.figures["memory"])
+        return GpuBlocks(Program(plan, engine.network, algebra), rows, room, memory.room, speeds).seconds(rows)
+    many = speeds.prices.get(f"many-{algebra.name}", speeds.prices[f"few-{algebra.name}"])
+    return many.of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
 def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:
@@ -142,15 +189,6 @@ def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecas
     plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
     seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
     return Forecast(group, plan, group.answered * operations_of(plan), bytes_, bytes_, seconds, chunking)
-
-
-def seconds_of(operations: int, rows: int, compiled: bool) -> float:
-    """Return about what entry operations for so many rows take on one core; infinite where no number holds it."""
-    operation = COMPILED_OPERATION_SECONDS if compiled else OPERATION_SECONDS
-    try:
-        return operations * operation + rows * ROW_SECONDS
-    except OverflowError:
-        return math.inf
 
 
 def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:

@@ -4,79 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import FIELDS, LANE_BYTES, MOST_OPERANDS, PARTS, WARP, Array, Device, Work, run_record
+from junctor_kernels.gpu import FIELDS, Array, Device, Work, run_record
 from junctor_kernels.layout import Code
-from junctor_kernels.reference import LOG
 
 from junctor.answers import Answers, sources_of
-from junctor.gpu_items import Schedule, closing_of, items_of, too_many_operands
+from junctor.gpu_blocks import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
+from junctor.gpu_items import closing_of
 from junctor.lowering import Lowering
 from junctor.measurements import Device as MeasuredDevice
-from junctor.planning.arena import arena
-from junctor.planning.stages import Stages, stages_of
 from junctor.propagation import Block, Outcome, Program, doubtful_rows
-from junctor.speeds import DeviceSpeeds, plan_work, speeds_here
-
-# Lines that a tile may have, and entries of a line.
-TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
-# Blocks on their way at once: one is brought in, one is computed, one is taken out.
-IN_FLIGHT = 3
-# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
-MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
-# Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
-BLOCKS, BLOCK_BYTES = 4, 350_000_000
-# Numbers of states, as the kernels read them.
-STATES = np.int16
-# Arrays begin at multiples of so many bytes.
-ALIGNED = 256
-
-Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
+from junctor.speeds import DeviceSpeeds, speeds_here
 
 
-class GpuProgram:
+class GpuProgram(GpuBlocks):
     """Runs blocks of cases of a program on a device: sum-product in single or double precision, or in log space.
 
-    rows: how many cases there are in all. host: bytes that evidence and answers on their way may take in this process.
-    Blocks have `cases` cases at the most, as many as both memories allow. Few cases spread over the threads of entries
-    and terms, many over threads of their own. Up to `threads` threads may have blocks answered at once, each at a
-    `place` below that: while one block is computed the next is brought in and the last is taken out. Raises MemoryError
-    where a single case does not fit, and OverflowError where a table has more entries than the kernels count.
+    rows: how many cases there are in all. Arguments and errors as for `GpuBlocks`; speeds: None for what this machine
+    knows of the device. Up to `threads` threads may have blocks answered at once, each at a `place` below that: while
+    one block is computed the next is brought in and the last is taken out.
     """
 
     def __init__(
         self, program: Program, rows: int, device: Device, host: int, speeds: DeviceSpeeds | None = None
     ) -> None:
-        self._program, self._plan, self.device = program, program.plan, device
-        dtype = program.algebra.dtype
-        if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
-            raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
-        stages = stages_of(self._plan)
-        places = arena(self._plan, stages.in_order(self._plan))
-        chunk = WARP * LANE_BYTES // dtype.itemsize
-        apiece = _bytes({"posteriors": self._way_shapes(1)["posteriors"]})
-        overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
-        most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
-        self._speeds = speeds
-        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
-        self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
-        self.chunk = chunk if self.many else 1
-        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
-        lowering, code = self._lower(places)
+        known = speeds or speeds_here().gpu(MeasuredDevice(device.name, device.figures))
+        super().__init__(program, rows, device.room, host, known)
+        self.device = device
+        lowering = self._lowering
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
-        if not self.many and too_many_operands(code):
-            raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
-        items, self.stages, self.work = self._schedule(lowering, code, stages)
-        self._arrays = self._put(code, items) | {"fixed": device.put(self._constant_bounds(lowering))}
+        self._arrays = self._put(self._code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self._settled, self._arrays["settled"] = self._settled_posteriors()
         self._targets: Array | None = None
         self.threads = IN_FLIGHT
-        self._places = self._lay_out(lowering, dtype)
+        self._places = self._lay_out(lowering, program.algebra.dtype)
+        # Only what is on the device stays.
+        del self._lowering, self._code, self._items
 
     def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
         """Propagate a block of cases; the device writes its posteriors to `rows` of the answers.
@@ -98,68 +65,6 @@ class GpuProgram:
             self._targets = self.device.put(_narrowed(sources))
         return self._targets
 
-    @cached_property
-    def speeds(self) -> DeviceSpeeds:
-        """What is known of the device, or of the one that is most like it."""
-        return self._speeds or speeds_here().gpu(MeasuredDevice(self.device.name, self.device.figures))
-
-    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
-        """Return the arrays of the plan."""
-        lowering = Lowering(self._program, 1, self._rows, TILE_SHAPES if self.many else (), places)
-        return lowering, lowering.code()
-
-    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
-        """Return the items of a block and its launches."""
-        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
-
-    def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
-        """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
-        if rows > chunk:
-            return False
-        few, many = (plan_work(self._plan, stages, cases, rows) for cases in (rows, chunk))
-        prices, name = self.speeds.prices, self._program.algebra.name
-        return prices[f"few-{name}"].of_plan(few) < prices[f"many-{name}"].of_plan(many)
-
-    def _most_cases(self, host: int, arena_rows: int) -> int:
-        """Return how many cases a block may have."""
-        work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
-        on_device = _bytes(work) + IN_FLIGHT * _bytes(ways)
-        slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
-        del ways["posteriors"]
-        there, here = (self.device.room - slack) // on_device, host // (IN_FLIGHT * _bytes(ways))
-        if there < 1:
-            raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self.device.room:,} for it")
-        if here < 1:
-            raise MemoryError(f"evidence on its way to the GPU does not fit {host:,} bytes")
-        return min(there, here, MOST_CASES)
-
-    def _shapes(self, arena_rows: int, cases: int) -> Shapes:
-        """Return the arrays of a block that stay on the device."""
-        dtype, slots = self._program.algebra.dtype, max(1, len(self._plan.tables))
-        words = np.dtype(f"u{dtype.itemsize}")
-        return {
-            "arena": ((max(1, arena_rows), cases), dtype),
-            **dict.fromkeys(("lost", "open", "least"), ((slots, cases), dtype)),
-            "scale": ((slots, cases), np.float64),
-            # The largest entries, the smallest, and who lost something, side by side: they are cleared at once.
-            "extremes": ((2 * slots + 1, cases), words),
-            "parts": ((PARTS, 3, cases), np.float64),
-        }
-
-    def _way_shapes(self, cases: int) -> Shapes:
-        """Return the arrays of a block on its way; its posteriors go out by themselves, the others have a copy here."""
-        sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
-        likelihoods = sum(sizes[v] for v in pattern.weighted)
-        posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
-        return {
-            "states": ((max(1, len(pattern.sliced)), cases), STATES),
-            "likelihoods": ((max(1, likelihoods), cases), np.float64),
-            "rows": ((1, cases), np.int64),
-            "found": ((3, cases), np.float64),
-            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
-        }
-
     def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
         """Give every array its place in the room of the device."""
         start = 0
@@ -169,7 +74,7 @@ class GpuProgram:
             arrays = {}
             for name, (shape, kind) in shapes.items():
                 arrays[name] = self.device.place(start, shape, kind)
-                start += -(-_bytes({name: (shape, kind)}) // ALIGNED) * ALIGNED
+                start += -(-bytes_of({name: (shape, kind)}) // ALIGNED) * ALIGNED
             return arrays
 
         self._arrays |= place(self._shapes(max(1, lowering.arena_rows), self.cases))
@@ -219,7 +124,7 @@ class _Place:
         self._rows, self._likelihoods = program._rows, likelihoods
         self._shapes = {name: shape for name, shape in shapes.items() if name != "posteriors"}
         self._arrays = arrays
-        self._host = {name: self._device.host(_bytes({name: shape})) for name, shape in self._shapes.items()}
+        self._host = {name: self._device.host(bytes_of({name: shape})) for name, shape in self._shapes.items()}
         record = run_record(self._fields())
         self._record = self._device.host(record.nbytes)
         self._record[:] = record.view(np.uint8)
@@ -294,16 +199,6 @@ class _Place:
         block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
         host["rows"][0, : block.cases] = rows
         return host
-
-
-def _in_chunks(rows: int, most: int, chunk: int) -> int:
-    """Return the cases of blocks of much the same size, rather than of a small one at the end."""
-    blocks = -(-rows // (most // chunk * chunk))
-    return -(-rows // (blocks * chunk)) * chunk
-
-
-def _bytes(shapes: Shapes) -> int:
-    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
 
 
 def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,35 +72,45 @@ def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> No
     import pyarrow.parquet as pq
 
     columns = {name: [getattr(row, name) for row in rows] for name in Measured.__slots__}
-    facts = {"format_version": FORMAT_VERSION, "date": date, "device": asdict(device), "counts": _counts(rows)}
+    facts = {
+        "format_version": FORMAT_VERSION,
+        "date": date,
+        "device": asdict(device),
+        "counts": _counts({row.backend for row in rows}),
+    }
     table = pa.table(columns).replace_schema_metadata({"junctor": json.dumps(facts)})
     with aside(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
-def read(path: Path) -> tuple[Device, list[Measured]]:
-    """Return a device and its measurements; raises ValueError for a file that is none, or of other counts of work."""
+def device_of(path: Path) -> Device:
+    """Return the device of a file; raises ValueError for one that has no measurements, or of other counts of work."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-        facts = json.loads((table.schema.metadata or {})[b"junctor"])
-        device = Device(**facts["device"])
-        rows = [
-            Measured(**{**row, **{name: tuple(row[name]) for name in ("work", "plan", "tree")}})
-            for row in table.to_pylist()
-        ]
+        facts = json.loads((pq.read_schema(path).metadata or {})[b"junctor"])
+        version, counts, device = facts["format_version"], facts["counts"], Device(**facts["device"])
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
-    if facts["counts"] != _counts(rows) or facts["format_version"] != FORMAT_VERSION:
+    if version != FORMAT_VERSION or counts != _counts(counts.keys() - {"plan"}):
         raise ValueError(f"{path}: measurements of another version of junctor")
-    return device, rows
+    return device
 
 
-def _counts(rows: Sequence[Measured]) -> dict[str, Any]:
-    found = sorted({row.backend for row in rows})
-    return {**{name: list(BACKENDS[name]) for name in found}, "plan": list(PLAN_WORK)}
+def read(path: Path) -> list[Measured]:
+    """Return the measurements of a file; raises ValueError for one that has none, or of other counts of work."""
+    import pyarrow.parquet as pq
+
+    device_of(path)
+    vectors = ("work", "plan", "tree")
+    return [
+        Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
+    return {**{name: list(BACKENDS.get(name, ())) for name in sorted(backends)}, "plan": list(PLAN_WORK)}
 
 
 def shipped() -> Path:
@@ -115,15 +124,20 @@ def own() -> Path:
     return cache / "junctor" / "measured"
 
 
-def every() -> Iterator[tuple[Device, list[Measured]]]:
-    """Yield all measurements, the user's own first; a file of theirs that cannot be read is passed over, and said."""
-    for path in sorted(own().glob("*.parquet")):
+def every(own_too: bool) -> Iterator[tuple[Device, Path]]:
+    """Yield the files of all measurements, the user's own first, without those of them that cannot be read."""
+    for path in sorted(own().glob("*.parquet")) if own_too else ():
         try:
-            yield read(path)
+            yield device_of(path), path
         except ValueError as error:
             logger.warning("%s: run junctor tune again", error)
     for path in sorted(shipped().glob("*.parquet")):
-        yield read(path)
+        yield device_of(path), path
+
+
+def has_own() -> bool:
+    """Tell whether the user has measurements of their own."""
+    return any(own().glob("*.parquet"))
 
 
 def file_name(device: Device) -> str:

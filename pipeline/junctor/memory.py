@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from junctor.compiled import CompiledProgram
     from junctor.gpu import GpuProgram
+    from junctor.speeds import DeviceSpeeds
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
 LANE = 32
@@ -235,13 +236,17 @@ def lowered_bytes(plan: Plan) -> int:
 
 @dataclass(eq=False)
 class Prepared:
-    """A plan with its memory and its programs, each made when first needed; `device`: a GPU to use, where one is."""
+    """A plan with its memory and its programs, each made when first needed.
+
+    device: a GPU to use, where one is. speeds: its own, by which launches are chosen; None for what this machine knows.
+    """
 
     network: Network
     plan: Plan
     ladder: Sequence[Algebra]
     memory: Memory = field(init=False)
     device: Device | None = None
+    speeds: DeviceSpeeds | None = None
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
     _on_device: dict[str, GpuProgram | None] = field(init=False, default_factory=dict)
     _compiled: CompiledProgram | None = field(init=False, default=None)
@@ -280,7 +285,7 @@ class Prepared:
             from junctor.gpu import GpuProgram
 
             try:
-                known = GpuProgram(self.program(algebra), rows, self.device, self.memory.room)
+                known = GpuProgram(self.program(algebra), rows, self.device, self.memory.room, self.speeds)
             except (MemoryError, OverflowError) as error:
                 logger.warning("the CPU takes over a group of rows: %s", error)
                 known = None

@@ -24,7 +24,7 @@ from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
 from junctor.machine import spill_folder
 from junctor.query import Query
-from junctor.storage import RunDirectory, aside, explained
+from junctor.storage import RunDirectory, aside, explained, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from junctor.engine import Engine
     from junctor.evidence.encode import EncodedPartition
     from junctor.model import Network
+    from junctor.speeds import Speeds
 
 
 # Partitions that are written at a time: to lay out and compress answers takes about as long as to compute them, and far
@@ -276,7 +277,19 @@ def engine_for(
     network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory, rows, threads)
+    return network, Engine(network, query, memory, rows, threads, speeds=_speeds_of(Path(network_file).parent))
+
+
+def _speeds_of(directory: Path) -> Speeds:
+    """Return the speeds that a run began with: those of the package where it has none of its own."""
+    from junctor.speeds import speeds_here, speeds_of
+
+    path = RunDirectory(directory).speeds
+    record = read_json(path)
+    try:
+        return speeds_here(own=False) if record is None else speeds_of(record)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path}: not the speeds of devices ({error}): start afresh with --overwrite") from error
 
 
 def _refuse_strange_worker(task: PartTask, directory: RunDirectory) -> None:

@@ -1,6 +1,7 @@
 """What rows take, in seconds of one core, before any of them is planned: the prices that a choice of groups asks for.
 
-All constants are coarse: medians over networks of ten to a thousand variables, good to a factor of two.
+What a row takes was measured (`speeds`); the constants here are coarse: medians over networks of ten to a thousand
+variables, good to a factor of two.
 """
 
 from __future__ import annotations
@@ -23,11 +24,6 @@ Work = tuple[float, float, float]
 PLAIN_VARIABLE_SECONDS = 4e-4
 # What NumPy takes for each entry of the tables of a case, to find the largest and smallest and to divide by a scale.
 ENTRY_SECONDS = 5e-9
-# What a row takes of the compiled backend and of a GPU (measured on an H200), for each entry operation and each table
-# of the tree that the row engine makes of the same pattern; plans have 1.7 times the operations of that tree, and
-# three times its tables as steps.
-CPU_SPEED = (2e-10, 1.8e-8)
-GPU_SPEED = (2e-12, 2e-10)
 # What planning, binding and lowering take, for each of its tables and their entries.
 ONCE_TABLE_SECONDS = 1.6e-4
 ONCE_ENTRY_SECONDS = 3e-8
@@ -53,13 +49,11 @@ def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable
     )
 
 
-def compiled_prices(
-    work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float] = CPU_SPEED
-) -> Prices:
+def compiled_prices(work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float]) -> Prices:
     """Return prices from the trees of the row engine, which are found in a millisecond.
 
     work: entry operations, entries and number of the tables of such a tree. allowed: bytes that a plan may take. alone:
-    seconds of a row by itself, infinite where that cannot be. speed: CPU_SPEED or GPU_SPEED.
+    seconds of a row by itself, infinite where that cannot be. speed: seconds of an entry operation and of a table.
     """
 
     def row(pattern: Pattern) -> float:

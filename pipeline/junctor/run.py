@@ -139,8 +139,10 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     """Read and check the network, claim the run directory for this job, and put the network there as Parquet."""
     from junctor.evidence.read import digest_of
     from junctor.formats import read_network, store
+    from junctor.measurements import has_own
     from junctor.query import target_names
     from junctor.results import default_partition_rows
+    from junctor.speeds import speeds_here
 
     progress.stage("reading the network")
     network = read_network(job.network, job.network_format)
@@ -159,6 +161,9 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     )
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
+        if has_own():
+            # What is measured later must not change what is left of this run.
+            write_json(job.directory.speeds, speeds_here().to_record())
         with aside(job.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(network))
     return spec

@@ -1,16 +1,17 @@
 """How fast devices are: prices fitted to measurements, the nearest device where one was not measured.
 
 Prices settle choices (which patterns share a plan, few cases or many, launch parameters) that can change the last digit
-of an answer. So a run keeps those that it began with in its directory, and goes on with them.
+of an answer. So a run that begins with measurements of the user's own keeps their prices in its directory, and goes on
+with them; any other goes by those of its version of the package, whatever is measured meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.costs import fit
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Launching
-from junctor.measurements import Device, Measured, every
+from junctor.measurements import Device, Measured, every, read
 from junctor.planning.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +52,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeeds:
-    """The prices of a device, by backend."""
+    """The prices of a device, by backend; those that are learned are learned when first asked for."""
 
     device: Device
     prices: Mapping[str, Prices]
@@ -79,7 +80,11 @@ class Speeds:
 
     def to_record(self) -> dict[str, Any]:
         """Return what JSON can hold."""
-        return asdict(self)
+        return {"devices": [_record(each) for each in self.devices]}
+
+
+def _record(each: DeviceSpeeds) -> dict[str, Any]:
+    return {"device": asdict(each.device), "prices": {name: asdict(prices) for name, prices in each.prices.items()}}
 
 
 def speeds_of(record: Mapping[str, Any]) -> Speeds:
@@ -114,10 +119,35 @@ def _say(name: str, other: str) -> None:
     logger.info("no measurements of %s: forecasts are those of %s; `junctor tune` measures it", name, other)
 
 
+class Learned(Mapping[str, Prices]):
+    """Prices that fit measurements best, by backend; each is learned when it is asked for."""
+
+    def __init__(self, measured: Sequence[Measured] | Path) -> None:
+        self._measured = measured
+        self._known: dict[str, Prices] = {}
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Measured]]:
+        found: dict[str, list[Measured]] = {}
+        for row in read(self._measured) if isinstance(self._measured, Path) else self._measured:
+            found.setdefault(row.backend, []).append(row)
+        return found
+
+    def __getitem__(self, backend: str) -> Prices:
+        if backend not in self._known:
+            self._known[backend] = _prices(self._rows[backend])
+        return self._known[backend]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 def learned(device: Device, measured: Sequence[Measured]) -> DeviceSpeeds:
-    """Return the prices that fit the measurements of a device best, by backend."""
-    backends = sorted({row.backend for row in measured})
-    return DeviceSpeeds(device, {name: _prices([row for row in measured if row.backend == name]) for name in backends})
+    """Return the prices that fit the measurements of a device best."""
+    return DeviceSpeeds(device, Learned(measured))
 
 
 def _prices(measured: Sequence[Measured]) -> Prices:
@@ -131,10 +161,10 @@ def _prices(measured: Sequence[Measured]) -> Prices:
     return Prices(of_work, of_plan, (operation, table))
 
 
-@lru_cache(maxsize=1)
-def speeds_here() -> Speeds:
+@cache
+def speeds_here(own: bool = True) -> Speeds:
     """Return what is known on this machine, the user's own measurements before those of the package."""
-    return Speeds(tuple(learned(device, rows) for device, rows in every()))
+    return Speeds(tuple(DeviceSpeeds(device, Learned(path)) for device, path in every(own)))
 
 
 @cache

@@ -1,6 +1,7 @@
 """The run directory: what lies where, how it gets there, and how an interrupted run is known again.
 
     DIR/run.json                        what the run answers; written first, and compared when the run goes on
+    DIR/speeds.json                     what was known of devices when the run began; its choices go by that to its end
     DIR/network.parquet                 the network in our own form
     DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
     DIR/evidence/done.json              written when all evidence is there
@@ -81,6 +82,11 @@ class RunDirectory:
     def ingested(self) -> Path:
         """The mark that all evidence is encoded."""
         return self.path / "evidence" / "done.json"
+
+    @property
+    def speeds(self) -> Path:
+        """The speeds of devices by which the run makes its choices."""
+        return self.path / "speeds.json"
 
     @property
     def spec_file(self) -> Path:
@@ -188,6 +194,7 @@ class RunDirectory:
             with suppress(OSError):
                 (self.path / folder).rmdir()
         self.network.unlink(missing_ok=True)
+        self.speeds.unlink(missing_ok=True)
         self.spec_file.unlink()
 
 

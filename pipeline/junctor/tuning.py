@@ -22,6 +22,7 @@ from junctor.gpu import GpuProgram
 from junctor.gpu_items import Schedule, items_of
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Few, Launching, Many
 from junctor.lowering import Lowering
+from junctor.measurements import Device as MeasuredDevice
 from junctor.measurements import Measured
 from junctor.memory import Prepared
 from junctor.model import Network
@@ -32,10 +33,12 @@ from junctor.planning.shape import Pattern
 from junctor.planning.stages import Stages
 from junctor.propagation import Program
 from junctor.rowwise import RowEngine
-from junctor.speeds import plan_work
+from junctor.speeds import DeviceSpeeds, plan_work
 
 Lowered = tuple[Lowering, Code]
 
+# Share of the variables that is observed, whether cut out, and the seed of the choice.
+PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
 # Bytes that a measurement may take, and rows that plans are made for: as many as are worth a short search.
 MEMORY, PLANNED_ROWS = 4 << 30, 64
 # Cases that are measured on a CPU: several blocks, and less than one; their entry operations at the most.
@@ -99,12 +102,22 @@ def built_in() -> Iterator[tuple[str, Network]]:
 
 
 def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[Case]:
-    """Yield the plans that are measured of each network: two cut out, one entering; none that takes too long."""
-    for name, network in networks:
-        for observed, cut, seed in ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4)):
+    """Yield the plans that are measured, one of each network before the next; none that takes too long."""
+    known = list(networks)
+    for observed, cut, seed in PATTERNS:
+        for name, network in known:
             case = case_of(name, network, observed, cut, seed)
             if case.plan.case_operations <= MOST_OPERATIONS:
                 yield case
+
+
+def measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield measurements of built-in networks on a GPU, or on this machine's CPU; none begins after so many seconds."""
+    started = time.monotonic()
+    for case in cases_of(built_in()):
+        if time.monotonic() - started > seconds:
+            return
+        yield f"{case.name}, {case.label}", measure_cpu(case) if device is None else measure_gpu(case, device)
 
 
 def measure_cpu(case: Case) -> list[Measured]:
@@ -172,7 +185,7 @@ class Kept(GpuProgram):
     ):
         self._few, self._known = few, known
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
-        super().__init__(program, rows, device, MEMORY)
+        super().__init__(program, rows, device, MEMORY, DeviceSpeeds(MeasuredDevice(device.name), {}))
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         return self._few
@@ -183,15 +196,15 @@ class Kept(GpuProgram):
         return self._known[self.many]
 
     def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
-        self._lowered = lowering, code, stages
+        self._all = lowering, code, stages
         return self.scheduled(self._launching)
 
     def scheduled(self, launching: Launching) -> Schedule:
         """Return the work of a block with some launch parameters."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(*self._lowered, cases, chunks, launching)
+        return items_of(*self._all, cases, chunks, launching)
 
-    def seconds(self, schedule: Schedule) -> float:
+    def block_seconds(self, schedule: Schedule) -> float:
         """Return what a block takes with some launch parameters; evidence is what the last block brought."""
         device, place = self.device, self._places[0]
         items = device.put(np.array(schedule.items, dtype=np.int32))
@@ -240,7 +253,7 @@ def _measure_block(case: Case, program: Kept, algebra: Algebra) -> list[Measured
     found = []
     for launching in _tried(program):
         schedule = program.scheduled(launching)
-        seconds = program.seconds(schedule)
+        seconds = program.block_seconds(schedule)
         plan = plan_work(case.plan, len(program.stages), program.cases, program.cases)
         setting = launching.many_settings[0] if program.many else launching.few_settings[0]
         label = f"{case.label}, {setting}"

@@ -150,7 +150,7 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
     from junctor.forecast import forecast
 
-    found = forecast(engine, batch, refuse=False)
+    found = forecast(engine, batch, refuse=False, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(each.seconds for each in found)
     return {
         "rows": batch.rows,
@@ -158,6 +158,8 @@ def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
         "patterns": len(found),
         "operations": sum(each.operations for each in found),
         "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
+        "forecast_for": "gpu" if engine.has_device else "cpu",
+        "measured_on": engine.speeds.device.name,
         "needed_bytes": max((each.least for each in found), default=0),
         "planned_bytes": max((each.projected for each in found), default=0),
         "fits": all(each.refused is None for each in found),
@@ -278,9 +280,11 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
-    on_gpu = any(plan["chunks"]["device"] == "gpu" for plan in work["plans"] if "chunks" in plan)
-    where = "a GPU" if on_gpu else "one core"
-    typer.echo(f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where}")
+    where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
+    typer.echo(
+        f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "
+        f"(measured on {work['measured_on']})"
+    )
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
         f"  memory      {format_bytes(work['planned_bytes'])} planned, {format_bytes(work['needed_bytes'])} needed, "

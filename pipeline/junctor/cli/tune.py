@@ -1,0 +1,46 @@
+"""`junctor tune`: measure how fast this machine's CPU or GPU is, for its own forecasts and choices."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Literal
+
+import typer
+
+# Fewer networks are no sample of what plans are like.
+LEAST_NETWORKS = 5
+
+
+def tune(
+    device: Annotated[Literal["cpu", "gpu"], typer.Option(help="What to measure.")] = "cpu",
+    minutes: Annotated[float, typer.Option(help="Begin no measurement after this many minutes.", min=0.0)] = 5.0,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove what was measured here before.")] = False,
+) -> None:
+    """Measure plans of built-in networks, so that forecasts and choices fit this machine.
+
+    What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
+    that come with the package. Runs that began earlier are not changed by it.
+    """
+    from junctor.devices import check_device, gpu_at_hand, open_gpu
+    from junctor.measurements import Device, file_name, own, write
+    from junctor.speeds import cpu_name
+    from junctor.tuning import measured_here
+
+    check_device(device)
+    found = Device(*gpu_at_hand()) if device == "gpu" else Device(cpu_name())
+    path = own() / file_name(found)
+    if forget:
+        path.unlink(missing_ok=True)
+        typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
+        return
+    typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
+    rows = []
+    for name, measured in measured_here(open_gpu() if device == "gpu" else None, 60 * minutes):
+        rows += measured
+        typer.echo(f"  {name}: {len(measured)} measurements", err=True)
+    networks = len({row.network for row in rows})
+    if networks < LEAST_NETWORKS:
+        typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
+        raise typer.Exit(5)
+    write(found, str(date.today()), rows, path)
+    typer.echo(f"{len(rows)} measurements of {networks} networks in {path}")

@@ -1,0 +1,140 @@
+"""What a plan does on a GPU, known without one: few cases or many, how many in a block, and the launches over them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.gpu import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
+from junctor_kernels.layout import Code
+from junctor_kernels.reference import LOG
+
+from junctor.gpu_items import Schedule, items_of, too_many_operands
+from junctor.lowering import Lowering
+from junctor.planning.arena import arena
+from junctor.planning.stages import Stages, stages_of
+from junctor.propagation import Program
+from junctor.speeds import DeviceSpeeds, plan_work
+
+# Lines that a tile may have, and entries of a line.
+TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
+# Blocks on their way at once: one is brought in, one is computed, one is taken out.
+IN_FLIGHT = 3
+# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
+MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
+# Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
+BLOCKS, BLOCK_BYTES = 4, 350_000_000
+# Numbers of states, as the kernels read them.
+STATES = np.int16
+# Arrays begin at multiples of so many bytes.
+ALIGNED = 256
+
+# Bytes of answers a second that leave a GPU while others are computed (measured on an H100).
+BUS_RATE = 3.8e10
+
+Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
+
+
+class GpuBlocks:
+    """How a GPU answers `rows` cases of a program, in blocks of `cases`.
+
+    room: bytes that blocks may take of the device. host: bytes that evidence and answers on their way may take in this
+    process. speeds: of the device, by which choices go. Few cases spread over the threads of entries and terms, many
+    (`many`) over threads of their own, a `chunk` at a time. stages: launches of a block; work: counts of it, FEW_WORK
+    or MANY_WORK. Raises MemoryError where a single case does not fit, and OverflowError where a table has more entries
+    than the kernels count.
+    """
+
+    def __init__(self, program: Program, rows: int, room: int, host: int, speeds: DeviceSpeeds) -> None:
+        self._program, self._plan, self._room, self.speeds = program, program.plan, room, speeds
+        if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
+            raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
+        stages = stages_of(self._plan)
+        places = arena(self._plan, stages.in_order(self._plan))
+        chunk = WARP * LANE_BYTES // program.algebra.dtype.itemsize
+        apiece = bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
+        most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
+        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
+        self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
+        self.chunk = chunk if self.many else 1
+        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
+        self._lowering, self._code = self._lower(places)
+        if not self.many and too_many_operands(self._code):
+            raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
+        self._items, self.stages, self.work = self._schedule(self._lowering, self._code, stages)
+
+    def seconds(self, rows: int) -> float:
+        """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
+        prices = self.speeds.prices[f"{'many' if self.many else 'few'}-{self._program.algebra.name}"]
+        answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        return max(-(-rows // self.cases) * prices.of_work(self.work), answers / BUS_RATE)
+
+    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
+        """Return the arrays of the plan."""
+        lowering = Lowering(self._program, 1, self._rows, TILE_SHAPES if self.many else (), places)
+        return lowering, lowering.code()
+
+    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+        """Return the items of a block and its launches."""
+        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
+        return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
+
+    def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
+        """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
+        if rows > chunk:
+            return False
+        few, many = (plan_work(self._plan, stages, cases, rows) for cases in (rows, chunk))
+        prices, name = self.speeds.prices, self._program.algebra.name
+        return prices[f"few-{name}"].of_plan(few) < prices[f"many-{name}"].of_plan(many)
+
+    def _most_cases(self, host: int, arena_rows: int) -> int:
+        """Return how many cases a block may have."""
+        work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
+        on_device = bytes_of(work) + IN_FLIGHT * bytes_of(ways)
+        slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        del ways["posteriors"]
+        there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * bytes_of(ways))
+        if there < 1:
+            raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self._room:,} for it")
+        if here < 1:
+            raise MemoryError(f"evidence on its way to the GPU does not fit {host:,} bytes")
+        return min(there, here, MOST_CASES)
+
+    def _shapes(self, arena_rows: int, cases: int) -> Shapes:
+        """Return the arrays of a block that stay on the device."""
+        dtype, slots = self._program.algebra.dtype, max(1, len(self._plan.tables))
+        words = np.dtype(f"u{dtype.itemsize}")
+        return {
+            "arena": ((max(1, arena_rows), cases), dtype),
+            **dict.fromkeys(("lost", "open", "least"), ((slots, cases), dtype)),
+            "scale": ((slots, cases), np.float64),
+            # The largest entries, the smallest, and who lost something, side by side: they are cleared at once.
+            "extremes": ((2 * slots + 1, cases), words),
+            "parts": ((PARTS, 3, cases), np.float64),
+        }
+
+    def _way_shapes(self, cases: int) -> Shapes:
+        """Return the arrays of a block on its way; its posteriors go out by themselves, the others have a copy here."""
+        sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
+        likelihoods = sum(sizes[v] for v in pattern.weighted)
+        posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
+        return {
+            "states": ((max(1, len(pattern.sliced)), cases), STATES),
+            "likelihoods": ((max(1, likelihoods), cases), np.float64),
+            "rows": ((1, cases), np.int64),
+            "found": ((3, cases), np.float64),
+            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
+        }
+
+
+def _in_chunks(rows: int, most: int, chunk: int) -> int:
+    """Return the cases of blocks of much the same size, rather than of a small one at the end."""
+    blocks = -(-rows // (most // chunk * chunk))
+    return -(-rows // (blocks * chunk)) * chunk
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """Return the bytes of some arrays."""
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())

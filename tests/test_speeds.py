@@ -1,0 +1,240 @@
+"""The cost model: prices that fit, measurements as files, choices and forecasts that go by them, `junctor tune`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor import measurements, partition, speeds, tuning
+from junctor.cli import app
+from junctor.costs import fit, non_negative
+from junctor.cpu_work import CPU_WORK
+from junctor.errors import RunError
+from junctor.generate import layered
+from junctor.gpu_work import FEW_WORK, MANY_WORK, Beside, Few, Launching, Many, Stage, few_work, many_work, splits
+from junctor.measurements import Device, Measured, device_of, every, file_name, own, read, shipped, write
+from junctor.progress import Silence
+from junctor.run import Job, ingest_network
+from junctor.speeds import DeviceSpeeds, Speeds, learned, plan_work, speeds_here, speeds_of
+from junctor_kernels import gpu
+from junctor_kernels.layout import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
+from typer.testing import CliRunner
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    speeds_here.cache_clear()
+    yield
+    speeds_here.cache_clear()
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 5))
+def test_least_squares_that_are_not_negative(seed: int, rows: int, columns: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    found = non_negative(a, b)
+    gradient = a.T @ (a @ found - b)
+    # The conditions of Karush, Kuhn and Tucker.
+    assert (found >= 0).all()
+    assert (gradient > -1e-5).all()
+    assert abs(gradient @ found) < 1e-5
+
+
+def test_prices_are_found_again() -> None:
+    rng = np.random.default_rng(1)
+    work, prices = 10.0 ** rng.uniform(0, 6, (200, 4)), np.array([2e-9, 0.0, 5e-7, 3e-6])
+    seconds = work @ prices * rng.uniform(0.97, 1.03, 200)
+    groups = rng.integers(0, 9, 200)
+    found = fit(work, seconds, groups)
+    np.testing.assert_allclose(found, prices, rtol=0.05, atol=1e-10)
+    np.testing.assert_array_equal(found, fit(work, seconds, groups))
+    # One that took ten times as long, because the machine did something else.
+    seconds[7] *= 10
+    np.testing.assert_allclose(fit(work, seconds, groups), prices, rtol=0.08, atol=1e-9)
+
+
+def measured(backend: str, seconds: float, scale: float, network: str = "n") -> Measured:
+    work = tuple(scale * (n + 1.0) for n in range(len(measurements.BACKENDS[backend])))
+    return Measured(backend, network, "label", 10, seconds, work, (1.0, 2.0, 3.0 * scale, 4.0, 5.0), (scale, 2.0))
+
+
+def test_files_say_what_was_written(tmp_path: Path) -> None:
+    device = Device("Some GPU (2)", {"multiprocessors": 3.0})
+    rows = [measured("few-log", 0.5, 1.0), measured("cpu", 0.25, 2.0)]
+    path = tmp_path / file_name(device)
+    assert path.name == "some-gpu-2.parquet"
+    write(device, "2026-11-21", rows, path)
+    assert (device_of(path), read(path)) == (device, rows)
+
+
+def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"broken.parquet: not measurements"):
+        read(path)
+    write(Device("x"), "2026-11-21", [measured("cpu", 1.0, 1.0)], path)
+    monkeypatch.setitem(measurements.BACKENDS, "cpu", ("something", "else"))
+    with pytest.raises(ValueError, match="another version"):
+        read(path)
+
+
+def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    own().mkdir(parents=True)
+    (own() / "a.parquet").write_bytes(b"nothing")
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own() / "b.parquet")
+    found = [device.name for device, _ in every(own_too=True)]
+    assert found[0] == "mine"
+    assert "junctor tune" in caplog.text
+    assert found[1:] == [device.name for device, _ in every(own_too=False)]
+
+
+def test_the_package_has_measurements_of_every_backend() -> None:
+    backends = {row.backend for path in shipped().glob("*.parquet") for row in read(path)}
+    assert backends == measurements.BACKENDS.keys()
+    for path in shipped().glob("*.parquet"):
+        known = learned(device_of(path), read(path))
+        for prices in known.prices.values():
+            assert all(math.isfinite(price) and price >= 0 for price in (*prices.work, *prices.plan, *prices.row))
+            assert any(prices.work)
+
+
+def off(path: Path, backend: str) -> Any:
+    """How far forecasts of networks are off, of prices learned from all others."""
+    rows = [row for row in read(path) if row.backend == backend]
+    found = []
+    for name in sorted({row.network for row in rows}):
+        prices = learned(Device("x"), [row for row in rows if row.network != name]).prices[backend]
+        found += [abs(prices.of_work(row.work) / row.seconds - 1) for row in rows if row.network == name]
+    return np.array(found)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "many-single", "many-double"])
+def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(backend: str) -> None:
+    (path,) = (path for path in shipped().glob("*.parquet") if backend in {row.backend for row in read(path)})
+    assert (off(path, backend) <= 0.25).mean() >= 0.9
+
+
+def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    def gpu_of(name: str, processors: float) -> DeviceSpeeds:
+        return DeviceSpeeds(Device(name, {"multiprocessors": processors, "memory": 1e9}), {})
+
+    known = Speeds((gpu_of("small", 20.0), gpu_of("large", 130.0), DeviceSpeeds(Device("some CPU"), {})))
+    assert known.gpu(Device("small", {"multiprocessors": 999.0})).device.name == "small"
+    with caplog.at_level("INFO", "junctor"):
+        assert known.gpu(Device("unheard of", {"multiprocessors": 100.0})).device.name == "large"
+    assert "no measurements of unheard of" in caplog.text
+    assert known.cpu("another CPU").device.name == "some CPU"
+
+
+def test_speeds_survive_json() -> None:
+    known = Speeds((learned(Device("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),))
+    record = json.loads(json.dumps(known.to_record()))
+    again = speeds_of(record)
+    assert again.devices[0].prices["cpu"] == known.devices[0].prices["cpu"]
+    assert json.loads(json.dumps(again.to_record())) == record
+    with pytest.raises(KeyError):
+        speeds_of({})
+
+
+def stage(*contractions: tuple[int, int, int]) -> Stage:
+    """Contractions of so many entries, terms, and tables; none in tiles."""
+    steps = np.zeros((len(contractions), STEP_COLUMNS), np.int64)
+    for step, (entries, _, count) in zip(steps, contractions, strict=True):
+        step[[ENTRIES, TILES, COUNT, SIZE, LINES_OF_TILE, HOW]] = entries, entries, count, 1, 1, 2
+    longest = np.array([terms for _, terms, _ in contractions])
+    along, apart = np.ones(len(steps), np.bool_), np.ones((2, len(steps)))
+    return Stage(steps, longest, longest * steps[:, ENTRIES], along, apart, Beside(items=3, slice=512))
+
+
+def test_threads_share_terms_in_powers_of_two() -> None:
+    each = stage((4, 100, 2), (4, 8, 2), (4, 10**6, 2))
+    assert splits(each, 8).tolist() == [16, 1, gpu.FEW_THREADS]
+    assert splits(each, [8, 64]).tolist() == [[16, 1, gpu.FEW_THREADS], [2, 1, gpu.FEW_THREADS]]
+
+
+def test_the_work_of_a_stage_is_counted() -> None:
+    each = stage((1000, 64, 2))
+    serial, shared = few_work(each, [Few(64, 1), Few(8, 1)], cases=1)
+    named = dict(zip(FEW_WORK, serial.tolist(), strict=True))
+    assert (named["stages"], named["blocks"], named["stored"], named["beside"]) == (1, 4, 1000, 3)
+    assert named["longest"] == 64 * 2 + 8
+    assert dict(zip(FEW_WORK, shared.tolist(), strict=True))["longest"] == 8 * 2 + 4 * 3 + 8
+    ((few,), (more,)) = (many_work(each, [Many(16, 128)], chunks) for chunks in (1, 3))
+    assert (more[MANY_WORK.index("products")], few[MANY_WORK.index("products")]) == (3 * 128_000, 128_000)
+    assert more[MANY_WORK.index("longest")] == few[MANY_WORK.index("longest")]
+
+
+def test_settings_are_those_that_cost_least() -> None:
+    each, few, many = stage((5000, 4096, 2)), np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK))
+    few[FEW_WORK.index("longest")] = 1.0
+    many[MANY_WORK.index("items")] = 1.0
+    launching = Launching(few, many)
+    assert launching.for_few(each, 1)[0].terms <= 32
+    assert launching.for_many(each, 1)[0].terms >= 8
+    few[FEW_WORK.index("longest")], few[FEW_WORK.index("blocks")] = 0.0, 1.0
+    assert Launching(few, many).for_few(each, 1)[0].terms > 1024
+
+
+def test_counts_of_plans_grow_with_rows() -> None:
+    case = tuning.case_of("x", layered(3, 3, seed=1), 0.2, True, 1, rows=8)
+    one, many = (plan_work(case.plan, 5, 64, rows) for rows in (1, 640))
+    assert many[2:4] == tuple(10 * count for count in one[2:4])
+    assert one[0] == many[0] == 1
+
+
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "CPU_ROWS", (64,))
+    monkeypatch.setattr(tuning, "REPEAT_SECONDS", 0.0)
+    networks = iter([("a", layered(3, 3, seed=1)), ("b", layered(4, 3, states=3, seed=2))])
+    cases = list(tuning.cases_of(networks))
+    assert [case.name for case in cases[:3]] == ["a", "b", "a"]
+    rows = [row for case in cases for row in tuning.measure_cpu(case)]
+    assert {row.backend for row in rows} == {"cpu"}
+    assert all(row.seconds > 0 and len(row.work) == len(CPU_WORK) for row in rows)
+    assert learned(Device("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
+
+
+def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 0, result.output
+    (path,) = own().glob("*.parquet")
+    assert str(path) in result.output
+    assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.01)
+    assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
+    assert not path.exists()
+
+
+def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
+    result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
+    assert result.exit_code == 5
+    assert "allow more" in result.output
+    assert not own().exists()
+
+
+def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence.csv"
+    evidence.write_text("smoke\nyes\nno\n")
+    asia = str(Path(__file__).parents[1] / "data" / "asia.bif")
+    plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
+    ingest_network(plain, Silence())
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own() / "mine.parquet")
+    speeds_here.cache_clear()
+    ingest_network(tuned, Silence())
+    (own() / "mine.parquet").unlink()
+    names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
+    assert "mine" not in names[0]
+    assert names[1] == ["mine", *names[0]]
+    tuned.directory.speeds.write_text("{}")
+    with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
+        partition._speeds_of(tuned.directory.path)
