@@ -219,9 +219,9 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FEW_ROWS", (1,)), ("MANY_ROWS", (128,)), ("GPU_REPEATS", 1)):
         monkeypatch.setattr(tuning, name, value)
-    for name, settings in (("FEW_TRIED", (Few(8, 1), Few(2, 2))), ("MANY_TRIED", (Many(16, 128), Many(4, 4)))):
-        monkeypatch.setattr(tuning, name, settings)
-    case = tuning.case_of("x", layered(2, 2, seed=1), 0.2, True, 1)
+    for name, tried in (("FEW_TRIED", (Few(8, 1), Few(1, 1))), ("MANY_TRIED", (Many(16, 128), Many(4, 4)))):
+        monkeypatch.setattr(tuning, name, tried)
+    case = tuning.case_of("x", layered(2, 2, states=4, seed=1), 0.2, True, 1)
     rows = tuning.measure_gpu(case, opened(device), [SINGLE])
     assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
