@@ -116,7 +116,7 @@ def off(path: Path, backend: str) -> Any:
     return np.array(found)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "many-single", "many-double"])
+@pytest.mark.parametrize("backend", measurements.BACKENDS)
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(backend: str) -> None:
     (path,) = (path for path in shipped().glob("*.parquet") if backend in {row.backend for row in read(path)})
     assert (off(path, backend) <= 0.25).mean() >= 0.9
@@ -151,7 +151,7 @@ def stage(*contractions: tuple[int, int, int]) -> Stage:
         step[[ENTRIES, TILES, COUNT, SIZE, LINES_OF_TILE, HOW]] = entries, entries, count, 1, 1, 2
     longest = np.array([terms for _, terms, _ in contractions])
     along, apart = np.ones(len(steps), np.bool_), np.ones((2, len(steps)))
-    return Stage(steps, longest, longest * steps[:, ENTRIES], along, apart, Beside(items=3, slice=512))
+    return Stage(steps, longest, longest * steps[:, ENTRIES], along, apart, Beside(likelihood=7))
 
 
 def test_threads_share_terms_in_powers_of_two() -> None:
@@ -164,7 +164,7 @@ def test_the_work_of_a_stage_is_counted() -> None:
     each = stage((1000, 64, 2))
     serial, shared = few_work(each, [Few(64, 1), Few(8, 1)], cases=1)
     named = dict(zip(FEW_WORK, serial.tolist(), strict=True))
-    assert (named["stages"], named["blocks"], named["stored"], named["beside"]) == (1, 4, 1000, 3)
+    assert (named["stages"], named["blocks"], named["stored"], named["likelihoods"]) == (1, 4, 1000, 7)
     assert named["longest"] == 64 * 2 + 8
     assert dict(zip(FEW_WORK, shared.tolist(), strict=True))["longest"] == 8 * 2 + 4 * 3 + 8
     ((few,), (more,)) = (many_work(each, [Many(16, 128)], chunks) for chunks in (1, 3))

@@ -95,6 +95,8 @@ def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int, chunks:
             many, counts = launching.for_many(stage, chunks)
             cut.append(_many(members, stage, many))
         work += counts
+    if cases:
+        work[FEW_WORK.index("offsets")] = code.offsets.size
     return Schedule(*_in_order(cut, [beside for _, beside in launched], few=bool(cases)), work)
 
 
@@ -109,11 +111,9 @@ def _beside(items: list[Item], code: Code) -> Beside:
         rows[int(code.steps[item.step, KIND])].append(item.last - item.first)
     marginals = [int(code.steps[item.step, ENTRIES]) for item in items if item.what == MARGINAL]
     return Beside(
-        items=len(items),
         made=sum(map(sum, rows.values())),
         bounds=sum(item.what == BOUND for item in items),
         marginals=sum(marginals),
-        slice=max(rows[SLICE], default=0),
         likelihood=max(rows[LIKELIHOOD], default=0),
         marginal=max(marginals, default=0),
     )

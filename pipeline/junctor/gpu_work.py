@@ -38,11 +38,11 @@ Floats = npt.NDArray[np.float64]
 FEW_WORK = (
     # Of each stage: one; steps of its longest thread block, of all of them side by side, the larger of both; blocks.
     *("stages", "longest", "side_by_side", "slower", "blocks"),
-    # Parts of lines of the cache that loads touch, entries that are stored, those of the largest message.
-    *("sectors", "stored", "most_stored"),
-    # What one thread does beside contractions, of each stage the longest: rows of slices, states of a likelihood, of a
-    # posterior; and all items of that kind.
-    *("slices", "likelihoods", "posteriors", "beside"),
+    # Offsets of the whole plan; parts of lines of the cache that loads touch, entries that are stored, and of the
+    # largest message.
+    *("offsets", "sectors", "stored", "most_stored"),
+    # States of likelihoods and posteriors that one thread goes through beside contractions, of each stage the most.
+    *("likelihoods", "posteriors"),
 )
 MANY_WORK = (
     # Of each stage: one, rows that its longest warp loads one after the other.
@@ -83,15 +83,13 @@ MANY_SETTINGS = tuple(Many(terms, shared) for terms in (8, 16, 32, 64) for share
 class Beside(NamedTuple):
     """What a launch does beside contractions.
 
-    items: in all. made: rows of evidence. bounds: of messages. marginals: entries of posteriors. slice, likelihood,
-    marginal: rows or entries of the largest item of that kind.
+    made: rows of evidence. bounds: of messages. marginals: entries of posteriors. likelihood, marginal: entries of the
+    largest of that kind.
     """
 
-    items: int = 0
     made: int = 0
     bounds: int = 0
     marginals: int = 0
-    slice: int = 0
     likelihood: int = 0
     marginal: int = 0
 
@@ -179,7 +177,7 @@ def each_block(stage: Stage, settings: Sequence[Few], cases: int) -> tuple[Ints,
 
 
 def few_work(stage: Stage, settings: Sequence[Few], cases: int) -> Floats:
-    """Return [settings, FEW_WORK] of a stage for few cases."""
+    """Return [settings, FEW_WORK] of a stage for few cases, without what the whole plan has."""
     split, each = each_block(stage, settings, cases)
     entries, sharing = stage.steps[:, ENTRIES], np.log2(split)
     blocks = -(-entries // each)
@@ -197,10 +195,11 @@ def few_work(stage: Stage, settings: Sequence[Few], cases: int) -> Floats:
         together,
         np.maximum(longest, together),
         blocks.sum(axis=1),
+        0,
         (stage.total * apart).sum(axis=-1) * cases,
         entries.sum() * cases,
         entries.max(initial=0) * cases,
-        *(beside.slice * cases / gpu.FEW_THREADS, beside.likelihood, beside.marginal, beside.items * cases),
+        *(beside.likelihood, beside.marginal),
     ]
     return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
 
