@@ -92,20 +92,18 @@ def _gpu_measurements(cases: Sequence[Case], processes: int, limit: float) -> It
 def _cpu_measurements(cases: Sequence[Case], limit: float, passes: int) -> Iterator[tuple[str, list[Measured]]]:
     """Measure everything so often and keep the fewest seconds: what else runs on the machine comes and goes."""
     started = time.time()
-    fewest: dict[tuple[str, str, int], Measured] = {}
+    kept: list[Measured] = []
     for number in range(passes):
-        again = []
         for case in cases:
-            if time.time() - started > limit or case.plan.case_operations > tuning.MOST_OPERATIONS:
-                continue
-            for row in measure_cpu(case):
-                key = row.network, row.label, row.rows
-                again.append(row.seconds / fewest[key].seconds if key in fewest else 1.0)
-                if key not in fewest or row.seconds < fewest[key].seconds:
-                    fewest[key] = row
-        spread = np.quantile(np.maximum(again, 1 / np.array(again)) - 1, (0.5, 0.9)) if again else (0, 0)
-        print(f"pass {number + 1}: differs from the fewest before by {spread[0]:.1%}, of one in ten by {spread[1]:.1%}")
-    yield f"{len(fewest)} plans", list(fewest.values())
+            if time.time() - started < limit and case.plan.case_operations <= tuning.MOST_OPERATIONS:
+                kept += measure_cpu(case)
+        seconds = [row.seconds for row in tuning.fewest(kept)]
+        again = [row.seconds for row in tuning.fewest(kept[-len(seconds) :])]
+        spread = np.quantile(np.array(again) / np.array(seconds) - 1, (0.5, 0.9))
+        print(
+            f"pass {number + 1}: slower than the fewest by {spread[0]:.1%}, one in ten by {spread[1]:.1%}", flush=True
+        )
+    yield f"{len(seconds)} plans", tuning.fewest(kept)
 
 
 def measure(path: Path, output: Path, gpu: bool, processes: int, limit: float, passes: int) -> None:

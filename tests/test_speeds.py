@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from junctor.cpu_work import CPU_WORK
 from junctor.errors import RunError
 from junctor.generate import layered
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Beside, Few, Launching, Many, Stage, few_work, many_work, splits
-from junctor.measurements import Device, Measured, device_of, every, file_name, own, read, shipped, write
+from junctor.measurements import Device, Measured, device_of, file_name, own, own_files, read, shipped, write
 from junctor.progress import Silence
 from junctor.run import Job, ingest_network
-from junctor.speeds import DeviceSpeeds, Speeds, learned, plan_work, speeds_here, speeds_of
+from junctor.speeds import DeviceSpeeds, Learned, Speeds, learned, plan_work, speeds_here, speeds_of
 from junctor_kernels import gpu
 from junctor_kernels.layout import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
 from typer.testing import CliRunner
@@ -90,10 +91,10 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
     own().mkdir(parents=True)
     (own() / "a.parquet").write_bytes(b"nothing")
     write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own() / "b.parquet")
-    found = [device.name for device, _ in every(own_too=True)]
-    assert found[0] == "mine"
+    assert [device.name for device, _ in own_files()] == ["mine"]
     assert "junctor tune" in caplog.text
-    assert found[1:] == [device.name for device, _ in every(own_too=False)]
+    assert next(each.device.name for each in speeds_here().devices) == "mine"
+    assert "mine" not in [each.device.name for each in speeds_here(own=False).devices]
 
 
 def test_the_package_has_measurements_of_every_backend() -> None:
@@ -190,6 +191,15 @@ def test_counts_of_plans_grow_with_rows() -> None:
     assert one[0] == many[0] == 1
 
 
+def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
+    (path,) = (path for path in shipped().glob("*.parquet") if not device_of(path).is_gpu)
+    rows = read(path)
+    few = [replace(row, seconds=2 * row.seconds) for row in rows if row.network in ("alarm", "pigs", "water")]
+    prices = Learned(few, Learned(rows))["cpu"]
+    off = np.array([prices.of_work(row.work) / row.seconds / 2 - 1 for row in rows])
+    assert (abs(off) <= 0.25).mean() > 0.9
+
+
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "CPU_ROWS", (64,))
     monkeypatch.setattr(tuning, "REPEAT_SECONDS", 0.0)
@@ -209,7 +219,7 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     assert result.exit_code == 0, result.output
     (path,) = own().glob("*.parquet")
     assert str(path) in result.output
-    assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.01)
+    assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.5)
     assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
     assert not path.exists()
 

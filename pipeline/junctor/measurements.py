@@ -124,15 +124,19 @@ def own() -> Path:
     return cache / "junctor" / "measured"
 
 
-def every(own_too: bool) -> Iterator[tuple[Device, Path]]:
-    """Yield the files of all measurements, the user's own first, without those of them that cannot be read."""
-    for path in sorted(own().glob("*.parquet")) if own_too else ():
+def shipped_files() -> Iterator[tuple[Device, Path]]:
+    """Yield the measurements of the package."""
+    for path in sorted(shipped().glob("*.parquet")):
+        yield device_of(path), path
+
+
+def own_files() -> Iterator[tuple[Device, Path]]:
+    """Yield the user's own measurements; a file that cannot be read is named and left out."""
+    for path in sorted(own().glob("*.parquet")):
         try:
             yield device_of(path), path
         except ValueError as error:
             logger.warning("%s: run junctor tune again", error)
-    for path in sorted(shipped().glob("*.parquet")):
-        yield device_of(path), path
 
 
 def has_own() -> bool:

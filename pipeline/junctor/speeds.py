@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.costs import fit
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Launching
-from junctor.measurements import Device, Measured, every, read
+from junctor.measurements import Device, Measured, own_files, read, shipped_files
 from junctor.planning.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -101,10 +101,10 @@ def speeds_of(record: Mapping[str, Any]) -> Speeds:
     )
 
 
-def _nearest(device: Device, known: Iterable[DeviceSpeeds]) -> DeviceSpeeds:
+def _nearest(device: Device, known: Iterable[DeviceSpeeds], tell: bool = True) -> DeviceSpeeds:
     """Return the speeds of the device itself, the user's own first, or of the one whose figures differ least."""
     found = min(known, key=lambda each: (each.device.name != device.name, _distance(each.device, device)))
-    if found.device.name != device.name:
+    if tell and found.device.name != device.name:
         _say(device.name, found.device.name)
     return found
 
@@ -120,10 +120,14 @@ def _say(name: str, other: str) -> None:
 
 
 class Learned(Mapping[str, Prices]):
-    """Prices that fit measurements best, by backend; each is learned when it is asked for."""
+    """Prices that fit measurements best, by backend; each is learned when it is asked for.
 
-    def __init__(self, measured: Sequence[Measured] | Path) -> None:
-        self._measured = measured
+    beside: prices of another device. Where it has been measured more widely, its measurements count as well, as much
+    faster or slower as those of both are.
+    """
+
+    def __init__(self, measured: Sequence[Measured] | Path, beside: Learned | None = None) -> None:
+        self._measured, self._beside = measured, beside
         self._known: dict[str, Prices] = {}
 
     @cached_property
@@ -135,8 +139,17 @@ class Learned(Mapping[str, Prices]):
 
     def __getitem__(self, backend: str) -> Prices:
         if backend not in self._known:
-            self._known[backend] = _prices(self._rows[backend])
+            rows = self._rows[backend]
+            if self._beside is not None and backend in self._beside:
+                rows = [*rows, *self._beside.scaled_to(backend, rows)]
+            self._known[backend] = _prices(rows)
         return self._known[backend]
+
+    def scaled_to(self, backend: str, rows: Sequence[Measured]) -> list[Measured]:
+        """Return the measurements of a backend, as much faster or slower as some of another device are."""
+        prices = self[backend]
+        ratio = float(np.median([row.seconds / prices.of_work(row.work) for row in rows]))
+        return [replace(row, seconds=ratio * row.seconds) for row in self._rows[backend]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._rows))
@@ -164,7 +177,16 @@ def _prices(measured: Sequence[Measured]) -> Prices:
 @cache
 def speeds_here(own: bool = True) -> Speeds:
     """Return what is known on this machine, the user's own measurements before those of the package."""
-    return Speeds(tuple(DeviceSpeeds(device, Learned(path)) for device, path in every(own)))
+    shipped = Speeds(tuple(DeviceSpeeds(device, Learned(path)) for device, path in shipped_files()))
+    known = own_files() if own else ()
+    return Speeds((*(_own(device, path, shipped) for device, path in known), *shipped.devices))
+
+
+def _own(device: Device, path: Path, shipped: Speeds) -> DeviceSpeeds:
+    """Return the speeds of a device that the user measured, beside those of the package that are nearest."""
+    nearest = _nearest(device, (each for each in shipped.devices if each.device.is_gpu == device.is_gpu), tell=False)
+    assert isinstance(nearest.prices, Learned)
+    return DeviceSpeeds(device, Learned(path, nearest.prices))
 
 
 @cache

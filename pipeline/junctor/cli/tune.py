@@ -24,7 +24,7 @@ def tune(
     from junctor.devices import check_device, gpu_at_hand, open_gpu
     from junctor.measurements import Device, file_name, own, write
     from junctor.speeds import cpu_name
-    from junctor.tuning import measured_here
+    from junctor.tuning import fewest, measured_here
 
     check_device(device)
     found = Device(*gpu_at_hand()) if device == "gpu" else Device(cpu_name())
@@ -38,6 +38,7 @@ def tune(
     for name, measured in measured_here(open_gpu() if device == "gpu" else None, 60 * minutes):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
+    rows = fewest(rows)
     networks = len({row.network for row in rows})
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
