@@ -24,8 +24,9 @@ from junctor.generate import grid
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.oversize import Limits, cut
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.chunks import ChunkPlan, part
+from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.compile import Problem
+from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
 from junctor_kernels import reference
@@ -77,15 +78,11 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
     )
 
 
-def touched(chunks: ChunkPlan) -> int:
-    """Return the entries that all contractions read and write, a part once for each task and step."""
-    plan = chunks.plan
-    return sum(
-        plan.shape.entries(each.fixed) * part(plan, table, each.fixed)
-        for each in chunks.passes
-        for step in each.steps
-        for table in (*step.operands, step.out)
-    )
+def moved(plan: Plan, each: Pass) -> tuple[int, int, int]:
+    """Return the entries that a pass brings in and takes out, and that its contractions read and write."""
+    touched = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
+    stored = sum(plan.tables[table].entries for table in each.stores)
+    return loaded_entries(plan, each), stored, plan.shape.entries(each.fixed) * touched
 
 
 def ceilings() -> tuple[float, float, float]:
@@ -154,9 +151,9 @@ def timed(
     seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
+    ways = [moved(chunks.plan, each) for each in chunks.passes]
     if rates:
-        moved = (chunks.loaded * itemsize, chunks.stored * itemsize, touched(chunks) * itemsize)
-        bounds = [each / rate for each, rate in zip(moved, rates, strict=True)]
+        bounds = [sum(way) * itemsize / rate for way, rate in zip(zip(*ways, strict=True), rates, strict=True)]
         text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
         text += f": {seconds / max(bounds):.2f} x the largest"
     print(text, flush=True)
@@ -164,7 +161,11 @@ def timed(
         this = chunks.passes[n]
         tasks = chunks.plan.shape.entries(this.fixed)
         work = sum(chunks.plan.work(step) for step in this.steps)
-        print(f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s")
+        text = f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s"
+        if rates:
+            bounds = [entries * itemsize / rate for entries, rate in zip(ways[n], rates, strict=True)]
+            text += ", bounds {:.4f}, {:.4f}, {:.4f}".format(*bounds)
+        print(text)
 
 
 def main() -> None:

@@ -34,6 +34,14 @@ class Stream:
 
     def synchronize(self) -> None: ...
 
+    def wait_event(self, _: Any) -> None: ...
+
+
+class Event:
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, _: Any) -> None: ...
+
 
 class RawModule:
     """Kernels of a source; one launch at a time, because threads of the emulation share what CUDA gives each block."""
@@ -56,6 +64,10 @@ def _copy(target: int, source: int, size: int, *_: Any) -> None:
     ctypes.memmove(target, source, size)
 
 
+def _copy_to_peer(target: int, _to: int, source: int, _from: int, size: int, *_: Any) -> None:
+    ctypes.memmove(target, source, size)
+
+
 def _copy_rows(target: int, step: int, source: int, stride: int, width: int, rows: int, *_: Any) -> None:
     for row in range(rows):
         ctypes.memmove(target + row * step, source + row * stride, width)
@@ -66,12 +78,13 @@ runtime = SimpleNamespace(
     memcpyDeviceToHost=2,
     memcpyAsync=_copy,
     memcpy2DAsync=_copy_rows,
+    memcpyPeerAsync=_copy_to_peer,
     deviceSynchronize=lambda: None,
     hostRegister=lambda *_: None,
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
-cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, runtime=runtime)
+cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
 
 
 def asarray(array: Any) -> DeviceArray:

@@ -93,9 +93,7 @@ def test_several_devices(devices: Devices) -> None:
         assert all(sum(slot.loaded for slot in one.slots) for one in gpu.each)
 
 
-def test_pinned_tables_and_rows_of_pieces(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All stored tables in pinned memory, and pieces copied from where they are, however small.
-    monkeypatch.setattr(chunk_slots, "PINNED_BYTES", 1)
+def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1)
     network = grid(3, 4, seed=4)
     check(network, cut(network, 16), reference.DOUBLE, devices(1))
@@ -107,13 +105,12 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
     gpu = ChunkGpu(chunks, "double", *devices(1))
     done: list[int] = []
 
-    def fail(*_: Any) -> float:
+    def fail(*_: Any) -> None:
         done.append(1)
         if len(done) > 5:
             raise MemoryError("for this test")
-        return 1.0
 
-    monkeypatch.setattr(chunked_gpu.GpuWork, "_power", fail)
+    monkeypatch.setattr(chunked_gpu.GpuWork, "_launch", fail)
     with pytest.raises((MemoryError, RuntimeError)):
         ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
 

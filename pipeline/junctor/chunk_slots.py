@@ -35,8 +35,6 @@ Array = npt.NDArray[Any]
 SLOTS = 3
 # Parts begin at multiples of so many bytes.
 ALIGNED = 256
-# Tables from this size on lie in pinned memory.
-PINNED_BYTES = 1 << 20
 # For all devices (cudaHostRegisterPortable).
 PORTABLE = 1
 # Bytes that a thread touches at a time.
@@ -64,13 +62,16 @@ def task_places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int,
 
 
 def _pinned_places(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], int]:
-    """Return where every large stored table begins in pinned memory, and the bytes in all."""
+    """Return where every table that is stored in memory begins in pinned memory, and the bytes in all.
+
+    Small ones too: a copy to other memory waits until the device has done all that comes before.
+    """
     sizes = {table: chunks.plan.tables[table].entries * itemsize for table in chunks.lifetimes()}
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
     lives = {
         table: (life[0], len(chunks.passes) if table in results else life[1])
         for table, life in chunks.lifetimes().items()
-        if life[0] >= 0 and table not in chunks.on_disk and sizes[table] >= PINNED_BYTES
+        if life[0] >= 0 and table not in chunks.on_disk
     }
     return _placed(lives, sizes)
 
@@ -100,9 +101,7 @@ class Slot:
 
     on: OneGpu
     at: int
-    partial: int
     stream: Any
-    noted: Any
     loaded: int = 0
     stored: int = 0
     held: list[Array] = field(default_factory=list)
@@ -122,14 +121,14 @@ class OneGpu:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
-        partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * np.dtype(self.words).itemsize
+        self._offset_bytes = 0
+        self._kernels: dict[str, Any] = {}
+        # Where in a slot sums of terms lie.
+        self.partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * np.dtype(self.words).itemsize
         with cupy.cuda.Device(self.number):
             self._memory = device.place(0, (slot * count,), np.uint8)
             starts = [int(self._memory.data.ptr) + n * slot for n in range(count)]
-            self.slots = [
-                Slot(self, at, at + partial, cupy.cuda.Stream(non_blocking=True), cupy.zeros(2, dtype=self.words))
-                for at in starts
-            ]
+            self.slots = [Slot(self, at, cupy.cuda.Stream(non_blocking=True)) for at in starts]
 
     def prepared(self, what: Contraction) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
@@ -139,19 +138,23 @@ class OneGpu:
             for launch in launches:
                 arrays = [tuple(map(self.cupy.asarray, (o.panels, o.places, o.far, o.near))) for o in launch.offsets]
                 self._offsets.append(arrays)
+                self._offset_bytes += launch.nbytes
                 places.append([tuple(int(array.data.ptr) for array in each) for each in arrays])
             self._prepared[what] = (launches, places)
         return self._prepared[what]
 
     def make_room(self) -> None:
         """Forget offsets where they take too much; between passes, because launches under way need theirs."""
-        if sum(array.nbytes for arrays in self._offsets for each in arrays for array in each) > OFFSET_BYTES // 2:
+        if self._offset_bytes > OFFSET_BYTES // 2:
             self._prepared.clear()
             self._offsets.clear()
+            self._offset_bytes = 0
 
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
-        return _module(self.number, self.algebra).get_function(name)
+        if name not in self._kernels:
+            self._kernels[name] = _module(self.number, self.algebra).get_function(name)
+        return self._kernels[name]
 
 
 class ChunkGpu:
@@ -192,9 +195,7 @@ class ChunkGpu:
             yield
 
     def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of the host for a stored table, pinned where it is large; not cleared."""
-        if table not in self._pinned:
-            return np.empty(entries, self.dtype)
+        """Return the array of the host for a stored table, pinned; not cleared."""
         start = self._pinned[table]
         return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
 
