@@ -64,10 +64,6 @@ def _copy(target: int, source: int, size: int, *_: Any) -> None:
     ctypes.memmove(target, source, size)
 
 
-def _copy_to_peer(target: int, _to: int, source: int, _from: int, size: int, *_: Any) -> None:
-    ctypes.memmove(target, source, size)
-
-
 def _copy_rows(target: int, step: int, source: int, stride: int, width: int, rows: int, *_: Any) -> None:
     for row in range(rows):
         ctypes.memmove(target + row * step, source + row * stride, width)
@@ -78,7 +74,6 @@ runtime = SimpleNamespace(
     memcpyDeviceToHost=2,
     memcpyAsync=_copy,
     memcpy2DAsync=_copy_rows,
-    memcpyPeerAsync=_copy_to_peer,
     deviceSynchronize=lambda: None,
     hostRegister=lambda *_: None,
     hostUnregister=lambda *_: None,

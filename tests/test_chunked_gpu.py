@@ -12,7 +12,7 @@ import pytest
 from junctor import chunk_slots, chunked_gpu
 from junctor.chunk_slots import ChunkGpu, slot_bytes
 from junctor.chunked import ChunkedProgram
-from junctor.devices import open_gpu
+from junctor.devices import open_gpu, open_other_gpus
 from junctor.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
@@ -31,9 +31,9 @@ BOTH = pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    """Return so many GPUs; of real ones only the first."""
+    """Return so many GPUs; of real ones as many as there are."""
     if request.param == "cuda":
-        yield lambda _: [open_gpu(ROOM)]
+        yield lambda count: [open_gpu(ROOM), *open_other_gpus(ROOM)][:count]
         return
     import emulated_cupy
 

@@ -235,6 +235,13 @@ def record(
     return words
 
 
+def relayed(to: int, of: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `relay`: addresses of two words, and of what they are to be."""
+    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
+    return words
+
+
 def moved(words: npt.NDArray[np.int64], by: int) -> npt.NDArray[np.int64]:
     """Return the record of a launch whose tables lie so many bytes further on."""
     result = words.copy()

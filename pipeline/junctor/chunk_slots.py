@@ -23,7 +23,7 @@ from junctor_kernels.entries_gpu import Launch, launches_of
 
 from junctor.machine import usable_cores
 from junctor.planning.arena import first_gap
-from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, Pass, part
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
@@ -173,7 +173,9 @@ class ChunkGpu:
         turns = itertools.zip_longest(*(one.slots for one in self.each))
         self.slots: list[Slot] = [slot for turn in turns for slot in turn if slot is not None]
         self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
-        self._host = pinned(size)
+        # What one device tells another of the steps of a pass goes behind the tables.
+        self._host = pinned(size + MOST_STEPS * 2 * self.dtype.itemsize)
+        self.relay = self._host.ctypes.data + size
 
     @property
     def loaded(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import bits_of, moved, record, shift_of
+from junctor_kernels.entries_gpu import bits_of, moved, record, relayed, shift_of
 
 from junctor.chunk_slots import ChunkGpu, OneGpu, Slot, task_places
 from junctor.planning.chunks import Pass, configurations, part
@@ -115,6 +115,7 @@ class GpuWork:
         self._on = {one: _OnDevice(one, tasks, self._places, shifts) for one in ones}
         # Where the first task is done, and for each of its steps when it is through, if anybody waits for that.
         self._leader, self._events, self._is_followed = gpu.slots[0].on, list[Any](), groups > 1
+        self._word_bytes = 2 * gpu.dtype.itemsize
 
     def group(self, states: dict[int, int], place: int = 0) -> None:
         """Do the tasks whose results are added up, in a slot; all but the first task follow that step by step."""
@@ -211,6 +212,9 @@ class GpuWork:
 
     def _lead(self, slot: Slot) -> None:
         """Tell the others that the first task has been sent one step further."""
+        if len(self._on) > 1:
+            n = len(self._events)
+            self._relay(slot, self.gpu.relay + n * self._word_bytes, self._on[slot.on].word(True, n))
         event = slot.on.cupy.cuda.Event(disable_timing=True)
         event.record(slot.stream)
         with self._settled:
@@ -227,11 +231,12 @@ class GpuWork:
                 raise RuntimeError("another task of the pass failed")
         slot.stream.wait_event(self._events[max(steps)])
         if slot.on is not self._leader:
-            here, there = self._on[slot.on], self._on[self._leader]
-            size, copy = 2 * int(here.words.itemsize), slot.on.cupy.cuda.runtime.memcpyPeerAsync
             for n in steps:
-                ends = here.word(True, n), here.one.number, there.word(True, n), there.one.number
-                copy(*ends, size, slot.stream.ptr)
+                self._relay(slot, self._on[slot.on].word(True, n), self.gpu.relay + n * self._word_bytes)
+
+    def _relay(self, slot: Slot, to: int, of: int) -> None:
+        words = relayed(to, of)
+        slot.on.kernel("relay")((1,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
 
     def _load(self, slot: Slot, table: int, states: Mapping[int, int]) -> None:
         part_ = self.store.part(table, states)

@@ -4,6 +4,7 @@
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
+//     relay              brings what was found about a table to another device, through memory that both reach.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
 // the first task of a pass, the same for all tasks, and whoever reads the table multiplies.
@@ -304,4 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
         if (threadIdx.x == 0) finish(what, blockIdx.x, (real)parts[0], largest, smallest);
         note(what.extremes, largest, smallest);
     }
+}
+
+// Not a copy, because that would wait behind those of tables.
+extern "C" __global__ void relay(const Reduction what) {
+    if (threadIdx.x < 2) what.extremes[threadIdx.x] = ((volatile const word *)what.operand[0].lead)[threadIdx.x];
 }
