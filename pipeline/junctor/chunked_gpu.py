@@ -17,7 +17,8 @@ import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import bits_of, moved, record, relayed, shift_of
 
-from junctor.chunk_slots import ChunkGpu, OneGpu, Slot, task_places
+from junctor.chunk_places import spreads, task_places
+from junctor.chunk_slots import ChunkGpu, OneGpu, Slot
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ Array = npt.NDArray[Any]
 
 # Runs of bytes from this size on are copied one by one, from where they are.
 RUN_BYTES = 1 << 16
-# Results of the tasks of a pass are added up on the host where all of them take no more bytes.
-SPREAD_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,9 +102,7 @@ class GpuWork:
         self._settled, self._failed = threading.Condition(), False
         self._places, _ = task_places(gpu.chunks, each, gpu.dtype.itemsize)
         self._sizes = gpu.chunks.plan.shape.cardinalities
-        # Small results of tasks that are added up come to the host, so that such tasks need not wait for each other.
-        size = part(gpu.chunks.plan, each.out, each.fixed) * gpu.dtype.itemsize
-        self._spreads = bool(each.summed) and size * gpu.chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+        self._spreads = spreads(gpu.chunks, each, gpu.dtype.itemsize)
         self.outer = [v for v in each.fixed if self._spreads or v not in each.summed]
         self._terms: dict[tuple[int, ...], Array] = {}
         self._largest = 0.0
@@ -146,7 +143,7 @@ class GpuWork:
         term = np.empty(part(self.gpu.chunks.plan, self.each.out, self.each.fixed), self.gpu.dtype)
         slot.stored += term.nbytes
         self._terms[tuple(states[v] for v in self.each.fixed)] = term
-        self._copy(slot, term, slot.at + self._places[self.each.out], to_device=False)
+        self._copy(slot, term, slot.at + self._places[self.each.out], to_slot=False)
 
     def finish(self) -> None:
         """Add up the results that came to the host, in the order of their configurations."""
@@ -241,36 +238,39 @@ class GpuWork:
     def _load(self, slot: Slot, table: int, states: Mapping[int, int]) -> None:
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
-        if not _large_runs(part_):
+        if not (table in self.gpu.resident or _large_runs(part_)):
             part_ = np.ascontiguousarray(part_)
             slot.held.append(part_)
-        self._copy(slot, part_, slot.at + self._places[table], to_device=True)
+        self._copy(slot, part_, slot.at + self._places[table], to_slot=True)
 
     def _save(self, slot: Slot, table: int, states: Mapping[int, int]) -> None:
         part_ = self.store.part(table, states)
         slot.stored += part_.nbytes
         target = part_
-        if not _large_runs(part_):
+        if not (table in self.gpu.resident or _large_runs(part_)):
             target = np.empty(part_.shape, part_.dtype)
             slot.late.append((target, part_))
-        self._copy(slot, target, slot.at + self._places[table], to_device=False)
+        self._copy(slot, target, slot.at + self._places[table], to_slot=False)
 
-    def _copy(self, slot: Slot, host: Array, device: int, to_device: bool) -> None:
-        """Enqueue the copies of an array whose last axis is contiguous, rows of equal distance at once."""
+    def _copy(self, slot: Slot, table: Array, at: int, to_slot: bool) -> None:
+        """Enqueue the copies of an array whose last axis is contiguous, rows of equal distance at once.
+
+        Where it lies, on the host or on a device, its address tells.
+        """
         runtime = slot.on.cupy.cuda.runtime
-        kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
-        if host.flags.c_contiguous:
-            ends = (device, host.ctypes.data) if to_device else (host.ctypes.data, device)
-            runtime.memcpyAsync(*ends, host.nbytes, kind, slot.stream.ptr)
+        kind = runtime.memcpyDefault
+        if table.flags.c_contiguous:
+            ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
+            runtime.memcpyAsync(*ends, table.nbytes, kind, slot.stream.ptr)
             return
-        *outer, rows, _ = host.shape
-        width = host.shape[-1] * host.itemsize
+        *outer, rows, _ = table.shape
+        width = table.shape[-1] * table.itemsize
         for index in itertools.product(*map(range, outer)):
-            block = host[index]
-            here, there = (block.ctypes.data, block.strides[0]), (device, width)
-            target, source = (there, here) if to_device else (here, there)
+            block = table[index]
+            here, there = (block.ctypes.data, block.strides[0]), (at, width)
+            target, source = (there, here) if to_slot else (here, there)
             runtime.memcpy2DAsync(*target, *source, width, rows, kind, slot.stream.ptr)
-            device += width * rows
+            at += width * rows
 
 
 def _large_runs(host: Array) -> bool:
