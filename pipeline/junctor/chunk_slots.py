@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, launches_of
 
-from junctor.chunk_places import pinned_places, resident_places, slot_bytes
+from junctor.chunk_places import ALIGNED, pinned_places, resident_places, slot_bytes
 from junctor.machine import usable_cores
 from junctor.planning.chunks import MOST_STEPS, ChunkPlan
 from junctor.threads import in_threads
@@ -88,13 +89,18 @@ class OneGpu:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
         if what not in self._prepared:
             launches = launches_of(what)
-            places: list[list[tuple[int, ...]]] = []
-            for launch in launches:
-                arrays = [tuple(map(self.cupy.asarray, (o.panels, o.places, o.far, o.near))) for o in launch.offsets]
-                self._offsets.append(arrays)
-                self._offset_bytes += launch.nbytes
-                places.append([tuple(int(array.data.ptr) for array in each) for each in arrays])
-            self._prepared[what] = (launches, places)
+            # In one copy: there are thousands of them.
+            parts = [
+                part for launch in launches for o in launch.offsets for part in (o.panels, o.places, o.far, o.near)
+            ]
+            starts = list(accumulate((-(-part.nbytes // ALIGNED) * ALIGNED for part in parts), initial=0))
+            whole = np.zeros(starts[-1], np.uint8)
+            for start, part in zip(starts, parts, strict=False):
+                whole[start : start + part.nbytes] = part.view(np.uint8)
+            self._offsets.append(self.cupy.asarray(whole))
+            self._offset_bytes += whole.nbytes
+            at = (int(self._offsets[-1].data.ptr) + start for start in starts)
+            self._prepared[what] = launches, [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
         return self._prepared[what]
 
     def make_room(self) -> None:
