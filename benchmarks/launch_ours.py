@@ -2,6 +2,7 @@
 
     uv run python benchmarks/launch_ours.py learn MEASURED.parquet --output prices.json     without each network in turn
     python benchmarks/launch_ours.py run cases.pickle prices.json                           on a GPU
+    uv run python benchmarks/launch_ours.py planning cases.pickle                          what choosing takes, anywhere
 
 For every plan of `costs.py prepare`: microseconds of a block with the parameters that the model chooses for each stage,
 with prices learned from all other networks; by the rule that we had before; with every setting that is one for all
@@ -16,17 +17,21 @@ import json
 import multiprocessing
 import pickle
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import costs
 import numpy as np
+from junctor.gpu_blocks import GpuBlocks
+from junctor.gpu_items import items_of
 from junctor.gpu_work import FEW_SETTINGS, FEW_WORK, MANY_SETTINGS, MANY_WORK, Few, Launching, Many, Stage, splits
 from junctor.measurements import device_of, read
+from junctor.planning.compile import compile_plan
 from junctor.propagation import Program
-from junctor.speeds import learned
-from junctor.tuning import Case, Kept, bring, fixed
+from junctor.speeds import learned, speeds_here
+from junctor.tuning import PLANNED_ROWS, Case, Kept, bring, fixed
 from junctor_kernels.layout import ENTRIES
 from junctor_kernels.reference import SINGLE
 
@@ -115,8 +120,6 @@ def _work(task: tuple[Case, Any, bool, int, bool]) -> tuple[str, int, dict[Any, 
 
 
 def run(cases: Sequence[Case], prices: Any, few: bool, rows: int, processes: int, limit: float, stages: bool) -> None:
-    import time
-
     fork = multiprocessing.get_context("fork")
     order = sorted((case for case in cases if case.name in prices), key=lambda case: -case.plan.case_operations)
     tasks = [(case, prices[case.name], few, rows, stages) for case in order]
@@ -150,6 +153,57 @@ def _show(found: dict[str, dict[Any, float]], few: bool, rows: int) -> None:
     print(f"the model at its worst against each | {' | '.join(f'{each:.3f}' for each in worst)}")
 
 
+class Timed(Launching):
+    """Chooses as the model does, and knows how long that took."""
+
+    seconds = 0.0
+
+    def for_few(self, stage: Stage, cases: int) -> Any:
+        return self._timed(super().for_few, stage, cases)
+
+    def for_many(self, stage: Stage, chunks: int) -> Any:
+        return self._timed(super().for_many, stage, chunks)
+
+    def _timed(self, choose: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        found = choose(*arguments)
+        object.__setattr__(self, "seconds", self.seconds + time.perf_counter() - start)
+        return found
+
+
+class Dry(GpuBlocks):
+    """Blocks of a GPU that need not be here, with the seconds that choosing takes."""
+
+    def _schedule(self, lowering: Any, code: Any, stages: Any) -> Any:
+        known = self.speeds.launching(SINGLE)
+        self.timed = Timed(known.few, known.many)
+        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
+        return items_of(lowering, code, stages, cases, chunks, self.timed)
+
+
+def planning(cases: Sequence[Case]) -> None:
+    """Print what choosing launch parameters takes beside making a plan and bringing it into the form of the GPU."""
+    speeds = next(each for each in speeds_here().devices if each.device.is_gpu)
+    print("plan | planning, ms | to the form of a GPU, ms | choosing, one case, ms | share | 4,096 cases, ms | share")
+    print("|".join(["---"] * 7))
+    shares, chosen, all_planned = [], 0.0, 0.0
+    for case in cases:
+        start = time.perf_counter()
+        compile_plan(case.plan.shape, case.plan.pattern, None, False, PLANNED_ROWS)
+        planned = time.perf_counter() - start
+        cells = []
+        for rows in (1, 4096):
+            start = time.perf_counter()
+            blocks = Dry(Program(case.plan, case.network, SINGLE), rows, 1 << 36, 1 << 34, speeds)
+            lowered = time.perf_counter() - start
+            shares.append(blocks.timed.seconds / (planned + lowered - blocks.timed.seconds))
+            chosen, all_planned = chosen + blocks.timed.seconds, all_planned + planned + lowered - blocks.timed.seconds
+            cells.append(f"{1e3 * blocks.timed.seconds:.1f} | {shares[-1]:.1%}")
+        print(f"{case.name} {case.label} | {1e3 * planned:.0f} | {1e3 * lowered:.0f} | {' | '.join(cells)}", flush=True)
+    print(f"median {np.median(shares):.1%}, nine of ten below {np.quantile(shares, 0.9):.1%}, ", end="")
+    print(f"of all plans together {chosen / all_planned:.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
@@ -166,7 +220,11 @@ def main() -> None:
     runs.add_argument("--stages", action="store_true", help="the best setting of each stage as well")
     runs.add_argument("--processes", type=int, default=12)
     runs.add_argument("--limit", type=float, default=600.0)
+    times = actions.add_parser("planning")
+    times.add_argument("cases", type=Path)
     options = parser.parse_args()
+    if options.action == "planning":
+        return planning(pickle.loads(options.cases.read_bytes()))
     if options.action == "learn":
         return learn(options.measured, options.output)
     cases = [
