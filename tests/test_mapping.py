@@ -8,6 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,48 @@ def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
     assert tree.worst_sum() < 1e-12
     tree.tables[0][:] *= 1.001
     assert tree.worst_sum() > 1e-4
+
+
+class Plain:
+    """A GPU that is none: kernels of the reference, seconds of the clock."""
+
+    name = "no GPU"
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.cupy = SimpleNamespace(
+            array=np.array,
+            ones=np.ones,
+            empty=np.empty,
+            zeros=np.zeros,
+            arange=np.arange,
+            cuda=SimpleNamespace(runtime=SimpleNamespace(deviceSynchronize=lambda: None)),
+        )
+
+    def launch(self, name: str, setting: Setting, where: Any, *arrays: Any) -> None:
+        assert setting.threads % setting.together == 0
+        {"reduce": mapping.reduce_mapped, "scatter": mapping.scatter_mapped}[name](arrays[0], where, *arrays[1:])
+
+    def seconds(self, enqueue: Any, repeats: int) -> float:
+        enqueue()
+        return 1e-3
+
+
+def test_the_table_of_whole_propagations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
+    launch = importlib.import_module("launch")
+    network = layered(layers=4, width=3, states=3, parents=2, seed=2)
+    plan = plan_stored(shape_of(network))
+    rows = [(*size, 64, 2) for _, size in launch.sizes_of(plan)[1:]]
+    ways = dict.fromkeys(("reduce", "scatter"), rows)
+    monkeypatch.setattr(launch, "Gpu", Plain)
+    monkeypatch.setattr(launch, "_ours", lambda plan, network, cpu: (0.5, 7.0))
+    record = {"device": "x", "chosen": {"net": {"some model": ways}}, "best": ways, "single": [64, 4]}
+    launch.run([("net", network, plan)], record, cpu=True, rounds=2)
+    printed = capsys.readouterr().out
+    (line,) = (line for line in printed.splitlines() if line.startswith("net |"))
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[2:8] == ["1.000"] * 6
+    assert cells[8:11] == ["7.0", "0.500", "+100%"]
+    assert float(cells[11]) < 1e-5
+    assert "some model | 1.000" in printed

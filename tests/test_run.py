@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import junctor
 import numpy as np
@@ -304,7 +305,7 @@ def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: 
 def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
-    def counting(engine: Engine, batch: EvidenceBatch) -> list[Forecast]:
+    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Forecast]:
         planned.append(len(patterns_of(batch).counts))
         return forecast(engine, batch)
 

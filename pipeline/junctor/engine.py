@@ -292,13 +292,19 @@ class Engine:
     def speeds(self) -> DeviceSpeeds:
         """The speeds of the device, or of the one that is most like it."""
         from junctor.measurements import Device as Measured
-        from junctor.speeds import cpu_name, speeds_here
+        from junctor.speeds import cpu_name
 
-        known = self._speeds or speeds_here()
         if not self.has_device:
-            return known.cpu(cpu_name())
+            return self.known_speeds.cpu(cpu_name())
         at_hand = gpu_at_hand() if isinstance(self.device, str) else (self.device.name, self.device.figures)
-        return known.gpu(Measured(*at_hand))
+        return self.known_speeds.gpu(Measured(*at_hand))
+
+    @property
+    def known_speeds(self) -> Speeds:
+        """What is known of devices."""
+        from junctor.speeds import speeds_here
+
+        return self._speeds or speeds_here()
 
     @property
     def row_price(self) -> tuple[float, float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from junctor_kernels.gpu import DEVICE_SHARE
-from junctor_kernels.reference import LOG
+from junctor_kernels.reference import LOG, Algebra
 
 from junctor.engine import Engine
 from junctor.errors import BudgetError
@@ -27,6 +28,9 @@ from junctor.planning.stages import stages_of
 from junctor.pricing import plain_seconds
 from junctor.propagation import Program
 from junctor.results import answer_width
+
+if TYPE_CHECKING:
+    from junctor.speeds import DeviceSpeeds
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
@@ -49,7 +53,8 @@ class Forecast:
 
     plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
     one core, or of a GPU, where one is used; infinite where no number holds them. chunking: how rows whose plan exceeds
-    the memory or the device go in chunks. refused: why they cannot be answered.
+    the memory or the device go in chunks. refused: why they cannot be answered. on_gpu: seconds of a GPU that was asked
+    about, None where the CPU would answer them all the same.
     """
 
     group: Group
@@ -60,6 +65,7 @@ class Forecast:
     seconds: float
     chunking: Chunking | None = None
     refused: str | None = None
+    on_gpu: float | None = None
 
     @property
     def rows(self) -> int:
@@ -67,13 +73,16 @@ class Forecast:
         return len(self.group.rows)
 
 
-def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int) -> tuple[int, float]:
-    """Return what `count` batches need: bytes at the least, and seconds of one core.
+def survey(
+    engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: DeviceSpeeds | None = None
+) -> tuple[int, float, float]:
+    """Return what `count` batches need: bytes at the least, seconds of one core, and of a GPU with such speeds.
 
-    The first batch is forecast, and each one with patterns that may need more memory than those seen; the others are
-    taken to be alike. Stops looking, and reading, where that becomes a cost of its own. Raises BudgetError.
+    Without `gpu` the latter are infinite. The first batch is forecast, and each one with patterns that may need more
+    memory than those seen; the others are taken to be alike. Stops looking, and reading, where that becomes a cost of
+    its own. Raises BudgetError.
     """
-    least, limit = 0, math.inf
+    least, limit, on_gpu = 0, math.inf, 0.0 if gpu else math.inf
     seconds: list[float] = []
     seen: list[Pattern] = []
     started = time.monotonic()
@@ -82,13 +91,15 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int) -> tupl
             break
         if seconds and not _has_new_patterns(engine, batch, seen):
             continue
-        found = forecast(engine, batch)
+        found = forecast(engine, batch, gpu=gpu)
         least = max((least, *(each.least for each in found)))
         seen = sorted([*seen, *(each.group.pattern for each in found)], key=lambda each: len(each.sliced))
         seconds.append(sum(each.seconds for each in found))
+        on_gpu += sum(each.seconds if each.on_gpu is None else each.on_gpu for each in found)
         if len(seconds) == 1:
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
-    return least, count * sum(seconds) / max(1, len(seconds))
+    share = count / max(1, len(seconds))
+    return least, share * sum(seconds), share * on_gpu
 
 
 def _has_new_patterns(engine: Engine, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:
@@ -105,12 +116,14 @@ def _covers(engine: Engine, pattern: Pattern, observed: frozenset[int], soft: fr
     return pattern.sliced <= observed and not grows
 
 
-def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0) -> list[Forecast]:
+def forecast(
+    engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0, gpu: DeviceSpeeds | None = None
+) -> list[Forecast]:
     """Return a forecast for each group of rows, most work first.
 
     bound: entry operations of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
-    loops make a forecast better. Raises BudgetError where one does not fit; without `refuse` it only says what that one
-    would need.
+    loops make a forecast better. gpu: speeds of a GPU that is asked about as well. Raises BudgetError where a group
+    does not fit; without `refuse` it only says what that one would need.
     """
     groups = engine.groups(batch)
     compiled = engine.loads_compiled(groups, batch)
@@ -118,6 +131,8 @@ def forecast(engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: i
         _row_by_row(engine, batch, group) if group.alone else _planned(engine, batch, group, compiled, refuse, bound)
         for group in groups
     ]
+    if gpu is not None:
+        found = [replace(each, on_gpu=_elsewhere(engine, each, gpu)) for each in found]
     return sorted(found, key=lambda each: -each.operations)
 
 
@@ -171,15 +186,29 @@ def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bo
 
 def _on_gpu(engine: Engine, memory: Memory, rows: int, bind: bool) -> float:
     """Return what rows of a plan take on a GPU, which need not be here."""
-    from junctor.gpu_blocks import FEWEST_CASES, GpuBlocks
-    from junctor.speeds import plan_work
+    from junctor.gpu_blocks import GpuBlocks
 
     plan, algebra, speeds = memory.plan, engine.ladder[0], engine.speeds
-    if bind:
-        room = engine.device_memory or int(DEVICE_SHARE * speeds.device.figures["memory"])
-        return GpuBlocks(Program(plan, engine.network, algebra), rows, room, memory.room, speeds).seconds(rows)
-    many = speeds.prices.get(f"many-{algebra.name}", speeds.prices[f"few-{algebra.name}"])
-    return many.of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+    if not bind:
+        return _plan_on_gpu(plan, algebra, rows, speeds)
+    room = engine.device_memory or int(DEVICE_SHARE * speeds.device.figures["memory"])
+    return GpuBlocks(Program(plan, engine.network, algebra), rows, room, memory.room, speeds).seconds(rows)
+
+
+def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: DeviceSpeeds) -> float:
+    from junctor.gpu_blocks import FEWEST_CASES
+    from junctor.speeds import plan_work
+
+    backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
+    return speeds.prices[backend].of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+
+
+def _elsewhere(engine: Engine, each: Forecast, gpu: DeviceSpeeds) -> float | None:
+    """Return what a GPU would take for a group of rows, None where it would not answer them."""
+    if each.plan is None or each.chunking is not None or engine.query.kind == "mpe":
+        return None
+    seconds = _plan_on_gpu(each.plan, engine.ladder[0], each.group.answered, gpu)
+    return seconds + each.rows * ROW_SECONDS
 
 
 def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from junctor.answers import STATUS_NAMES
-from junctor.devices import DeviceChoice, check_device, count_gpus, has_gpu
+from junctor.devices import DeviceChoice, check_device, count_gpus, gpu_at_hand, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
 from junctor.machine import allowed_disk, spill_folder, usable_cores
@@ -39,8 +40,8 @@ from junctor.storage import (
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
 WORKER_SECONDS = 5.0
-# Seconds of work of one core from which on a GPU is worth its while.
-DEVICE_SECONDS = 10.0
+# What it takes to bring a GPU into play: CUDA, CuPy, a process for it.
+DEVICE_SECONDS = 4.0
 # Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
 WORKER_CORES = 4
 
@@ -77,10 +78,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the partitions that are left will take: bytes for each worker at the least, seconds of one core."""
+    """What partitions that are left will take: bytes for each worker at the least, seconds of one core, of a GPU."""
 
     least: int = 0
     seconds: float = 0.0
+    gpu_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     """
     from junctor.evidence.encoded import read_partition
     from junctor.forecast import survey
+    from junctor.measurements import Device
 
     directory, spec = job.directory, job.directory.read_spec()
     ingested = _ingested(directory)
@@ -230,7 +233,9 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     engine.device = resources.device if resources.device != "auto" else "cpu"
     engine.device_memory = resources.device_memory
     engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
-    return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
+    gpu = engine.known_speeds.gpu(Device(*gpu_at_hand())) if resources.device == "auto" and has_gpu() else None
+    batches = (read_partition(directory.evidence_part(i)).batch for i in pending)
+    return Outlook(*survey(engine, batches, len(pending), gpu))
 
 
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
@@ -275,7 +280,8 @@ def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
     """Return the device to use; a scheduler's workers see for themselves."""
     if resources.device != "auto" or resources.scheduler is not None:
         return resources.device
-    return "gpu" if outlook.seconds >= DEVICE_SECONDS and has_gpu() else "cpu"
+    faster = outlook.gpu_seconds + DEVICE_SECONDS < outlook.seconds / usable_cores()
+    return "gpu" if faster and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:

@@ -283,7 +283,7 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
     typer.echo(
         f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "
-        f"(measured on {work['measured_on']})"
+        f"({_measured(work)})"
     )
     fits = "" if work["fits"] else ": too much, it will be refused"
     typer.echo(
@@ -292,6 +292,18 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     )
     if work["refused"] is not None:
         typer.echo(f"              {work['refused']}")
+
+
+def _measured(work: dict[str, Any]) -> str:
+    """Return by what a forecast goes, and what to do where that is another device."""
+    from junctor.devices import count_gpus, gpu_at_hand
+    from junctor.speeds import cpu_name
+
+    on_gpu = work["forecast_for"] == "gpu"
+    here = gpu_at_hand()[0] if on_gpu else cpu_name()
+    if here == work["measured_on"] or (on_gpu and not count_gpus()):
+        return f"measured on {work['measured_on']}"
+    return f"measured on {work['measured_on']}, not on {here}: see junctor tune"
 
 
 def _ratio(before: int, after: int) -> str:
