@@ -3,10 +3,13 @@
     uv run python benchmarks/costs.py prepare NETWORK ... --output cases.pickle     plans, on any machine
     python benchmarks/costs.py measure cases.pickle --output FILE.parquet [--gpu]    seconds and counts of work
     uv run python benchmarks/costs.py check FILE.parquet ...                         forecasts, network by network
+    uv run python benchmarks/costs.py merge FILE.parquet ... --output FILE.parquet   of one device, for the package
 
 `measure --gpu` lowers plans in several processes, which take turns on the device. A forecast of a network is made with
 prices learned from all others. `check` prints for every backend how many forecasts are within 25 % of what was
-measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below.
+measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below. Where several
+launch parameters were measured of the same blocks it prints how those that the model chooses do against the best of
+each block and against those that are best for all blocks together.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import pickle
+import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -145,9 +149,41 @@ def check(paths: Sequence[Path], table: bool) -> None:
             off = errors(device, rows)
             cells = [f"{(each <= WITHIN).mean():.1%} | {np.quantile(each, 0.9):.1%}" for each in off.values()]
             print(f"{backend} | {len(rows)} | {' | '.join(cells)}")
+            if told := compared(device, rows):
+                print(told)
             for name in sorted({row.network for row in rows}) if table else ():
                 own = np.array([row.network == name for row in rows])
                 print(f"   {name}: {(off['work'][own] <= WITHIN).mean():.0%}, worst {off['work'][own].max():.0%}")
+
+
+def compared(device: Device, rows: Sequence[Measured]) -> str | None:
+    """Say how the launch parameters do that the model would choose, with prices learned from all other networks."""
+    blocks: dict[tuple[str, str, int], dict[str, Measured]] = {}
+    for row in rows:
+        label, setting = re.split(r", (?=Few|Many|$)", f"{row.label}, ")[:2]
+        blocks.setdefault((row.network, label, row.rows), {})[setting] = row
+    several = {name: tried for name, tried in blocks.items() if len(tried) > 1}
+    if not several:
+        return None
+    backend, settings = rows[0].backend, sorted({setting for tried in several.values() for setting in tried})
+    prices = {
+        name: learned(device, [row for row in rows if row.network != name]).prices[backend]
+        for name in {row.network for row in rows}
+    }
+    chosen = [min(tried.values(), key=lambda row: prices[row.network].of_work(row.work)) for tried in several.values()]
+    best = np.array([min(row.seconds for row in tried.values()) for tried in several.values()])
+    model = np.array([row.seconds for row in chosen])
+    times = np.array([[tried[setting].seconds for setting in settings] for tried in several.values()])
+    single = np.log(times).mean(axis=0).argmin()
+    gain = times[:, single] / model
+    return (
+        f"   {len(several)} blocks, {len(settings)} settings: chosen {model.sum() / best.sum() - 1:.1%} over the best, "
+        f"{(model / best).max() - 1:.1%} at the worst; {settings[single]} for all takes {gain_of(gain)}"
+    )
+
+
+def gain_of(ratios: npt.NDArray[np.float64]) -> str:
+    return f"{np.exp(np.log(ratios).mean()) - 1:+.1%} (geometric mean; at the least {ratios.min() - 1:+.1%})"
 
 
 def errors(device: Device, rows: Sequence[Measured]) -> dict[str, npt.NDArray[np.float64]]:
@@ -162,6 +198,16 @@ def errors(device: Device, rows: Sequence[Measured]) -> dict[str, npt.NDArray[np
                 off["work"][at] = abs(prices.of_work(row.work) / row.seconds - 1)
                 off["plan"][at] = abs(prices.of_plan(row.plan) / row.seconds - 1)
     return off
+
+
+def merge(paths: Sequence[Path], output: Path) -> None:
+    """Write the measurements of several files, the fewest seconds of equal ones."""
+    devices = {device_of(path).name: device_of(path) for path in paths}
+    if len(devices) > 1:
+        raise SystemExit(f"measurements of {' and '.join(devices)} in one file")
+    rows = tuning.fewest(row for path in paths for row in read(path))
+    (device,) = devices.values()
+    write(device, str(date.today()), rows, output)
 
 
 def main() -> None:
@@ -181,8 +227,13 @@ def main() -> None:
     checks = actions.add_parser("check")
     checks.add_argument("files", nargs="+", type=Path)
     checks.add_argument("--table", action="store_true", help="every network as well")
+    merges = actions.add_parser("merge")
+    merges.add_argument("files", nargs="+", type=Path)
+    merges.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    if options.action == "prepare":
+    if options.action == "merge":
+        merge(options.files, options.output)
+    elif options.action == "prepare":
         prepare(options.networks, options.output, options.most)
     elif options.action == "measure":
         measure(options.cases, options.output, options.gpu, options.processes, options.limit, options.passes)

@@ -3,7 +3,8 @@
     uv run python benchmarks/launch.py prepare NETWORK ... --output trees.pickle   trees with a searched order, anywhere
     python benchmarks/launch.py measure trees.pickle --output launch.parquet       seconds of every message and setting
     uv run python benchmarks/launch.py fit trees.pickle launch.parquet --output choices.json    models, their Table 3
-    python benchmarks/launch.py run trees.pickle choices.json                      their Table 4 and figure 7
+    python benchmarks/launch.py run trees.pickle choices.json [--plot FILE]        their Table 4 and figure 7
+    python benchmarks/launch.py tables NETWORK ... --folder DIR                    all of it, on a machine with a GPU
 
 `measure` takes one message of each size (entries of separator and clique) of the trees, with every block size K and
 arithmetic threads p_a of a grid; settings where a thread would have more than 16,384 terms are left out. `fit` learns
@@ -249,7 +250,7 @@ def _sums(trees: Trees, record: dict[str, Any], sizes: list[Size], settings: lis
         print(f"{network} | {' | '.join(cells)}")
 
 
-def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int) -> None:
+def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path | None = None) -> None:
     """Print their Table 4: milliseconds of a propagation without evidence with every way to choose, and ours."""
     gpu = Gpu(np.dtype(np.float32))
     names = list(choosers(record, trees[0][0]))
@@ -257,6 +258,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int) -> None:
     print(" | ".join(["network", "operations", *names, "CPU", "our kernels", "slower than ours", "difference"]))
     print("|".join(["---"] * (len(names) + 6)), flush=True)
     totals: dict[str, list[float]] = {name: [] for name in names}
+    beside: dict[str, list[float]] = {"CPU": [], "our kernels": []}
     for network, model, plan in trees:
         tree = MappedTree(plan, model, np.dtype(np.float32), gpu.cupy)
         choices = choosers(record, network)
@@ -264,6 +266,8 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int) -> None:
         worst = tree.worst_sum()
         del tree
         ours, cpu_ms = _ours(plan, model, cpu)
+        beside["CPU"].append(cpu_ms)
+        beside["our kernels"].append(ours)
         for name in names:
             totals[name].append(seconds[name])
         cells = [f"{1e3 * seconds[name]:.3f}" for name in names]
@@ -279,6 +283,11 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int) -> None:
         gains = [statistics.geometric_mean(np.array(other) / totals[name]) for other in others]
         worst = max(np.array(totals[name]) / others[-1])
         print(f"{name} | {' | '.join(f'{gain:.3f}' for gain in gains)} | {worst:.3f}")
+    if plot is not None:
+        from launch_plot import draw
+
+        bars = {name: [1e3 * each for each in times] for name, times in totals.items()}
+        draw([network for network, _, _ in trees], {**bars, **beside}, plot)
 
 
 def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
@@ -300,6 +309,15 @@ def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
     return ours, median_ms(lambda: host.propagate({}), 3)
 
 
+def tables(networks: list[str], folder: Path) -> None:
+    """Do everything: trees, measurements, models, their tables and the figure."""
+    prepare(networks, folder / "trees.pickle")
+    trees: Trees = pickle.loads((folder / "trees.pickle").read_bytes())
+    measure(trees, folder / "launch.parquet", limit=float("inf"))
+    fit(trees, folder / "launch.parquet", folder / "choices.json")
+    run(trees, json.loads((folder / "choices.json").read_text()), cpu=True, rounds=5, plot=folder / "figure7.svg")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
@@ -319,15 +337,21 @@ def main() -> None:
     runs.add_argument("choices", type=Path)
     runs.add_argument("--cpu", action="store_true", help="the CPU as well")
     runs.add_argument("--rounds", type=int, default=5)
+    runs.add_argument("--plot", type=Path, help="figure 7: .png, .svg or .pdf")
+    whole = actions.add_parser("tables")
+    whole.add_argument("networks", nargs="+")
+    whole.add_argument("--folder", type=Path, required=True, help="for trees, measurements, choices and the figure")
     options = parser.parse_args()
     if options.action == "prepare":
         return prepare(options.networks, options.output)
+    if options.action == "tables":
+        return tables(options.networks, options.folder)
     loaded: Trees = pickle.loads(options.trees.read_bytes())
     if options.action == "measure":
         return measure(loaded, options.output, options.limit)
     if options.action == "fit":
         return fit(loaded, options.measured, options.output)
-    return run(loaded, json.loads(options.choices.read_text()), options.cpu, options.rounds)
+    return run(loaded, json.loads(options.choices.read_text()), options.cpu, options.rounds, options.plot)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,10 @@ class Plain:
         return 1e-3
 
 
-def test_the_table_of_whole_propagations(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_whole_propagations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
     launch = importlib.import_module("launch")
     network = layered(layers=4, width=3, states=3, parents=2, seed=2)
@@ -174,7 +177,8 @@ def test_the_table_of_whole_propagations(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(launch, "Gpu", Plain)
     monkeypatch.setattr(launch, "_ours", lambda plan, network, cpu: (0.5, 7.0))
     record = {"device": "x", "chosen": {"net": {"some model": ways}}, "best": ways, "single": [64, 4]}
-    launch.run([("net", network, plan)], record, cpu=True, rounds=2)
+    launch.run([("net", network, plan)], record, cpu=True, rounds=2, plot=tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().count("net") >= 1
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if line.startswith("net |"))
     cells = [cell.strip() for cell in line.split("|")]
