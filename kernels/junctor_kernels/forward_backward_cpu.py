@@ -233,9 +233,7 @@ def _beside(term: Any, top: Any) -> Any:
 
 
 @jit
-def _sparse_log_sums(
-    starts: Any, states: Any, numbers: Any, size: int, rows: Any, before: int, after: int
-) -> None:
+def _sparse_log_sums(starts: Any, states: Any, numbers: Any, size: int, rows: Any, before: int, after: int) -> None:
     for j in range(size):
         top = rows[after + j]
         if top > -np.inf:

@@ -195,7 +195,12 @@ def _four_rows(
     c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = spread(_nothing(rows, adds))
     for i in range(terms):
         x = panel + i * VECTORS * lanes
-        x0, x1, x2, x3 = load(panels, x), load(panels, x + lanes), load(panels, x + 2 * lanes), load(panels, x + 3 * lanes)
+        x0, x1, x2, x3 = (
+            load(panels, x),
+            load(panels, x + lanes),
+            load(panels, x + 2 * lanes),
+            load(panels, x + 3 * lanes),
+        )
         y = spread(rows[at + i])
         a0, a1, a2, a3 = _fold(a0, x0, y, adds), _fold(a1, x1, y, adds), _fold(a2, x2, y, adds), _fold(a3, x3, y, adds)
         y = spread(rows[at + n1 + i])

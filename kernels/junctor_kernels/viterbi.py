@@ -7,8 +7,8 @@ trellis are ordered by tick, then by sequence: tick t has `counts[t]` rows and t
 
 All numbers are natural logarithms, -inf for what is impossible, none above 0 but emissions. Two operands are added at a
 time, and maxima do not depend on an order, so every backend has the same rows in one precision. The way back finds the
-predecessor again instead of keeping it: the first state whose sum is the largest. So a tie goes to the smaller state, at
-the end of a sequence as well.
+predecessor again instead of keeping it: the first state whose sum is the largest. So a tie goes to the smaller state,
+at the end of a sequence as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def settle(rows: Array, emissions: Array) -> Array:
     """Return the rows [n, states] of a tick from its maxima: emissions added, the largest entry subtracted."""
     sums = rows + emissions
     largest = sums.max(axis=1, keepdims=True)
-    return sums - np.where(largest == -np.inf, rows.dtype.type(0), largest)
+    settled: Array = sums - np.where(largest == -np.inf, rows.dtype.type(0), largest)
+    return settled
 
 
 def advance(rows: Array, transition: Array) -> Array:

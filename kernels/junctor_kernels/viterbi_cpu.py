@@ -94,8 +94,9 @@ def trace(
             if ends:
                 path[starts[t] + n] = _first_largest(trellis, at, size)
             elif t < last:
+                state = path[starts[t + 1] + n]
                 path[starts[t] + n] = _predecessor(
-                    matrix.starts, matrix.states, matrix.numbers, size, trellis, at, stride, path[starts[t + 1] + n], scratch
+                    matrix.starts, matrix.states, matrix.numbers, size, trellis, at, stride, state, scratch
                 )
 
 
@@ -119,7 +120,7 @@ def _predecessor(
     stride: int,
     state: int,
     scratch: Any,
-) -> int:
+) -> Any:
     if starts is None:
         return _dense_predecessor(numbers, size, trellis, at, stride, state * stride, scratch)
     return _sparse_predecessor(starts, states, numbers, trellis, at, state)
@@ -136,9 +137,7 @@ def _sparse_predecessor(starts: Any, states: Any, numbers: Any, trellis: Any, at
 
 
 @jit
-def _dense_predecessor(
-    columns: Any, size: int, trellis: Any, at: int, stride: int, column: int, scratch: Any
-) -> int:
+def _dense_predecessor(columns: Any, size: int, trellis: Any, at: int, stride: int, column: int, scratch: Any) -> int:
     lanes, largest = BYTES // trellis.itemsize, trellis.dtype.type(-np.inf)
     top = spread(largest)
     for k in range(0, stride, lanes):

@@ -38,7 +38,11 @@ def viterbi(
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state, the same on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    limits = {"device_memory": _size(device_memory), "disk": _size(disk), "spill": None if spill is None else str(spill)}
+    limits: dict[str, Any] = {
+        "device_memory": _size(device_memory),
+        "disk": _size(disk),
+        "spill": None if spill is None else str(spill),
+    }
     return _answer(model, sequences, "viterbi", precision, memory, threads, device, limits)
 
 

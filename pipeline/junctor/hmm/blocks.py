@@ -34,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The ticks from `first`, whose rows are given (but for tick 0), to `last`, and where they are until the way back."""
+    """The ticks from `first`, whose rows are given (but for tick 0), to `last`; where they are until the way back."""
 
     first: int
     last: int
@@ -65,7 +65,8 @@ def plan_blocks(starts: Integers, row_bytes: int, room: Room) -> tuple[Block, ..
 
 def _cut(starts: Integers, rows: int) -> list[tuple[int, int]]:
     """Return first and last tick of blocks of at most so many rows; stops where two ticks are more than that."""
-    blocks, first, end = [], 0, len(starts) - 2
+    blocks: list[tuple[int, int]] = []
+    first, end = 0, len(starts) - 2
     while True:
         last = min(int(np.searchsorted(starts, starts[first] + rows, side="right")) - 2, end)
         if last <= first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,7 +130,7 @@ class CpuMachine:
             lambda slots, _: viterbi_cpu.trace(
                 own.columns, own.states, memory, own.stride, steps.starts, block.first, block.last, path, slots
             ),
-            list(zip(ends[:-1], ends[1:], strict=True)),
+            list(pairwise(ends)),
             parts,
         )
 
@@ -153,7 +154,7 @@ class CpuMachine:
         own, stride = self.numbers, self.numbers.stride
         parts = hmm_cpu.parts_of(own.matrix, own.states, memory)
         ends = [parts * n // self.threads for n in range(self.threads + 1)]
-        tasks = list(zip(ends[:-1], ends[1:], strict=True))
+        tasks = list(pairwise(ends))
         scratch = np.empty(64, own.dtype)
         base = int(steps.starts[block.first])
         for t in range(block.first + 1, block.last + 1):

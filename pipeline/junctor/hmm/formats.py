@@ -169,9 +169,7 @@ def _from_parquet(source: Path) -> HiddenMarkovModel:
         table = parquet.read_table(source, use_threads=False)
         facts = json.loads(table.schema.metadata[_METADATA])
         if facts.get("format_version") != FORMAT_VERSION:
-            raise ModelError(
-                f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place
-            )
+            raise ModelError(f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place)
         names = table.column("state").to_pylist() if "state" in table.column_names else None
         start = table.column("start").to_numpy()
         emission = _matrix(table, "emission", place) if "emission" in table.column_names else None

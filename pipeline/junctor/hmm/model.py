@@ -89,6 +89,7 @@ class HiddenMarkovModel:
     def digest(self) -> str:
         """SHA-256 over everything that an answer depends on."""
         sha = hashlib.sha256(repr((self.states, self.state_names, self.symbol_names, self.sparse)).encode())
+        arrays: list[npt.NDArray[Any]]
         if isinstance(self.transition, SparseMatrix):
             arrays = [self.transition.starts, self.transition.columns, self.transition.values]
         else:
@@ -176,7 +177,7 @@ def _rows_of_one(table: Doubles, what: str, place: Place | None) -> Doubles:
     return np.where(_divided(sums[:, 0], what, place)[:, None], table / sums, table)
 
 
-def _divided(sums: Doubles, what: str, place: Place | None) -> npt.NDArray[np.bool_]:
+def _divided(sums: npt.NDArray[Any], what: str, place: Place | None) -> npt.NDArray[np.bool_]:
     """Return which rows are to be divided by their sum; raises ModelError where one is too far from 1."""
     off = np.abs(sums - 1.0)
     if off.max() > ROW_SUM_TOLERANCE:

@@ -108,10 +108,10 @@ class SequenceSource:
     strict: bool
 
     @property
-    def case_id_type(self) -> pa.DataType:
-        """The Arrow type of the case ids."""
+    def no_case_ids(self) -> pa.Array:
+        """The case ids of no sequences."""
         at = self.positions[0]
-        return pa.int64() if at is None else self.tables[0].schema.field(at).type
+        return pa.nulls(0, pa.int64() if at is None else self.tables[0].schema.field(at).type)
 
     def partitions(self, rows: int, steps: int) -> Iterator[EncodedSequences]:
         """Yield partitions of at most `rows` sequences and `steps` steps, or of one longer sequence, in order.
@@ -140,7 +140,10 @@ class SequenceSource:
                     if self.strict and encoded.invalid:
                         row = min(encoded.invalid)
                         raise EvidenceError(f"row {first_row + row}: {encoded.invalid[row]}", Place(str(table.path)))
-                    ids = batch.column(1) if at is not None else _numbers(first_row, batch.num_rows)
+                    ids = _numbers(first_row, batch.num_rows)
+                    if at is not None:
+                        # Text comes as a dictionary.
+                        ids = batch.column(1).cast(table.schema.field(at).type)
                     yield EncodedSequences(encoded, ids, first_row)
                     first_row += batch.num_rows
 
@@ -154,7 +157,7 @@ def open_sequences(
     strict: bool = False,
     format: str | None = None,
 ) -> SequenceSource:
-    """Open a Parquet or Arrow file, or a folder of them, with a list column; nothing is read but what columns there are.
+    """Open a Parquet or Arrow file, or a folder of them, with a list column; no rows are read yet.
 
     column: the lists; by default the only column of lists. case_id: the column that is carried through; by default
     `case_id`, and row numbers where there is none. strict: refuse invalid sequences instead of marking them. Raises

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,9 @@ def _pairs(network: Network) -> dict[int, int]:
     return pairs
 
 
-def _refuse_other_parents(network: Network, children: Sequence[int], parents: Sequence[int], place: Place | None) -> None:
+def _refuse_other_parents(
+    network: Network, children: Sequence[int], parents: Sequence[int], place: Place | None
+) -> None:
     for child in children:
         for parent in network.factors[child].scope[:-1]:
             if parent not in parents:
@@ -83,14 +86,17 @@ def _joint(network: Network, children: Sequence[int], given: Sequence[int], plac
     """Return P(children | given) [states of given, states of children]."""
     sizes = [network.cardinalities[v] for v in (*given, *children)]
     table_size(sizes, "the joint table of " + ", ".join(network.variables[v].name for v in children), place)
+    scopes = [[*given, *children], *(list(network.factors[child].scope) for child in children)]
+    axes = {v: i for i, v in enumerate(dict.fromkeys(v for scope in scopes for v in scope))}
     # Every axis is there from the beginning, also where no table has it.
-    operands: list[object] = [np.ones(sizes), [*given, *children]]
-    for child in children:
-        operands += [network.factors[child].table, list(network.factors[child].scope)]
-    axes = {v: i for i, v in enumerate({v for scope in operands[1::2] for v in scope})}  # type: ignore[attr-defined]
-    operands[1::2] = [[axes[v] for v in scope] for scope in operands[1::2]]  # type: ignore[attr-defined]
-    joint: Doubles = np.einsum(*operands, [axes[v] for v in (*given, *children)])  # type: ignore[arg-type]
+    tables = [np.ones(sizes), *(network.factors[child].table for child in children)]
+    operands: list[Any] = [x for table, scope in zip(tables, scopes, strict=True) for x in (table, _at(axes, scope))]
+    joint: Doubles = np.einsum(*operands, _at(axes, scopes[0]))
     return joint.reshape(int(np.prod(sizes[: len(given)])), -1)
+
+
+def _at(axes: dict[int, int], scope: Sequence[int]) -> list[int]:
+    return [axes[v] for v in scope]
 
 
 def _names(network: Network, variables: Sequence[int]) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def _smooth(
 ) -> npt.NDArray[np.int64]:
     """Answer some sequences; return those that lost something."""
     where = steps.steps(batch.starts, 0, steps.ticks - 1)
-    offsets = np.zeros(len(steps.sequences))
+    offsets: Array = np.zeros(len(steps.sequences))
     if batch.symbols is not None:
         symbols = batch.symbols[where]
         which = np.where(symbols < 0, len(numbers.emissions) - 1, symbols).astype(np.int32)
@@ -125,4 +125,5 @@ def _smooth(
     lost |= forward_backward_cpu.backward(numbers.backward, size, least, *shared) & (totals > -np.inf)
     log_value[steps.sequences] = totals + offsets
     posteriors[where] = trellis.reshape(-1, numbers.stride)[:, :size]
-    return steps.sequences[lost]
+    found: npt.NDArray[np.int64] = steps.sequences[lost]
+    return found
