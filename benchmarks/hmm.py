@@ -113,7 +113,7 @@ def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
             ours = engine.answer(few).log_value.sum()
             assert abs(ours - value) <= 1e-6 * abs(value), (ours, value)
             engine.answer(batch)
-            seconds = median_of(lambda engine=engine: engine.answer(batch), 5)
+            seconds = median_of(lambda engine=engine, batch=batch: engine.answer(batch), 5)
             share = sequences * (steps - 1) * size**2 / seconds / threads / peak[dtype]
             cells.append(f"{seconds:.3f} | {peer / seconds:,.0f} | {share:.0%}")
         print(f"| {size:,} | {peer:.2f} | {' | '.join(cells)} |", flush=True)
@@ -126,7 +126,7 @@ def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
         for each in (1, threads):
             engine = SequenceEngine(model, precision="single", threads=each)
             engine.answer(batch)
-            step = median_of(lambda engine=engine: engine.answer(batch), 5) / 119
+            step = median_of(lambda engine=engine, batch=batch: engine.answer(batch), 5) / 119
             cells.append(f"{1e3 * step:.4f} | {serial / step:.1f}")
         print(f"| {size:,} | {1e3 * serial:.3f} | {' | '.join(cells)} |", flush=True)
 

@@ -184,13 +184,9 @@ def budget_table() -> None:
             seconds = time.perf_counter() - begin
             whole = path if whole is None else whole
             blocks = plan_blocks(lockstep.starts, machine.row_bytes, room)
-            places = f"{len(blocks)}, {blocks[0].place}"
-            same = bool(np.array_equal(path, whole))
-            assert same
-            print(
-                f"| {size:,} | {steps:,} | {total / 2**30:.2f} | {here / 2**20:,.0f} | {places} | {seconds:.2f} | {same} |",
-                flush=True,
-            )
+            cells = f"{here / 2**20:,.0f} | {len(blocks)}, {blocks[0].place} | {seconds:.2f} | yes |"
+            assert np.array_equal(path, whole)
+            print(f"| {size:,} | {steps:,} | {total / 2**30:.2f} | {cells}", flush=True)
 
 
 def main(sizes: list[int], parts: list[str]) -> None:

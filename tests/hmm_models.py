@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ def paths(model: HiddenMarkovModel, symbols: Any) -> list[tuple[float, tuple[int
     found = []
     for path in product(range(model.states), repeat=len(symbols)):
         factors = [float(model.start[path[0]])]
-        factors += [float(transition[i, j]) for i, j in zip(path, path[1:], strict=False)]
+        factors += [float(transition[i, j]) for i, j in pairwise(path)]
         factors += [float(model.emission[i, s]) for i, s in zip(path, symbols, strict=True) if s >= 0]  # type: ignore[index]
         found.append((math.prod(factors), path))
     return sorted(found, key=lambda each: -each[0])

@@ -23,8 +23,9 @@ from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.planning.budget import format_bytes
 
 Array = npt.NDArray[Any]
-# Results of a tick from which on all multiprocessors have enough to do, and sequences side by side at the least.
-RESULTS, TOGETHER = 1 << 21, 256
+# Results of a tick from which on all multiprocessors have enough to do, and sequences side by side at the least;
+# those that rather stay together, though their trellis goes in blocks, than be fewer.
+RESULTS, TOGETHER, COMPANY = 1 << 21, 256, 64
 # Share of the free memory of the device that a trellis may take when nobody says how much.
 DEVICE_SHARE = 0.7
 # Bytes of symbols and states beside each row, for each of its ticks.
@@ -53,8 +54,9 @@ class GpuMachine:
         self.device = open_device(dtype) if device is None else device
         self.states, self.dtype, self.stride = model.states, np.dtype(dtype), stride_of(model.states)
         self.row_bytes = self.stride * self.dtype.itemsize
-        self.together = max(TOGETHER, RESULTS // model.states)
+        self.together, self.company = max(TOGETHER, RESULTS // model.states), COMPANY
         self._held: dict[str, Any] = {}
+        self._model: dict[str, Any] = {}
         transition = model.transition
         sparse = isinstance(transition, SparseMatrix)
         self._transitions = len(transition.values) if isinstance(transition, SparseMatrix) else None
@@ -124,7 +126,7 @@ class GpuMachine:
 
     def _put_model(self, model: HiddenMarkovModel) -> None:
         put, logs = self.device.put, log_transitions(model, self.dtype)
-        self._model = {"columns": None, "begins": None, "froms": None, "numbers": None}
+        self._model |= {"columns": None, "begins": None, "froms": None, "numbers": None}
         if isinstance(model.transition, SparseMatrix):
             columns = by_columns(model.transition, logs)
             self._model |= {

@@ -29,6 +29,8 @@ SequenceKind = Literal["viterbi", "posteriors"]
 NO_PROBABILITY = "the sequence has probability 0"
 # Sequences side by side on a CPU: the matrix is read once for all of them.
 TOGETHER = 64
+# Sequences that rather stay together, though their trellis goes in blocks, than be fewer.
+COMPANY = 8
 # Terms of a run (transitions times steps) from which on a GPU is worth its while.
 DEVICE_TERMS = 1 << 36
 
@@ -126,7 +128,7 @@ class SequenceEngine:
         if self._on_gpu(int(batch.lengths[found].sum())):
             machine: Machine = self._gpu
             room = Room(self._gpu.allowed, self._allowed, self._files)
-            for steps in self._fitting(batch, found, self._gpu.together, machine.row_bytes, room):
+            for steps in fitting(batch, found, self._gpu.together, self._gpu.company, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
             return
         self._decode_here(batch, found, states)
@@ -139,40 +141,17 @@ class SequenceEngine:
         if len(found) < 2 * self.threads:
             # Too few to go round: threads share the ticks.
             machine = CpuMachine(self._numbers, self.threads)
-            for steps in self._fitting(batch, found, TOGETHER, machine.row_bytes, alone):
+            for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, alone):
                 self._put(decode(machine, batch, steps, alone, self._folder), batch, steps, states)
             return
         room = Room(max(0, left) // self.threads, 0, self._files // self.threads)
         machine = CpuMachine(self._numbers)
-        tasks = list(self._fitting(batch, found, together, machine.row_bytes, room))
+        tasks = list(fitting(batch, found, together, COMPANY, machine.row_bytes, room))
         in_threads(
             lambda steps, _: self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states),
             tasks,
             self.threads,
         )
-
-    def _fitting(
-        self, batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, row_bytes: int, room: Room
-    ) -> Iterator[Lockstep]:
-        """Yield sequences that go side by side, fewer where the room is short; one whole trellis in it if it can be."""
-        for steps in locksteps(batch.lengths, found, together):
-            yield from self._halved(steps, row_bytes, room)
-
-    def _halved(self, steps: Lockstep, row_bytes: int, room: Room) -> Iterator[Lockstep]:
-        count = len(steps.sequences)
-        try:
-            fits = len(plan_blocks(steps.starts, row_bytes, room)) == 1
-        except BudgetError:
-            if count == 1:
-                raise
-            fits = False
-        # Long sequences gain from company as long as a block has some thousand rows; short ones fit soon.
-        if fits or count == 1 or (count <= 8 and steps.lengths[-1] * row_bytes > room.here // 2):
-            yield steps
-            return
-        half = -(-count // 2)
-        for part in (slice(0, half), slice(half, count)):
-            yield from self._halved(Lockstep(steps.sequences[part], steps.lengths[part]), row_bytes, room)
 
     def _put(
         self, path: npt.NDArray[np.int32], batch: SequenceBatch, steps: Lockstep, states: npt.NDArray[Any]
@@ -187,6 +166,34 @@ class SequenceEngine:
     def _refuse_other_kind(self, batch: SequenceBatch) -> None:
         if batch.symbols is not None and self.model.emission is None:
             raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
+
+
+def fitting(
+    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: Room
+) -> Iterator[Lockstep]:
+    """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
+
+    company: that stay together all the same where their trellis fits in blocks. Raises BudgetError where that of a
+    single one does not.
+    """
+    for steps in locksteps(batch.lengths, found, together):
+        yield from _halved(steps, company, row_bytes, room)
+
+
+def _halved(steps: Lockstep, company: int, row_bytes: int, room: Room) -> Iterator[Lockstep]:
+    count = len(steps.sequences)
+    try:
+        blocks = len(plan_blocks(steps.starts, row_bytes, room))
+    except BudgetError:
+        if count == 1:
+            raise
+        blocks = 0
+    if blocks == 1 or (blocks and count <= company):
+        yield steps
+        return
+    half = -(-count // 2)
+    for part in (slice(0, half), slice(half, count)):
+        yield from _halved(Lockstep(steps.sequences[part], steps.lengths[part]), company, row_bytes, room)
 
 
 def log_probabilities(

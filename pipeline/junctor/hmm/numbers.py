@@ -141,6 +141,6 @@ class SumNumbers:
 
 
 def least_above_zero(rows: Array, dtype: npt.DTypeLike) -> Array:
-    """Return the smallest number above zero in each row, 1 where there is none, 0 where the format has none so small."""
+    """Return the least number above zero of each row, 1 where there is none, 0 where the format has none so small."""
     least = np.where(rows > 0, rows, np.inf).min(axis=1, initial=np.inf)
     return np.where(np.isinf(least), 1.0, least).astype(dtype)

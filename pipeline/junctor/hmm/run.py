@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -236,7 +237,10 @@ def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, Stages]:
         limits = (task.device_memory, task.spill, task.disk)
         engine = _engine(str(directory.network), spec, memory, threads, task.device, *limits)
         try:
-            table = answers_table(engine.answer(encoded.batch), encoded.case_ids, engine.model)
+            # Threads of a worker with a GPU share it; they read and write beside each other.
+            with _one_at_a_time:
+                answers = engine.answer(encoded.batch)
+            table = answers_table(answers, encoded.case_ids, engine.model)
         except MemoryError as error:
             raise BudgetError(f"{task} ran out of memory ({error}): lower --memory or --partition-rows") from error
     with stages.time("writing"):
@@ -256,7 +260,8 @@ def read_rows(path: Path) -> int:
     from pyarrow import parquet
 
     with explained(path), parquet.ParquetFile(path) as file:
-        return int(file.metadata.num_rows)
+        rows: int = file.metadata.num_rows
+        return rows
 
 
 def _steps_of(path: Path, states: int) -> int:
@@ -265,13 +270,16 @@ def _steps_of(path: Path, states: int) -> int:
 
     with explained(path), parquet.ParquetFile(path) as file:
         columns = [file.metadata.row_group(g).column(1) for g in range(file.metadata.num_row_groups)]
-        values = sum(column.num_values for column in columns)
+        values: int = sum(column.num_values for column in columns)
         return values // states if "likelihoods" in file.schema_arrow.names else values
 
 
 def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
     width = np.min_scalar_type(model.states - 1).itemsize if kind == "viterbi" else 8 * model.states
     return max(1, PARTITION_BYTES // max(width, 8 if model.emission is not None else 8 * model.states))
+
+
+_one_at_a_time = Lock()
 
 
 @lru_cache(maxsize=1)

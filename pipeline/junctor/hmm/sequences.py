@@ -56,7 +56,6 @@ class SequenceEncoder:
 
     def encode(self, column: pa.Array) -> SequenceBatch:
         """Return the sequences of a list column; raises EvidenceError where the model cannot read such lists at all."""
-        column = column if pa.types.is_large_list(column.type) else _large(column)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         invalid = {int(n): "there is no sequence" for n in np.flatnonzero(_flags(column.is_null()))}
@@ -73,10 +72,6 @@ class SequenceEncoder:
             sequence = int(np.searchsorted(starts, step, side="right")) - 1
             invalid.setdefault(sequence, f"step {step - starts[sequence]}: {reason}")
         return batch
-
-
-def _large(column: pa.Array) -> pa.Array:
-    return column.cast(pa.large_list(column.type.value_type))
 
 
 def _flags(column: pa.Array) -> npt.NDArray[np.bool_]:
