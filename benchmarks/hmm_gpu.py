@@ -170,23 +170,42 @@ def double_ms(model: HiddenMarkovModel, sequences: int) -> float:
 
 
 def budget_table() -> None:
-    print("\na trellis in blocks\n\n| states | steps | trellis GiB | allowed MiB | blocks | seconds | same path |")
-    print("|---:|---:|---:|---:|---|---:|---|")
-    for size, steps in ((6000, 20_000), (1000, 500_000)):
-        model, batch = random_model(size), random_batch(1, steps)
-        machine = GpuMachine(model, np.float32)
-        lockstep, whole = all_of(batch), None
+    print(
+        "\na trellis in blocks\n\n| states | sequences | steps | trellis GiB | allowed MiB | blocks | seconds | same paths |"
+    )
+    print("|---:|---:|---:|---:|---:|---|---:|---|")
+    for size, sequences, steps in ((6000, 1, 20_000), (1000, 1, 500_000)):
+        model, batch = random_model(size), random_batch(sequences, steps)
+        machine, whole = GpuMachine(model, np.float32), None
         total = steps * machine.row_bytes
         for here, host in ((total, 0), (total // 8, total), (max(total // 30, 1 << 26), 0)):
-            room = Room(here, host)
-            begin = time.perf_counter()
-            path = decode(machine, batch, lockstep, room, Path())
-            seconds = time.perf_counter() - begin
-            whole = path if whole is None else whole
-            blocks = plan_blocks(lockstep.starts, machine.row_bytes, room)
-            cells = f"{here / 2**20:,.0f} | {len(blocks)}, {blocks[0].place} | {seconds:.2f} | yes |"
-            assert np.array_equal(path, whole)
-            print(f"| {size:,} | {steps:,} | {total / 2**30:.2f} | {cells}", flush=True)
+            path = budget_row(machine, batch, Room(here, host))
+            assert whole is None or np.array_equal(path, whole)
+            whole = path
+            print(" yes |", flush=True)
+    larger_than_the_device()
+
+
+def larger_than_the_device() -> None:
+    model, batch = random_model(6000), random_batch(512, 7000)
+    machine = GpuMachine(model, np.float32)
+    path = budget_row(machine, batch, Room(40 << 30)).reshape(7000, 512)
+    for n in (0, 511):
+        alone = SequenceBatch(np.array([0, 7000]), batch.symbols[7000 * n : 7000 * (n + 1)])
+        assert np.array_equal(decode(machine, alone, all_of(alone), FAR, Path()), path[:, n])
+    print(" yes, two of them |", flush=True)
+
+
+def budget_row(machine: GpuMachine, batch: SequenceBatch, room: Room) -> Any:
+    steps = all_of(batch)
+    begin = time.perf_counter()
+    path = decode(machine, batch, steps, room, Path())
+    seconds = time.perf_counter() - begin
+    blocks = plan_blocks(steps.starts, machine.row_bytes, room)
+    cells = f"{room.here / 2**20:,.0f} | {len(blocks)}, {blocks[0].place} | {seconds:.2f} |"
+    total = steps.rows * machine.row_bytes / 2**30
+    print(f"| {machine.states:,} | {len(batch)} | {steps.ticks:,} | {total:.2f} | {cells}", end="", flush=True)
+    return path
 
 
 def main(sizes: list[int], parts: list[str]) -> None:

@@ -3,91 +3,138 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated_viterbi import EmulatedViterbi
+from emulated_viterbi import SIDE, EmulatedViterbi
 from hmm_models import random_batch, random_model
 from junctor.errors import BudgetError
-from junctor.hmm.blocks import Room
+from junctor.hmm.blocks import Block, Room
 from junctor.hmm.decode import CpuMachine, decode
 from junctor.hmm.decode_gpu import GpuMachine
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.hmm.numbers import PathNumbers
+from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
-from junctor_kernels import viterbi_gpu
+from junctor_kernels import viterbi_gpu, viterbi_versions
 from junctor_kernels.viterbi_gpu import Launch, launches, shared_bytes
-from test_gpu_source import ARCHITECTURES, compiles
+from test_gpu_source import compiles
 
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
+CUDA = viterbi_gpu.ViterbiDevice
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device_of(request: pytest.FixtureRequest) -> Any:
-    return EmulatedViterbi if request.param == "emulated" else viterbi_gpu.ViterbiDevice
-
-
-def agree(model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None) -> GpuMachine:
-    """Compare rows and paths of a device with those of the CPU; returns the machine."""
-    numbers = PathNumbers(model, device.dtype)
+def agree(model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None) -> None:
+    """Compare rows and paths of a device with those of the CPU, bit by bit."""
+    cpu = CpuMachine(PathNumbers(model, device.dtype))
     (steps,) = locksteps(batch.lengths, np.arange(len(batch)), len(batch))
-    wanted = decode(CpuMachine(numbers), batch, steps, Room(1 << 40), Path())
+    wanted = decode(cpu, batch, steps, Room(1 << 40), Path())
     machine = GpuMachine(model, device.dtype, device=device)
-    found = decode(machine, batch, steps, room or Room(1 << 40), Path("/tmp"))
+    found = decode(machine, batch, steps, room or Room(1 << 40), Path(gettempdir()))
     np.testing.assert_array_equal(found, wanted)
     if room is None:
-        memory = numbers.stride * steps.rows
-        here, there = np.empty(memory, device.dtype), machine.room(0)
-        cpu = CpuMachine(numbers)
-        from junctor.hmm.blocks import Block
-
+        here = cpu.room(steps.rows)
         cpu.advance(here, batch, steps, Block(0, steps.ticks - 1, "here"))
-        rows = machine.save(there, 0, steps.rows)
-        np.testing.assert_array_equal(rows[:, : model.states], cpu.save(here, 0, steps.rows)[:, : model.states])
-    return machine
+        rows = machine.save(machine.room(0), 0, steps.rows)[:, : model.states]
+        np.testing.assert_array_equal(rows, cpu.save(here, 0, steps.rows)[:, : model.states])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("states", "zeros"), [(5, 0.3), (70, 0.0), (130, 0.9)])
-def test_rows_and_paths_are_those_of_the_cpu(device_of: Any, dtype: Any, states: int, zeros: float) -> None:
-    model = random_model(states, 4, states, zeros)
-    agree(model, random_batch(model, LENGTHS), device_of(dtype))
+def emulated(dtype: Any = np.float32) -> EmulatedViterbi:
+    return EmulatedViterbi(dtype)
 
 
-@pytest.mark.parametrize("sequences", [1, 2, 3, 8, 9, 17, 40])
-def test_every_number_of_sequences(device_of: Any, sequences: int) -> None:
-    model = random_model(70, 4, 1)
-    agree(model, random_batch(model, [3] * sequences), device_of(np.float32))
+# The emulation has a thread for every one of the device: small cases, each with its own kernels.
+@pytest.mark.parametrize(
+    ("dtype", "states", "zeros", "lengths", "kernels"),
+    [
+        (np.float32, 70, 0.2, [3] * 5 + [2] * 4 + [1], {"begin", "many_2", "few_8", "trace"}),
+        (np.float32, 40, 0.8, [2] * 17, {"begin", "many_4", "trace"}),
+        (np.float32, 9, 0.0, [2] * 33, {"begin", "many_8", "trace"}),
+        (np.float64, 70, 0.0, [3, 2], {"begin", "few_2", "trace"}),
+    ],
+)
+def test_kernels_compiled_for_the_cpu(
+    dtype: Any, states: int, zeros: float, lengths: list[int], kernels: set[str]
+) -> None:
+    model, device = random_model(states, 4, states, zeros), emulated(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(viterbi_gpu, "SIDE", SIDE)
+        agree(model, random_batch(model, lengths), device)
+    assert set(device.kernels) >= kernels
 
 
 @pytest.mark.parametrize("zeros", [0.5, 0.95])
-def test_sparse_matrices(device_of: Any, zeros: float) -> None:
-    model = random_model(70, 4, 2, zeros, sparse=True)
-    agree(model, random_batch(model, LENGTHS), device_of(np.float32))
+def test_sparse_kernels_compiled_for_the_cpu(zeros: float) -> None:
+    model = random_model(40, 4, 2, zeros, sparse=True)
+    agree(model, random_batch(model, [3, 2, 1]), emulated())
 
 
-def test_blocks_in_every_place(device_of: Any, tmp_path: Path) -> None:
+def test_blocks_compiled_for_the_cpu() -> None:
+    model = random_model(20, 4, 3)
+    row = viterbi_gpu.stride_of(20) * 4
+    agree(model, random_batch(model, [20, 12]), emulated(), Room(24 * row, 12 * row, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("states", "zeros"), [(5, 0.3), (70, 0.0), (130, 0.9), (1500, 0.1)])
+def test_rows_and_paths_are_those_of_the_cpu(dtype: Any, states: int, zeros: float) -> None:
+    model = random_model(states, 4, states, zeros)
+    agree(model, random_batch(model, LENGTHS), CUDA(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", [1, 2, 3, 8, 9, 17, 40, 100, 300])
+def test_every_number_of_sequences(sequences: int) -> None:
+    model = random_model(300, 4, 1)
+    agree(model, random_batch(model, [3] * sequences), CUDA(np.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zeros", [0.5, 0.95, 0.999])
+def test_sparse_matrices(zeros: float) -> None:
+    model = random_model(700, 4, 2, zeros, sparse=True)
+    agree(model, random_batch(model, LENGTHS), CUDA(np.float32))
+
+
+@pytest.mark.gpu
+def test_blocks_in_every_place() -> None:
     model = random_model(40, 4, 3)
     batch = random_batch(model, [40, 39, 39, 20, 1])
     row = viterbi_gpu.stride_of(40) * 4
     for host, disk in [(0, 0), (20 * row, 0), (0, 20 * row), (20 * row, 20 * row), (1 << 30, 0)]:
-        agree(model, batch, device_of(np.float32), Room(60 * row, host, disk))
+        agree(model, batch, CUDA(np.float32), Room(60 * row, host, disk))
 
 
-def test_log_likelihoods_given_directly(device_of: Any) -> None:
-    model = random_model(33, 4, 4)
-    rng = np.random.default_rng(5)
-    lengths = np.array([6, 4, 4])
+@pytest.mark.gpu
+def test_log_likelihoods_given_directly() -> None:
+    model, rng = random_model(33, 4, 4), np.random.default_rng(5)
     logs = np.where(rng.random((14, 33)) < 0.3, -np.inf, rng.normal(size=(14, 33)))
-    batch = SequenceBatch(np.cumsum([0, *lengths]).astype(np.int64), None, logs)
-    agree(model, batch, device_of(np.float32))
+    agree(model, SequenceBatch(np.array([0, 6, 10, 14]), None, logs), CUDA(np.float32))
 
 
-def test_impossible_sequences(device_of: Any) -> None:
+@pytest.mark.gpu
+def test_impossible_sequences() -> None:
     model = random_model(6, 3, 6, 0.9)
-    agree(model, random_batch(model, [9] * 4, 7), device_of(np.float64))
+    agree(model, random_batch(model, [9] * 4, 7), CUDA(np.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_versions_of_the_paper(version: int) -> None:
+    model = random_model(300, 5, 8)
+    batch = random_batch(model, [40])
+    symbols = np.abs(batch.symbols)  # type: ignore[arg-type]
+    batch = SequenceBatch(batch.starts, symbols)
+    logs = [logarithms(each).astype(np.float32) for each in (model.start, model.transition, model.emission.T)]  # type: ignore[union-attr, arg-type]
+    run = viterbi_versions.GpuVersion(version, *logs, symbols)
+    run.forward()
+    value, path = run.path()
+    wanted = SequenceEngine(model, precision="single").answer(batch)
+    assert value == pytest.approx(wanted.log_value[0], rel=1e-5)
+    np.testing.assert_array_equal(path, wanted.states)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -104,12 +151,11 @@ def test_launches_follow_the_number_of_rows() -> None:
     found = list(launches(counts, 6000, None, 4, 132, 227 << 10))
     assert [(each.kernel, each.first, each.last) for each in found] == [
         ("many_8", 0, 3),
-        ("many_8", 3, 4),
-        ("many_4", 4, 5),
-        ("many_2", 5, 6),
-        ("few_8", 6, 7),
-        ("few_4", 7, 8),
-        ("few_1", 8, 9),
+        ("many_4", 3, 4),
+        ("many_2", 4, 5),
+        ("few_8", 5, 6),
+        ("few_4", 6, 7),
+        ("few_1", 7, 9),
     ]
 
 
@@ -125,7 +171,7 @@ def test_a_model_that_exceeds_the_device_is_refused() -> None:
         GpuMachine(model, np.float32, 1000, EmulatedViterbi(np.float32))
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), [*((a, "<f4") for a in ARCHITECTURES), ("sm_90", "<f8")])
+@pytest.mark.parametrize(("architecture", "dtype"), [("sm_80", "<f4"), ("sm_100", "<f4"), ("sm_90", "<f8")])
 def test_the_kernels_compile(architecture: str, dtype: str) -> None:
     compiles(viterbi_gpu.source(np.dtype(dtype)), architecture)
 
@@ -136,3 +182,7 @@ def test_the_source_has_every_field_in_order() -> None:
     text = viterbi_gpu.source(np.float32)
     body = text[text.index("struct Work {") : text.index("__device__ long long count")]
     assert tuple(re.findall(r"(\w+)\s*[,;]", body)) == viterbi_gpu.FIELDS
+
+
+def test_the_versions_of_the_paper_compile() -> None:
+    compiles(viterbi_versions.source(), "sm_90")

@@ -83,10 +83,10 @@ def launches(
     """
     first, end = 0, len(counts) - 1
     while first < end:
-        kernel, rows, least = _kernel(int(counts[first]), states, transitions, itemsize, blocks, shared)
+        kernel, rows, least = _kernel(int(counts[first + 1]), states, transitions, itemsize, blocks, shared)
         # As far as there are more rows than the next smaller kernel takes.
         last = int(np.searchsorted(-counts, -least, side="right")) - 1
-        last = min(max(last, first + 1), end)
+        last = min(last, end)
         yield Launch(kernel, first, last, rows)
         first = last
 

@@ -51,16 +51,17 @@ def plan_blocks(starts: Integers, row_bytes: int, room: Room) -> tuple[Block, ..
         return (Block(0, len(starts) - 2, "here"),)
     allowed = room.here // row_bytes
     # Half for the block, half for the first ticks of blocks that are computed again.
-    blocks = _cut(starts, int(allowed // 2))
-    firsts = sum(int(starts[first + 1] - starts[first]) for first, _ in blocks)
-    if blocks[-1][1] != len(starts) - 2 or firsts > allowed - allowed // 2:
+    parts = _cut(starts, int(allowed // 2))
+    places = _places(starts, parts, row_bytes, room)
+    blocks = tuple(Block(first, last, place) for (first, last), place in zip(parts, places, strict=True))
+    firsts = sum(int(starts[each.first + 1] - starts[each.first]) for each in blocks if each.place == "again")
+    if parts[-1][1] != len(starts) - 2 or firsts > allowed - allowed // 2:
         least = 4 * int(np.ceil(np.sqrt(float(starts[-1]) * float(starts[1])))) * row_bytes
         raise BudgetError(
             f"a trellis of {len(starts) - 1:,} steps for {starts[1]:,} sequences needs about {format_bytes(least)}, "
             f"allowed are {format_bytes(room.here)}: raise --memory (on a GPU, --device-memory)"
         )
-    places = _places(starts, blocks, row_bytes, room)
-    return tuple(Block(first, last, place) for (first, last), place in zip(blocks, places, strict=True))
+    return blocks
 
 
 def _cut(starts: Integers, rows: int) -> list[tuple[int, int]]:
