@@ -141,7 +141,7 @@ def main() -> None:
     here.add_argument("--threads", type=int, default=2)
     there = commands.add_parser("gpu")
     there.add_argument("--states", type=int, nargs="+", default=[512, 1000, 2000, 3000, 4000, 5000, 6000])
-    there.add_argument("--parts", nargs="+", default=["states", "length", "many", "budget"])
+    there.add_argument("--parts", nargs="+", default=["states", "length", "many", "budget", "larger"])
     arguments = parser.parse_args()
     if arguments.command == "cpu":
         cpu(arguments.states, arguments.sequences, arguments.steps, arguments.threads)

@@ -183,7 +183,6 @@ def budget_table() -> None:
             assert whole is None or np.array_equal(path, whole)
             whole = path
             print(" yes |", flush=True)
-    larger_than_the_device()
 
 
 def larger_than_the_device() -> None:
@@ -219,3 +218,5 @@ def main(sizes: list[int], parts: list[str]) -> None:
         length_table()
     if "budget" in parts:
         budget_table()
+    if "larger" in parts:
+        larger_than_the_device()
