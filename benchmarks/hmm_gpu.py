@@ -170,9 +170,8 @@ def double_ms(model: HiddenMarkovModel, sequences: int) -> float:
 
 
 def budget_table() -> None:
-    print(
-        "\na trellis in blocks\n\n| states | sequences | steps | trellis GiB | allowed MiB | blocks | seconds | same paths |"
-    )
+    print("\na trellis in blocks\n")
+    print("| states | sequences | steps | trellis GiB | allowed MiB | blocks | seconds | same paths |")
     print("|---:|---:|---:|---:|---:|---|---:|---|")
     for size, sequences, steps in ((6000, 1, 20_000), (1000, 1, 500_000)):
         model, batch = random_model(size), random_batch(sequences, steps)

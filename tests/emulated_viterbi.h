@@ -7,7 +7,6 @@ enum { MOST_BLOCKS = 4, SHARED_BYTES = 1 << 18 };
 static thread_local Index block_of_thread;
 #define blockIdx block_of_thread
 #define __nanosleep(n) sched_yield()
-#define PREFETCH(at)
 #define SHARED(type, name, count)                                                                                      \
     alignas(64) static unsigned char name##_bytes[MOST_BLOCKS][(count) * sizeof(type)];                                \
     type *name = (type *)name##_bytes[blockIdx.x % MOST_BLOCKS]

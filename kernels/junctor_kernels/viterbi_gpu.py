@@ -39,7 +39,6 @@ def source(dtype: npt.DTypeLike, threads: int = THREADS, side: int = SIDE) -> st
         "#define SHARED(type, name, count) __shared__ __align__(16) type name[count]\n"
         "#define DYNAMIC(type, name) extern __shared__ __align__(16) unsigned char name##_bytes[]; "
         "type *name = (type *)name##_bytes\n"
-        '#define PREFETCH(at) asm volatile("prefetch.global.L2 [%0];" ::"l"(at))\n'
     )
     text = (Path(__file__).parent / "cuda" / "viterbi.cu").read_text()
     constants = f"enum {{ THREADS = {threads}, SIDE = {side}, DEPTH = {DEPTH[size]} }};\n"

@@ -187,12 +187,6 @@ template <int ROWS> static __device__ void few(const Work &w) {
             for (int s = 0; s < SEGMENTS; s++) best = larger(best, parts[(column * SEGMENTS + s) * ROWS + r]);
             out[r * w.stride + blockIdx.x + column * gridDim.x] = best;
         }
-        // What each warp reads first after the others have come is on its way to the second cache meanwhile.
-        if (t < w.last && warp < own * SEGMENTS) {
-            const Number *ahead =
-                w.columns + (blockIdx.x + warp / SEGMENTS * gridDim.x) * w.stride + warp % SEGMENTS * length;
-            for (int k = lane * 32; k < length; k += 32 * 32) PREFETCH(ahead + k);
-        }
         meet(w, round);
     }
 }
