@@ -68,10 +68,24 @@ def _peak(x: Any, turns: int) -> None:
 
 
 def cpu_peak(dtype: Any = np.float32) -> float:
-    """Additions with maxima that one core does in a second, everything in registers."""
-    x, turns = np.random.default_rng(0).random(128).astype(dtype), 5_000_000
+    """Additions with maxima that one core does in a CPU second, everything in registers."""
+    x, turns = np.random.default_rng(0).random(128).astype(dtype), 2_000_000
     _peak(x, 10)
-    return turns * 16 * (BYTES // np.dtype(dtype).itemsize) / median_of(lambda: _peak(x, turns), 5)
+    begin = time.process_time()
+    _peak(x, turns)
+    return turns * 16 * (BYTES // np.dtype(dtype).itemsize) / (time.process_time() - begin)
+
+
+def share_of_peak(model: HiddenMarkovModel, batch: SequenceBatch, precision: Any, dtype: Any) -> float:
+    """What a whole call on one thread reaches of the peak, both taken in turn on a core that others may use."""
+    engine, shares = SequenceEngine(model, precision=precision, threads=1), []
+    engine.answer(batch)
+    terms = (len(batch.symbols) - len(batch)) * model.states**2
+    for _ in range(7):
+        peak, begin = cpu_peak(dtype), time.process_time()
+        engine.answer(batch)
+        shares.append(terms / (time.process_time() - begin) / peak)
+    return statistics.median(shares)
 
 
 def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int) -> float:
@@ -97,8 +111,8 @@ def hmmlearn_paths(model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[floa
 
 
 def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
-    peak = {dtype: cpu_peak(dtype) for dtype in (np.float32, np.float64)}
-    print(f"peak of one core: {peak[np.float32] / 1e9:.1f} (single), {peak[np.float64] / 1e9:.1f} (double) G terms/s\n")
+    peaks = (statistics.median(cpu_peak(dtype) for _ in range(5)) / 1e9 for dtype in (np.float32, np.float64))
+    print("peak of one core: {:.1f} (single), {:.1f} (double) G terms a CPU second\n".format(*peaks))
     print(f"{sequences} sequences of {steps} steps, {threads} threads\n")
     print("| states | hmmlearn s | ours, single s | × | share of peak | ours, double s | × | share of peak |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
@@ -114,7 +128,7 @@ def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
             assert abs(ours - value) <= 1e-6 * abs(value), (ours, value)
             engine.answer(batch)
             seconds = median_of(lambda engine=engine, batch=batch: engine.answer(batch), 5)
-            share = sequences * (steps - 1) * size**2 / seconds / threads / peak[dtype]
+            share = share_of_peak(model, batch, precision, dtype)
             cells.append(f"{seconds:.3f} | {peer / seconds:,.0f} | {share:.0%}")
         print(f"| {size:,} | {peer:.2f} | {' | '.join(cells)} |", flush=True)
     print("\none sequence, single precision\n\n| states | serial ms a step | ours, one thread | × | ours | × |")

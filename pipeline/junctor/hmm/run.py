@@ -5,6 +5,7 @@ ingest_model -> ingest_sequences -> plan -> decode (decode_partition for each) -
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -31,6 +32,8 @@ PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
 # Transitions times steps that one core does in a second.
 TERMS_A_SECOND = 2e10
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progr
             directory.manifest.unlink(missing_ok=True)
     rows = {i: read_rows(directory.evidence_part(i)) for i in pending}
     progress.stage("decoding", there.rows, there.rows - sum(rows.values()))
+    if spec.query == "posteriors" and resources.device == "gpu":
+        logger.warning("posteriors of states stay on the CPU")
     device = steps.device_for(resources, outlook) if spec.query == "viterbi" else "cpu"
     resources = replace(resources, device=device)
     resources = replace(resources, workers=steps.workers_for(resources, outlook))
