@@ -3,11 +3,11 @@
     uv run --with hmmlearn python benchmarks/hmm.py cpu
     python benchmarks/hmm.py gpu
 
-`cpu`: 200 sequences of models with 64 to 512 states beside hmmlearn, the share of what additions and maxima on
-registers reach, and one sequence of up to 2,048 states beside the serial version. `gpu`: time a step against states up
-to 6,000, all versions (their figure 6), time against the length of a sequence (figure 8), many sequences at once, and
-trellises that exceed the memory allowed. Every figure is checked: paths of equal log probability. Random models, single
-precision.
+`cpu`: 200 sequences of models with 64 to 512 states beside hmmlearn, and the share of what additions and maxima on
+registers reach; one sequence against states and against its length, beside hmmlearn and version 1. `gpu`: time a step
+against states up to 6,000, all versions (their figure 6), time against the length of a sequence (figure 8), many
+sequences at once, and trellises that exceed the memory allowed. Every figure is checked: paths of equal log
+probability. Random models, single precision.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def share_of_peak(model: HiddenMarkovModel, batch: SequenceBatch, precision: Any
     return statistics.median(shares)
 
 
-def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int) -> float:
+def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int, times: int = 3) -> float:
     """Seconds a step of the serial version, from the first steps of the first sequence."""
     with np.errstate(divide="ignore"):
         start, into = np.log(model.start).astype(np.float32), np.log(model.transition.T).astype(np.float32).copy()
@@ -96,7 +96,7 @@ def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int) -
     path = np.empty(steps, np.int32)
     viterbi_versions.serial(start[:2], into[:2, :2], emissions[:, :2].copy(), batch.symbols[:2], path)
     once = lambda: viterbi_versions.serial(start, into, emissions, batch.symbols[:steps], path)  # noqa: E731
-    return median_of(once) / (steps - 1)
+    return median_of(once, times) / (steps - 1)
 
 
 def hmmlearn_paths(model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[float, float, Any]:
@@ -110,7 +110,7 @@ def hmmlearn_paths(model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[floa
     return time.perf_counter() - begin, value, states
 
 
-def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
+def many_sequences(states: list[int], sequences: int, steps: int, threads: int) -> None:
     peaks = (statistics.median(cpu_peak(dtype) for _ in range(5)) / 1e9 for dtype in (np.float32, np.float64))
     print("peak of one core: {:.1f} (single), {:.1f} (double) G terms a CPU second\n".format(*peaks))
     print(f"{sequences} sequences of {steps} steps, {threads} threads\n")
@@ -131,18 +131,43 @@ def cpu(states: list[int], sequences: int, steps: int, threads: int) -> None:
             share = share_of_peak(model, batch, precision, dtype)
             cells.append(f"{seconds:.3f} | {peer / seconds:,.0f} | {share:.0%}")
         print(f"| {size:,} | {peer:.2f} | {' | '.join(cells)} |", flush=True)
-    print("\none sequence, single precision\n\n| states | serial ms a step | ours, one thread | × | ours | × |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for size in (512, 2048):
-        model, batch = random_model(size), random_batch(1, 120)
-        serial = serial_seconds(model, batch, 40)
-        cells = []
+
+
+def one_sequence(states: list[int], threads: int) -> None:
+    """Their figure 6, as far as it is of CPUs: time a step against states."""
+    print("\none sequence, single precision, ms a step\n")
+    print(f"| states | version 1 | hmmlearn | ours, 1 thread | ours, {threads} threads | × version 1 | × hmmlearn |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for size in states:
+        model, batch = random_model(size), random_batch(1, 60 if size > 2000 else 300)
+        few = random_batch(1, 8 if size > 2000 else 60)
+        serial = serial_seconds(model, few, len(few.symbols))
+        peer, value, _ = hmmlearn_paths(model, few)
+        ours = []
         for each in (1, threads):
             engine = SequenceEngine(model, precision="single", threads=each)
-            engine.answer(batch)
-            step = median_of(lambda engine=engine, batch=batch: engine.answer(batch), 5) / 119
-            cells.append(f"{1e3 * step:.4f} | {serial / step:.1f}")
-        print(f"| {size:,} | {1e3 * serial:.3f} | {' | '.join(cells)} |", flush=True)
+            assert abs(engine.answer(few).log_value[0] - value) <= 1e-6 * abs(value)
+            ours.append(median_of(lambda engine=engine, batch=batch: engine.answer(batch)) / len(batch.symbols))
+            del engine
+        peer /= len(few.symbols)
+        cells = " | ".join(f"{1e3 * each:.4g}" for each in (serial, peer, *ours))
+        print(f"| {size:,} | {cells} | {serial / min(ours):.0f} | {peer / min(ours):.0f} |", flush=True)
+
+
+def lengths(size: int, threads: int) -> None:
+    """Their figure 8: time against the length of a sequence."""
+    print(f"\none sequence, {size:,} states, single precision, seconds\n\n| steps | version 1 | hmmlearn | ours |")
+    print("|---:|---:|---:|---:|")
+    model = random_model(size)
+    engine = SequenceEngine(model, precision="single", threads=threads)
+    for steps in (100, 300, 1000, 3000):
+        batch = random_batch(1, steps)
+        engine.answer(batch)
+        cells = serial_seconds(model, batch, steps, 1) * steps, hmmlearn_paths(model, batch)[0]
+        print(
+            f"| {steps:,} | {cells[0]:.3f} | {cells[1]:.3f} | {median_of(lambda b=batch: engine.answer(b)):.4f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -153,12 +178,18 @@ def main() -> None:
     here.add_argument("--sequences", type=int, default=200)
     here.add_argument("--steps", type=int, default=200)
     here.add_argument("--threads", type=int, default=2)
+    here.add_argument("--parts", nargs="+", default=["many", "states", "length"])
     there = commands.add_parser("gpu")
     there.add_argument("--states", type=int, nargs="+", default=[512, 1000, 2000, 3000, 4000, 5000, 6000])
     there.add_argument("--parts", nargs="+", default=["states", "length", "many", "budget", "larger"])
     arguments = parser.parse_args()
     if arguments.command == "cpu":
-        cpu(arguments.states, arguments.sequences, arguments.steps, arguments.threads)
+        if "many" in arguments.parts:
+            many_sequences(arguments.states, arguments.sequences, arguments.steps, arguments.threads)
+        if "states" in arguments.parts:
+            one_sequence([500, 1000, 2000, 4000, 6000], arguments.threads)
+        if "length" in arguments.parts:
+            lengths(1000, arguments.threads)
     else:
         import hmm_gpu
 

@@ -7,10 +7,14 @@ from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from emulated_viterbi import SIDE, EmulatedViterbi
-from hmm_models import random_batch, random_model
+from hmm_models import batch_of, paths, random_batch, random_model, small_cases
+from hypothesis import given, settings
+from junctor.distribution import Resources
 from junctor.errors import BudgetError
+from junctor.hmm import write_model
 from junctor.hmm.blocks import Block, Room
 from junctor.hmm.decode import CpuMachine, decode
 from junctor.hmm.decode_gpu import GpuMachine
@@ -18,8 +22,10 @@ from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
+from junctor.hmm.run import SequenceJob, run
 from junctor_kernels import viterbi_gpu, viterbi_versions
 from junctor_kernels.viterbi_gpu import Launch, launches, shared_bytes
+from pyarrow import parquet
 from test_gpu_source import compiles
 
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
@@ -52,7 +58,7 @@ def emulated(dtype: Any = np.float32) -> EmulatedViterbi:
         (np.float32, 70, 0.2, [3] * 5 + [2] * 4 + [1], {"begin", "many_2", "few_8", "trace"}),
         (np.float32, 40, 0.8, [2] * 17, {"begin", "many_4", "trace"}),
         (np.float32, 9, 0.0, [2] * 33, {"begin", "many_8", "trace"}),
-        (np.float64, 70, 0.0, [3, 2], {"begin", "few_2", "trace"}),
+        pytest.param(np.float64, 70, 0.0, [3, 2], {"begin", "few_2", "trace"}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compiled_for_the_cpu(
@@ -75,6 +81,43 @@ def test_blocks_compiled_for_the_cpu() -> None:
     model = random_model(20, 4, 3)
     row = viterbi_gpu.stride_of(20) * 4
     agree(model, random_batch(model, [20, 12]), emulated(), Room(24 * row, 12 * row, 0))
+
+
+@settings(max_examples=6)
+@given(small_cases())
+def test_paths_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]]) -> None:
+    model, sequences = case
+    batch = batch_of(sequences)
+    (steps,) = locksteps(batch.lengths, np.arange(len(batch)), len(batch))
+    machine = GpuMachine(model, np.float32, device=emulated())
+    states = np.zeros(len(batch.symbols), np.int64)  # type: ignore[arg-type]
+    states[steps.steps(batch.starts, 0, steps.ticks - 1)] = decode(machine, batch, steps, Room(1 << 40), Path())
+    for n, symbols in enumerate(sequences):
+        every = {path: p for p, path in paths(model, symbols)}
+        found = every[tuple(states[batch.starts[n] : batch.starts[n + 1]])]
+        assert found == pytest.approx(max(every.values()), rel=1e-5)
+
+
+def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[EmulatedViterbi] = []
+
+    def opened(dtype: Any) -> EmulatedViterbi:
+        used.append(emulated(dtype))
+        return used[-1]
+
+    monkeypatch.setattr("junctor.hmm.decode_gpu.open_device", opened)
+    monkeypatch.setattr("junctor.run.check_device", lambda choice: None)
+    write_model(random_model(5, 3, 1), tmp_path / "m.json")
+    parquet.write_table(pa.table({"s": [[0, 1, 2], [], [2, None], [1], [0, 0, 0]]}), tmp_path / "s.parquet")
+    files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet")
+    job = SequenceJob(*files, str(tmp_path / "gpu"), precision="single", partition_rows=3)
+    other = SequenceJob(*files, str(tmp_path / "cpu"), precision="single", partition_rows=3)
+    first, second = run(job, Resources(device="gpu", workers=0)), run(other, Resources(device="cpu", workers=0))
+    assert first.parts == second.parts
+    assert len(used) == 1
+    assert used[0].kernels.count("trace") == 2
+    for part in first.parts:
+        assert (tmp_path / "gpu" / part.file).read_bytes() == (tmp_path / "cpu" / part.file).read_bytes()
 
 
 @pytest.mark.gpu
@@ -171,7 +214,7 @@ def test_a_model_that_exceeds_the_device_is_refused() -> None:
         GpuMachine(model, np.float32, 1000, EmulatedViterbi(np.float32))
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), [("sm_80", "<f4"), ("sm_100", "<f4"), ("sm_90", "<f8")])
+@pytest.mark.parametrize(("architecture", "dtype"), [("sm_80", "<f4"), ("sm_100", "<f8")])
 def test_the_kernels_compile(architecture: str, dtype: str) -> None:
     compiles(viterbi_gpu.source(np.dtype(dtype)), architecture)
 
