@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,21 @@ def test_blocks_cover_all_ticks_within_the_room(lengths: list[int], rows: int, h
     assert max(size.values()) + firsts <= rows
     for place, room in (("host", host), ("disk", disk)):
         assert sum(size[block] for block in blocks if block.place == place) <= room
+
+
+def test_the_peak_stays_within_the_memory() -> None:
+    model, steps = random_model(20, 4, 5), 50_000
+    batch = random_batch(model, [steps])
+    SequenceEngine(model).answer(random_batch(model, [3]))
+    machine = CpuMachine(PathNumbers(model, np.float64))
+    memory = machine.numbers.nbytes + (1 << 20)
+    assert steps * machine.row_bytes > 12 << 20
+    tracemalloc.start()
+    SequenceEngine(model, memory=memory, disk=0).answer(batch)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Beside the rows: what is known of each step, and its state.
+    assert peak < memory + 120 * steps
 
 
 def test_a_trellis_that_fits_nowhere_is_refused() -> None:

@@ -97,96 +97,114 @@ static __device__ void settle(const Work &w, long long t, const Number *from) {
 
 extern "C" __global__ void begin(const Work w) { settle(w, 0, w.start); }
 
+// The maxima of a tick, with their emissions, or the rows of the first tick as they are given, come to shared memory.
+// Returns the largest entries that this thread met.
+template <int ROWS>
+static __device__ __forceinline__ void bring(const Work &w, long long t, Number *rows, Number (&top)[ROWS]) {
+    const int count = (int)w.count(t);
+    const Number *maxima = w.maxima + t % 2 * ROWS * w.stride;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) top[r] = nothing();
+    for (long long k = threadIdx.x * LANES; k < w.stride; k += THREADS * LANES)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            alignas(16) Number x[LANES], e[LANES];
+            if (r >= count) {
+                for (int n = 0; n < LANES; n++) x[n] = nothing();
+            } else if (t == w.first) {
+                unpack(*(const Vector *)(w.row(t) + r * w.stride + k), x);
+            } else {
+                unpack(__ldcg((const Vector *)(maxima + r * w.stride + k)), x);
+                unpack(*(const Vector *)(w.emission(w.starts[t] + r) + k), e);
+                for (int n = 0; n < LANES; n++) {
+                    x[n] = k + n < w.states ? x[n] + e[n] : nothing();
+                    top[r] = larger(top[r], x[n]);
+                }
+            }
+            *(Vector *)(rows + r * w.stride + k) = *(const Vector *)x;
+        }
+}
+
+// The largest entry of each row is subtracted, in shared memory and for the trellis, of which every block writes a part.
+template <int ROWS>
+static __device__ __forceinline__ void lower(
+    const Work &w, long long t, Number *rows, Number *tops, Number (&top)[ROWS]) {
+    const int count = (int)w.count(t), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        top[r] = largest_of_warp(top[r]);
+        if (lane == 0) tops[warp * ROWS + r] = top[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        top[r] = largest_of_warp(lane < WARPS ? tops[lane * ROWS + r] : nothing());
+        if (!(top[r] > nothing())) top[r] = 0;
+    }
+    for (long long k = threadIdx.x * LANES, turn = 0; k < w.stride; k += THREADS * LANES, turn++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= count) continue;
+            alignas(16) Number x[LANES];
+            unpack(*(const Vector *)(rows + r * w.stride + k), x);
+            for (int n = 0; n < LANES; n++) x[n] -= top[r];
+            *(Vector *)(rows + r * w.stride + k) = *(const Vector *)x;
+            if ((turn * WARPS + warp) % gridDim.x == blockIdx.x)
+                *(Vector *)(w.row(t) + r * w.stride + k) = *(const Vector *)x;
+        }
+}
+
+// The maxima of a block's own columns: a warp takes a quarter of a column at a time, so that all have about as much to do.
+template <int ROWS>
+static __device__ __forceinline__ void fold_columns(
+    const Work &w, const Number *rows, Number *parts, Number *out, long long own) {
+    const long long length = w.stride / SEGMENTS;
+    const int lane = threadIdx.x % 32;
+    for (long long item = threadIdx.x / 32; item < own * SEGMENTS; item += WARPS) {
+        const long long column = blockIdx.x + item / SEGMENTS * gridDim.x, from = item % SEGMENTS * length;
+        const Number *numbers = w.columns + column * w.stride + from;
+        Number best[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) best[r] = nothing();
+#pragma unroll 4
+        for (int k = lane * LANES; k < length; k += 32 * LANES) {
+            alignas(16) Number a[LANES], x[LANES];
+            unpack(__ldg((const Vector *)(numbers + k)), a);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                unpack(*(const Vector *)(rows + r * w.stride + from + k), x);
+                for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            best[r] = largest_of_warp(best[r]);
+            if (lane == 0) parts[item * ROWS + r] = best[r];
+        }
+    }
+    __syncthreads();
+    for (long long n = threadIdx.x; n < own * ROWS; n += THREADS) {
+        const long long column = n / ROWS, r = n % ROWS;
+        Number best = nothing();
+        for (int s = 0; s < SEGMENTS; s++) best = larger(best, parts[(column * SEGMENTS + s) * ROWS + r]);
+        out[r * w.stride + blockIdx.x + column * gridDim.x] = best;
+    }
+}
+
 // One to eight sequences: the matrix is read once a tick, and what is read meets all rows. Every block makes the rows of
-// the tick before for itself, in its shared memory, and then the maxima of its columns; a warp takes a quarter of a
-// column at a time, so that all of a block have about as much to do.
+// the tick before for itself, in its shared memory, and then the maxima of its columns.
 template <int ROWS> static __device__ void few(const Work &w) {
     DYNAMIC(Number, rows);
-    const long long own = (w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x, length = w.stride / SEGMENTS;
+    const long long own = (w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
     Number *parts = rows + ROWS * w.stride, *tops = parts + own * SEGMENTS * ROWS;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned long long round = 0;
-    for (long long t = w.first + 1; t <= w.last + 1; t++) {
-        const int before = (int)w.count(t - 1);
-        const bool given = t == w.first + 1;
-        const Number *maxima = w.maxima + (t - 1) % 2 * ROWS * w.stride;
+    for (long long t = w.first; t <= w.last; t++) {
         Number top[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) top[r] = nothing();
-        for (long long k = threadIdx.x * LANES; k < w.stride; k += THREADS * LANES)
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                alignas(16) Number x[LANES], e[LANES];
-                if (r >= before) {
-                    for (int n = 0; n < LANES; n++) x[n] = nothing();
-                } else if (given) {
-                    unpack(*(const Vector *)(w.row(t - 1) + r * w.stride + k), x);
-                } else {
-                    unpack(__ldcg((const Vector *)(maxima + r * w.stride + k)), x);
-                    unpack(*(const Vector *)(w.emission(w.starts[t - 1] + r) + k), e);
-                    for (int n = 0; n < LANES; n++) {
-                        x[n] = k + n < w.states ? x[n] + e[n] : nothing();
-                        top[r] = larger(top[r], x[n]);
-                    }
-                }
-                *(Vector *)(rows + r * w.stride + k) = *(const Vector *)x;
-            }
-        if (!given) {
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                top[r] = largest_of_warp(top[r]);
-                if (lane == 0) tops[warp * ROWS + r] = top[r];
-            }
-            __syncthreads();
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                top[r] = largest_of_warp(lane < WARPS ? tops[lane * ROWS + r] : nothing());
-                if (!(top[r] > nothing())) top[r] = 0;
-            }
-            for (long long k = threadIdx.x * LANES, turn = 0; k < w.stride; k += THREADS * LANES, turn++)
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) {
-                    if (r >= before) continue;
-                    alignas(16) Number x[LANES];
-                    unpack(*(const Vector *)(rows + r * w.stride + k), x);
-                    for (int n = 0; n < LANES; n++) x[n] -= top[r];
-                    *(Vector *)(rows + r * w.stride + k) = *(const Vector *)x;
-                    if ((turn * WARPS + warp) % gridDim.x == blockIdx.x)
-                        *(Vector *)(w.row(t - 1) + r * w.stride + k) = *(const Vector *)x;
-                }
-        }
-        if (t > w.last) break;
+        bring<ROWS>(w, t, rows, top);
+        if (t > w.first) lower<ROWS>(w, t, rows, tops, top);
+        if (t == w.last) break;
         __syncthreads();
-        for (long long item = warp; item < own * SEGMENTS; item += WARPS) {
-            const long long column = blockIdx.x + item / SEGMENTS * gridDim.x, from = item % SEGMENTS * length;
-            const Number *numbers = w.columns + column * w.stride + from;
-            Number best[ROWS];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) best[r] = nothing();
-#pragma unroll 4
-            for (int k = lane * LANES; k < length; k += 32 * LANES) {
-                alignas(16) Number a[LANES], x[LANES];
-                unpack(__ldg((const Vector *)(numbers + k)), a);
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) {
-                    unpack(*(const Vector *)(rows + r * w.stride + from + k), x);
-                    for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                best[r] = largest_of_warp(best[r]);
-                if (lane == 0) parts[item * ROWS + r] = best[r];
-            }
-        }
-        __syncthreads();
-        Number *out = w.maxima + t % 2 * ROWS * w.stride;
-        for (long long n = threadIdx.x; n < own * ROWS; n += THREADS) {
-            const long long column = n / ROWS, r = n % ROWS;
-            Number best = nothing();
-            for (int s = 0; s < SEGMENTS; s++) best = larger(best, parts[(column * SEGMENTS + s) * ROWS + r]);
-            out[r * w.stride + blockIdx.x + column * gridDim.x] = best;
-        }
+        fold_columns<ROWS>(w, rows, parts, w.maxima + (t + 1) % 2 * ROWS * w.stride, own);
         meet(w, round);
     }
 }

@@ -195,7 +195,7 @@ def plan(job: SequenceJob, resources: Resources) -> steps.Outlook:
     transition = model.transition
     entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
     total = sum(_steps_of(directory.evidence_part(i), model.states) for i in pending)
-    # Both matrices, and rows by the square root of what there is: what the longest partition takes is known to it.
+    # The matrix in both forms that kernels read; rows go in blocks where they have to.
     return steps.Outlook(2 * 8 * entries, entries * total / TERMS_A_SECOND)
 
 
