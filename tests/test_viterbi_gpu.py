@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from emulated_viterbi import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases
+from hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
 from junctor.distribution import Resources
 from junctor.errors import BudgetError
-from junctor.hmm import write_model
+from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import Block, Room
 from junctor.hmm.decode import CpuMachine, decode
 from junctor.hmm.decode_gpu import GpuMachine
@@ -75,6 +75,13 @@ def test_kernels_compiled_for_the_cpu(
 def test_sparse_kernels_compiled_for_the_cpu(zeros: float) -> None:
     model = random_model(40, 4, 2, zeros, sparse=True)
     agree(model, random_batch(model, [3, 2, 1]), emulated())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_ties_compiled_for_the_cpu(sparse: bool) -> None:
+    flat = np.full((70, 70), 1 / 70)
+    model = build_model(flat[0], sparse_of(flat) if sparse else flat, np.full((70, 2), 0.5))
+    agree(model, batch_of([[0, 1, 0], [1, 0]]), emulated())
 
 
 def test_blocks_compiled_for_the_cpu() -> None:

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 RESULTS, TOGETHER, COMPANY = 1 << 21, 256, 64
 # Share of the free memory of the device that a trellis may take when nobody says how much.
 DEVICE_SHARE = 0.7
-# Bytes of symbols and states beside each row, for each of its ticks.
+# Bytes beside each row: where its tick begins, its symbol, its state.
 BESIDE = 16
 
 
@@ -68,7 +68,7 @@ class GpuMachine:
                 f"the model needs {format_bytes(needed)} of the GPU, allowed are {format_bytes(allowed)}: raise "
                 "--device-memory, or use --device cpu"
             )
-        self.allowed = allowed - needed
+        self.allowed = (allowed - needed) * self.row_bytes // (self.row_bytes + BESIDE)
         self._put_model(model)
 
     def room(self, rows: int) -> Any:

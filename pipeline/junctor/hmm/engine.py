@@ -125,31 +125,33 @@ class SequenceEngine:
     def _decode(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
         if not len(found):
             return
+        # Log-likelihoods that sequences bring take as much as the rows.
+        share = 1 if batch.likelihoods is None else 2
         if self._on_gpu(int(batch.lengths[found].sum())):
             machine: Machine = self._gpu
-            room = Room(self._gpu.allowed, self._allowed, self._files)
+            room = Room(self._gpu.allowed // share, self._allowed, self._files)
             for steps in fitting(batch, found, self._gpu.together, self._gpu.company, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
             return
-        self._decode_here(batch, found, states)
-
-    def _decode_here(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
-        share = -(-len(found) // self.threads)
-        together = min(TOGETHER, -(-share // 4) * 4)
-        left = self._allowed - self._numbers.nbytes
-        alone = Room(max(0, left), 0, self._files)
+        room = Room(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
         if len(found) < 2 * self.threads:
             # Too few to go round: threads share the ticks.
             machine = CpuMachine(self._numbers, self.threads)
-            for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, alone):
-                self._put(decode(machine, batch, steps, alone, self._folder), batch, steps, states)
-            return
-        room = Room(max(0, left) // self.threads, 0, self._files // self.threads)
-        machine = CpuMachine(self._numbers)
-        tasks = list(fitting(batch, found, together, COMPANY, machine.row_bytes, room))
+            for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, room):
+                self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
+        else:
+            self._decode_in_threads(batch, found, states, room)
+
+    def _decode_in_threads(
+        self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any], room: Room
+    ) -> None:
+        machine, each = CpuMachine(self._numbers), Room(room.here // self.threads, 0, room.disk // self.threads)
+        # Every thread gets as many groups, of whole tiles of four.
+        groups = self.threads * -(-len(found) // (TOGETHER * self.threads))
+        together = -(-len(found) // groups // 4) * 4
         in_threads(
-            lambda steps, _: self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states),
-            tasks,
+            lambda steps, _: self._put(decode(machine, batch, steps, each, self._folder), batch, steps, states),
+            list(fitting(batch, found, together, COMPANY, machine.row_bytes, each)),
             self.threads,
         )
 

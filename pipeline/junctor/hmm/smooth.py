@@ -82,12 +82,12 @@ class Smoother:
         if not numbers.fits:
             return found
         together = min(TOGETHER, -(-len(found) // threads))
-        tasks = [part for steps in locksteps(batch.lengths, found, together) for part in fitting(steps, allowed)]
+        tasks = [part for steps in locksteps(batch.lengths, found, together) for part in parts_of(steps, allowed)]
         lost = in_threads(lambda steps, _: _smooth(numbers, batch, steps, posteriors, log_value), tasks, threads)
         return np.sort(np.concatenate(lost)) if lost else found[:0]
 
 
-def fitting(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
+def parts_of(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
     """Return sequences in groups of at most so many rows, or of one."""
     count = len(steps.sequences)
     if steps.rows <= rows or count == 1:
@@ -96,7 +96,7 @@ def fitting(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
     return [
         each
         for part in (slice(0, half), slice(half, count))
-        for each in fitting(Lockstep(steps.sequences[part], steps.lengths[part]), rows)
+        for each in parts_of(Lockstep(steps.sequences[part], steps.lengths[part]), rows)
     ]
 
 
