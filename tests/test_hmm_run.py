@@ -137,7 +137,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*command, "--strict", "--overwrite"])
     assert result.exit_code == EvidenceError.exit_code
     assert "row 23: step 0: unknown symbol 'uno'" in result.output
-    result = CliRunner().invoke(app, [*command, "--posteriors", "--precision", "single", "--overwrite", "-q"])
+    result = CliRunner().invoke(app, [*command, "--posteriors", "--overwrite", "-q"])
     assert result.exit_code == 0, result.output
     assert "posteriors: 1 part" in result.output
     result = CliRunner().invoke(app, ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])

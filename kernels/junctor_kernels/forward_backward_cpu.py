@@ -18,7 +18,7 @@ import numpy as np
 from junctor_kernels.hmm_cpu import VECTORS, parts_of, product
 from junctor_kernels.jit import inside, jit
 from junctor_kernels.logarithms import exponential, logarithm, where_finite
-from junctor_kernels.vectors import BYTES, add, load, spread, store, subtract
+from junctor_kernels.vectors import BYTES, add, larger, load, spread, store, subtract
 
 LN2 = math.log(2.0)
 
@@ -195,20 +195,12 @@ def _products(
     if logs is None:
         product(matrix, size, rows, before, after, count, 0, parts, None)
     else:
-        # The largest terms first, then the sums of what the others are beside them.
-        product(matrix, size, rows, before, after, count, 0, parts, True)
-        _log_sums(matrix.starts, matrix.states, matrix.numbers, size, rows, before, after, count, stride)
-
-
-@jit
-def _log_sums(
-    starts: Any, states: Any, numbers: Any, size: int, rows: Any, before: int, after: int, count: int, stride: int
-) -> None:
-    for r in range(count):
-        if starts is None:
-            _dense_log_sums(numbers, size, rows, before + r * stride, after + r * stride, stride)
-        else:
-            _sparse_log_sums(starts, states, numbers, size, rows, before + r * stride, after + r * stride)
+        for r in range(count):
+            at, to = before + r * stride, after + r * stride
+            if len(matrix.starts):
+                _sparse_log_sums(matrix, size, rows, at, to)
+            else:
+                _dense_log_sums(matrix.numbers, size, rows, at, to, stride)
 
 
 @jit
@@ -217,7 +209,10 @@ def _dense_log_sums(panels: Any, size: int, rows: Any, before: int, after: int, 
     width, one, lowest = VECTORS * lanes, spread(rows.dtype.type(1.0)), spread(rows.dtype.type(-np.inf))
     for j in range(0, stride, lanes):
         panel = j // width * size * width + j % width
-        top, total = load(rows, after + j), subtract(one, one)
+        # The largest term first, then the sum of what all are beside it.
+        top, total = lowest, subtract(one, one)
+        for i in range(size):
+            top = larger(add(load(panels, panel + i * width), spread(rows[before + i])), top)
         for i in range(size):
             term = add(load(panels, panel + i * width), spread(rows[before + i]))
             total = add(total, _beside(term, top))
@@ -233,11 +228,14 @@ def _beside(term: Any, top: Any) -> Any:
 
 
 @jit
-def _sparse_log_sums(starts: Any, states: Any, numbers: Any, size: int, rows: Any, before: int, after: int) -> None:
+def _sparse_log_sums(matrix: Any, size: int, rows: Any, before: int, after: int) -> None:
+    starts, states, numbers = matrix.starts, matrix.states, matrix.numbers
     for j in range(size):
-        top = rows[after + j]
+        top, total = -np.inf, 0.0
+        for k in range(starts[j], starts[j + 1]):
+            top = max(top, rows[before + states[k]] + numbers[k])
         if top > -np.inf:
-            total = 0.0
             for k in range(starts[j], starts[j + 1]):
                 total += math.exp(rows[before + states[k]] + numbers[k] - top)
-            rows[after + j] = top + math.log(total)
+            top += math.log(total)
+        rows[after + j] = top

@@ -31,13 +31,18 @@ Array = npt.NDArray[Any]
 class Matrix(NamedTuple):
     """A square matrix as kernels take it.
 
-    Dense: `starts` and `states` are None, `numbers` the panels, flat. Sparse: column j has `numbers[starts[j] :
-    starts[j + 1]]` in the rows `states` of the same range.
+    Dense: `starts` and `states` are empty, `numbers` flat. Sparse: column j has `numbers[starts[j] : starts[j + 1]]` in
+    the rows `states` of the same range.
     """
 
-    starts: Any
-    states: Any
+    starts: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int32]
     numbers: Array
+
+
+def dense(numbers: Array) -> Matrix:
+    """Return a matrix of which only the numbers are told."""
+    return Matrix(np.zeros(0, np.int64), np.zeros(0, np.int32), numbers.reshape(-1))
 
 
 def padded(size: int, dtype: npt.DTypeLike) -> int:
@@ -59,7 +64,7 @@ def packed(matrix: Array, nothing: float) -> Matrix:
     for p in range(len(panels)):
         columns = matrix[:, p * width : (p + 1) * width]
         panels[p, :, : columns.shape[1]] = columns
-    return Matrix(None, None, panels.reshape(-1))
+    return dense(panels)
 
 
 @jit
@@ -71,42 +76,17 @@ def product(
     rows: flat; the operands begin at `before` and the results at `after`, one padded row after the other. adds: True
     for (max, +), None for (+, *): a type rather than a value, so that the loops have no branch.
     """
-    _product(matrix.starts, matrix.states, matrix.numbers, size, rows, before, after, count, first, last, adds)
-
-
-@jit
-def parts_of(matrix: Any, size: int, rows: Any) -> Any:
-    """Return how many panels, or columns, there are to divide."""
-    return _parts(matrix.starts, size, rows)
-
-
-@jit
-def _parts(starts: Any, size: int, rows: Any) -> Any:
-    if starts is None:
-        width = VECTORS * BYTES // rows.itemsize
-        return (size + width - 1) // width
-    return size
-
-
-@jit
-def _product(
-    starts: Any,
-    states: Any,
-    numbers: Any,
-    size: int,
-    rows: Any,
-    before: int,
-    after: int,
-    count: int,
-    first: int,
-    last: int,
-    adds: Any,
-) -> None:
-    # Arguments of their own, because Numba leaves out branches for what an argument's type is, not a field's.
-    if starts is None:
-        _dense(numbers, size, rows, before, after, count, first, last, adds)
+    if len(matrix.starts):
+        _sparse(matrix, size, rows, before, after, count, first, last, adds)
     else:
-        _sparse(starts, states, numbers, size, rows, before, after, count, first, last, adds)
+        _dense(matrix.numbers, size, rows, before, after, count, first, last, adds)
+
+
+@jit
+def parts_of(matrix: Any, size: int, rows: Any) -> int:
+    """Return how many panels, or columns, there are to divide."""
+    width = VECTORS * BYTES // rows.itemsize
+    return size if len(matrix.starts) else (size + width - 1) // width
 
 
 @jit
@@ -220,18 +200,9 @@ def _four_rows(
 
 @jit
 def _sparse(
-    starts: Any,
-    states: Any,
-    numbers: Any,
-    size: int,
-    rows: Any,
-    before: int,
-    after: int,
-    count: int,
-    first: int,
-    last: int,
-    adds: Any,
+    matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
 ) -> None:
+    starts, states, numbers = matrix.starts, matrix.states, matrix.numbers
     width = VECTORS * BYTES // rows.itemsize
     stride = (size + width - 1) // width * width
     for j in range(first, last):

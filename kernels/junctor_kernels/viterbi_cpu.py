@@ -16,16 +16,8 @@ from junctor_kernels.vectors import BYTES, add, larger, load, spread, store, sub
 
 
 @jit
-def begin(start: Any, trellis: Any, stride: int, count: int, which: Any, emissions: Any) -> None:
-    """Write the rows of tick 0. start: [stride], -inf beyond the states. which, emissions: as for `advance`."""
-    scratch = np.empty(BYTES // trellis.itemsize, trellis.dtype)
-    for r in range(count):
-        trellis[r * stride : (r + 1) * stride] = start
-        _settle(trellis, r * stride, stride, emissions, which[r] * stride, scratch)
-
-
-@jit
 def advance(
+    start: Any,
     matrix: Any,
     size: int,
     trellis: Any,
@@ -36,17 +28,22 @@ def advance(
     which: Any,
     emissions: Any,
 ) -> None:
-    """Write the rows of the ticks behind `first` up to `last`.
+    """Write the rows of the ticks behind `first`, or from tick 0 on, up to `last`.
 
+    start: [stride], -inf beyond the states.
     starts: int64 [ticks + 1], where the rows of each tick begin in the whole trellis. which: int [rows], row of
     `emissions` (flat, `stride` numbers each) for every row from tick `first` on.
     """
     scratch = np.empty(BYTES // trellis.itemsize, trellis.dtype)
     parts = parts_of(matrix, size, trellis)
-    for t in range(first + 1, last + 1):
-        before, after = starts[t - 1] - starts[first], starts[t] - starts[first]
-        count = starts[t + 1] - starts[t]
-        product(matrix, size, trellis, before * stride, after * stride, count, 0, parts, True)
+    for t in range(first + 1 if first else 0, last + 1):
+        after, count = starts[t] - starts[first], starts[t + 1] - starts[t]
+        if t == 0:
+            for r in range(count):
+                trellis[r * stride : (r + 1) * stride] = start
+        else:
+            before = starts[t - 1] - starts[first]
+            product(matrix, size, trellis, before * stride, after * stride, count, 0, parts, True)
         settle(trellis, stride, after, count, which, emissions, scratch)
 
 
@@ -95,9 +92,7 @@ def trace(
                 path[starts[t] + n] = _first_largest(trellis, at, size)
             elif t < last:
                 state = path[starts[t + 1] + n]
-                path[starts[t] + n] = _predecessor(
-                    matrix.starts, matrix.states, matrix.numbers, size, trellis, at, stride, state, scratch
-                )
+                path[starts[t] + n] = _predecessor(matrix, size, trellis, at, stride, state, scratch)
 
 
 @jit
@@ -110,29 +105,14 @@ def _first_largest(trellis: Any, at: int, size: int) -> int:
 
 
 @jit
-def _predecessor(
-    starts: Any,
-    states: Any,
-    numbers: Any,
-    size: int,
-    trellis: Any,
-    at: int,
-    stride: int,
-    state: int,
-    scratch: Any,
-) -> Any:
-    if starts is None:
-        return _dense_predecessor(numbers, size, trellis, at, stride, state * stride, scratch)
-    return _sparse_predecessor(starts, states, numbers, trellis, at, state)
-
-
-@jit
-def _sparse_predecessor(starts: Any, states: Any, numbers: Any, trellis: Any, at: int, state: int) -> int:
+def _predecessor(matrix: Any, size: int, trellis: Any, at: int, stride: int, state: int, scratch: Any) -> Any:
+    if len(matrix.starts) == 0:
+        return _dense_predecessor(matrix.numbers, size, trellis, at, stride, state * stride, scratch)
     found, largest = 0, trellis.dtype.type(-np.inf)
-    for k in range(starts[state], starts[state + 1]):
-        total = trellis[at + states[k]] + numbers[k]
+    for k in range(matrix.starts[state], matrix.starts[state + 1]):
+        total = trellis[at + matrix.states[k]] + matrix.numbers[k]
         if total > largest:
-            found, largest = states[k], total
+            found, largest = matrix.states[k], total
     return found
 
 

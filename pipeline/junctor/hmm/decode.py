@@ -112,14 +112,13 @@ class CpuMachine:
         own, stride = self.numbers, self.numbers.stride
         which, rows = emissions_of(batch, steps, block, len(own.emissions) - 1, stride, own.dtype)
         emissions = (own.emissions if rows is None else rows).reshape(-1)
-        if block.first == 0:
-            viterbi_cpu.begin(own.start, memory, stride, int(steps.counts[0]), which, emissions)
-        if self.threads > 1 and steps.counts[block.first] * self._entries() >= SHARED_TERMS:
+        together = self.threads > 1 and steps.counts[block.first] * self._entries() >= SHARED_TERMS
+        last = 0 if together else block.last
+        if last or block.first == 0:
+            shared = memory, stride, steps.starts, block.first, last, which, emissions
+            viterbi_cpu.advance(own.start, own.matrix, own.states, *shared)
+        if together:
             self._advance_together(memory, steps, block, which, emissions)
-        else:
-            viterbi_cpu.advance(
-                own.matrix, own.states, memory, stride, steps.starts, block.first, block.last, which, emissions
-            )
 
     def trace(self, memory: Array, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
         """Write the states of a block to `path`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.hmm_cpu import Matrix, packed, padded
+from junctor_kernels.hmm_cpu import Matrix, dense, packed, padded
 
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 
@@ -71,7 +71,7 @@ class PathNumbers:
             self.matrix = self.columns = by_columns(model.transition, logs)
         else:
             self.matrix = packed(logs, -np.inf)
-            self.columns = Matrix(None, None, padded_rows(logs.T, self.stride, -np.inf, dtype).reshape(-1))
+            self.columns = dense(padded_rows(logs.T, self.stride, -np.inf, dtype))
         start = in_format(logarithms(model.start), dtype)
         self.start = padded_rows(start[None], self.stride, -np.inf, dtype)[0]
         self.emissions = emission_rows(model, self.stride, dtype)
