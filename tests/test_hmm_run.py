@@ -119,6 +119,22 @@ def test_a_file_without_rows(tmp_path: Path) -> None:
     assert answers(job).schema.field("case_id").type == pa.string()
 
 
+def test_a_model_without_emissions(tmp_path: Path) -> None:
+    model = build_model([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]])
+    write_model(model, tmp_path / "m.parquet")
+    logs = [[[-0.1, -2.0], [-3.0, -0.1]], None, [[-0.1, -0.2]], []]
+    for rows, name in ((logs, "some"), ([], "none")):
+        table = pa.table({"x": pa.array(rows, pa.list_(pa.list_(pa.float64())))})
+        parquet.write_table(table, tmp_path / "s.parquet")
+        for query in ("viterbi", "posteriors"):
+            output = str(tmp_path / f"{name}-{query}")
+            job = SequenceJob(str(tmp_path / "m.parquet"), str(tmp_path / "s.parquet"), output, query, partition_rows=2)
+            found = run(job)
+            assert found.statuses == {"ok": len(rows) // 2, "impossible": 0, "invalid": len(rows) // 2}
+            if query == "viterbi" and rows:
+                assert answers(job).column("path").to_pylist() == [[0, 1], None, [0], None]
+
+
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     other = replace(job, output=str(tmp_path / "other"))

@@ -127,6 +127,20 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert (tmp_path / "gpu" / part.file).read_bytes() == (tmp_path / "cpu" / part.file).read_bytes()
 
 
+def test_what_does_not_fit_the_gpu_stays_here_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from junctor.hmm import engine
+
+    monkeypatch.setattr("junctor.hmm.decode_gpu.open_device", emulated)
+    monkeypatch.setattr(engine, "has_gpu", lambda: True)
+    monkeypatch.setattr(engine, "DEVICE_TERMS", 1)
+    model = random_model(70, 4, 1)
+    batch = random_batch(model, [3])
+    found = SequenceEngine(model, device="auto", device_memory=1000).answer(batch)
+    np.testing.assert_array_equal(found.states, SequenceEngine(model).answer(batch).states)  # type: ignore[arg-type]
+    with pytest.raises(BudgetError):
+        SequenceEngine(model, device="gpu", device_memory=1000).answer(batch)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("states", "zeros"), [(5, 0.3), (70, 0.0), (130, 0.9), (1500, 0.1)])

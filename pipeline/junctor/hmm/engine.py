@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from junctor.answers import IMPOSSIBLE, INVALID, OK
 from junctor.devices import DeviceChoice, has_gpu
-from junctor.errors import BudgetError, EvidenceError
+from junctor.errors import BudgetError, DeviceError, EvidenceError
 from junctor.hmm.blocks import Room, plan_blocks
 from junctor.hmm.decode import CpuMachine, Machine, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
@@ -161,9 +161,15 @@ class SequenceEngine:
         states[steps.steps(batch.starts, 0, steps.ticks - 1)] = path
 
     def _on_gpu(self, steps: int) -> bool:
-        if self.device == "auto":
-            return steps * _entries(self.model) >= DEVICE_TERMS and has_gpu()
-        return self.device == "gpu"
+        if self.device != "auto":
+            return self.device == "gpu"
+        if steps * _entries(self.model) < DEVICE_TERMS or not has_gpu():
+            return False
+        try:
+            return self._gpu is not None
+        except (BudgetError, DeviceError) as error:
+            logger.warning("not on the GPU: %s", error)
+            return False
 
     def _refuse_other_kind(self, batch: SequenceBatch) -> None:
         if batch.symbols is not None and self.model.emission is None:

@@ -184,7 +184,7 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
         raise EvidenceError(f"sequences cannot be read: {error}") from None
     array = _whole(array)
     if pa.types.is_null(array.type):
-        array = array.cast(pa.large_list(pa.int64()))
+        array = array.cast(pa.large_list(pa.int64() if model.symbols else pa.list_(pa.float64())))
     if not is_list(array.type):
         raise EvidenceError(f"found sequences of type {array.type}, expected lists")
     return EncodedSequences(SequenceEncoder(model).encode(array), _numbers(0, len(array)) if ids is None else ids, 0)
