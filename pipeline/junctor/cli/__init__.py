@@ -16,6 +16,7 @@ from junctor.cli.inspect import inspect
 from junctor.cli.run import run
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
+from junctor.cli.viterbi import viterbi
 
 app = typer.Typer(
     cls=Commands,
@@ -26,7 +27,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, tune, demo):
+for command in (run, inspect, convert, validate, calibrate, ask, viterbi, tune, demo):
     app.command()(command)
 
 
