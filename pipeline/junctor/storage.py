@@ -101,11 +101,6 @@ class Directory(Generic[Spec]):
         return self.path / self.inputs / "done.json"
 
     @property
-    def speeds(self) -> Path:
-        """The speeds of devices by which the run makes its choices."""
-        return self.path / "speeds.json"
-
-    @property
     def spec_file(self) -> Path:
         """What the run answers, written first."""
         return self.path / "run.json"
@@ -239,6 +234,11 @@ class RunDirectory(Directory[RunSpec]):
     """The files of a run of evidence through a network."""
 
     model_file, inputs = "network.parquet", "evidence"
+
+    @property
+    def speeds(self) -> Path:
+        """The speeds of devices by which the run makes its choices."""
+        return self.path / "speeds.json"
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
