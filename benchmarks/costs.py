@@ -154,13 +154,15 @@ def check(paths: Sequence[Path], table: bool) -> None:
             for name in sorted({row.network for row in rows}) if table else ():
                 own = np.array([row.network == name for row in rows])
                 print(f"   {name}: {(off['work'][own] <= WITHIN).mean():.0%}, worst {off['work'][own].max():.0%}")
+        if told := few_or_many(device, measured):
+            print(told)
 
 
 def compared(device: Device, rows: Sequence[Measured]) -> str | None:
     """Say how the launch parameters do that the model would choose, with prices learned from all other networks."""
     blocks: dict[tuple[str, str, int], dict[str, Measured]] = {}
     for row in rows:
-        label, setting = re.split(r", (?=Few|Many|$)", f"{row.label}, ")[:2]
+        label, setting = _label(row)
         blocks.setdefault((row.network, label, row.rows), {})[setting] = row
     several = {name: tried for name, tried in blocks.items() if len(tried) > 1}
     if not several:
@@ -180,6 +182,34 @@ def compared(device: Device, rows: Sequence[Measured]) -> str | None:
         f"   {len(several)} blocks, {len(settings)} settings: chosen {model.sum() / best.sum() - 1:.1%} over the best, "
         f"{(model / best).max() - 1:.1%} at the worst; {settings[single]} for all takes {gain_of(gain)}"
     )
+
+
+def few_or_many(device: Device, rows: Sequence[Measured]) -> str | None:
+    """Say how often the model is right about few cases or many, from plans alone and prices of other networks."""
+    right, ratios = 0, []
+    for name in sorted({row.network for row in rows}):
+        prices = learned(device, [row for row in rows if row.network != name]).prices
+        fastest: dict[tuple[str, str, int], Measured] = {}
+        for row in sorted((row for row in rows if row.network == name), key=lambda row: -row.seconds):
+            fastest[row.backend, _label(row)[0], row.rows] = row
+        for (backend, label, cases), few in fastest.items():
+            algebra = backend.removeprefix("few-")
+            chunk = {"single": 128, "double": 64}.get(algebra, 0)
+            many = [fastest.get((f"many-{algebra}", label, size)) for size in (chunk, 128)]
+            other = next((row for row in many if row is not None), None)
+            if backend.startswith("few") and cases <= chunk and other is not None:
+                takes_few = prices[backend].of_plan(few.plan) < prices[f"many-{algebra}"].of_plan(other.plan)
+                chosen, left = (few, other) if takes_few else (other, few)
+                right += chosen.seconds <= left.seconds
+                ratios.append(chosen.seconds / min(few.seconds, other.seconds))
+    if not ratios:
+        return None
+    return f"few or many: right for {right} of {len(ratios)}, at the worst {max(ratios) - 1:.0%} over the best"
+
+
+def _label(row: Measured) -> list[str]:
+    """Return what a measurement was of, and its launch parameters."""
+    return re.split(r", (?=Few|Many|$)", f"{row.label}, ")[:2]
 
 
 def gain_of(ratios: npt.NDArray[np.float64]) -> str:

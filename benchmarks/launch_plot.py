@@ -12,7 +12,7 @@ def draw(networks: Sequence[str], milliseconds: Mapping[str, Sequence[float]], p
     """Draw bars for every way to choose launch parameters, grouped by network, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.6 * len(networks), 5), layout="constrained")
+    figure = Figure(figsize=(max(8, 1.6 * len(networks)), 5), layout="constrained")
     axes = figure.subplots()
     width = 0.85 / len(milliseconds)
     for n, (name, values) in enumerate(milliseconds.items()):

@@ -17,11 +17,16 @@ from junctor import measurements, partition, speeds, tuning
 from junctor.cli import app
 from junctor.costs import fit, non_negative
 from junctor.cpu_work import CPU_WORK
+from junctor.devices import DeviceChoice
+from junctor.engine import Engine
 from junctor.errors import RunError
+from junctor.evidence.batch import EvidenceBatch
+from junctor.forecast import forecast
 from junctor.generate import layered
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Beside, Few, Launching, Many, Stage, few_work, many_work, splits
 from junctor.measurements import Device, Measured, device_of, file_name, own, own_files, read, shipped, write
 from junctor.progress import Silence
+from junctor.query import Query
 from junctor.run import Job, ingest_network
 from junctor.speeds import DeviceSpeeds, Learned, Speeds, learned, plan_work, speeds_here, speeds_of
 from junctor_kernels import gpu
@@ -248,3 +253,25 @@ def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> Non
     tuned.directory.speeds.write_text("{}")
     with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
         partition._speeds_of(tuned.directory.path)
+
+
+@pytest.mark.parametrize(
+    ("query", "device"),
+    [(Query(), "cpu"), (Query(), "gpu"), (Query(precision="log"), "gpu"), (Query("mpe"), "cpu"), (Query(), "auto")],
+)
+def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: DeviceChoice) -> None:
+    network = layered(6, 5, states=3, seed=1)
+    rows = 20_000
+    batch = EvidenceBatch(rows, {v: (np.arange(rows, dtype=np.int32) + v) % 3 for v in range(3)})
+    engine = Engine(network, query, memory=1 << 30, rows=rows, device=device)
+    engine.groups = lambda batch: [  # type: ignore[method-assign]
+        replace(group, few=None) for group in Engine.groups(engine, batch)
+    ]
+    gpu = speeds_here().gpu(Device("any"))
+    (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
+    assert 0.2 < alone.seconds / bound.seconds < 5
+    assert (alone.on_gpu is None) == (query.kind == "mpe")
+    (half,) = forecast(
+        engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
+    )
+    assert half.seconds < bound.seconds
