@@ -16,7 +16,7 @@ from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.grouping import Group, patterns_of
-from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, STEP_SECONDS, Memory, Prepared
+from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory, Prepared
 from junctor.oversize import Chunking
 from junctor.planning.budget import Budget
 from junctor.planning.elimination import best_order, moral_graph
@@ -25,7 +25,6 @@ from junctor.planning.oversize import operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
 from junctor.planning.stages import stages_of
-from junctor.pricing import plain_seconds
 from junctor.propagation import Program
 from junctor.results import answer_width
 
@@ -165,15 +164,16 @@ def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bo
     from junctor.cpu_work import cpu_work
     from junctor.speeds import plan_work
 
-    plan, operations = memory.plan, min(rows * memory.plan.case_operations, MOST_OPERATIONS)
+    plan, first = memory.plan, engine.ladder[0]
     # A GPU takes about as long to come into play as compiled code.
     if engine.has_device and (engine.device != "auto" or compiled):
         return _on_gpu(engine, memory, rows, bind)
     if not memory.lanes:
-        steps = rows * len(plan.steps) * STEP_SECONDS
-        return operations * COMPILED_OPERATION_SECONDS + steps if memory.entry_threads else rows * plain_seconds(plan)
+        backend = f"{'entries' if memory.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
+        work = plan_work(plan, len(plan.steps), memory.cases(first.dtype.itemsize), rows)
+        return engine.speeds.prices[backend].of_plan(work)
     if engine.query.kind == "mpe":
-        return operations * COMPILED_OPERATION_SECONDS
+        return min(rows * plan.case_operations, MOST_OPERATIONS) * COMPILED_OPERATION_SECONDS
     prices = engine.speeds.prices["cpu"]
     if not bind:
         return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))

@@ -23,14 +23,16 @@ from junctor.storage import aside
 Floats = npt.NDArray[np.float64]
 
 FORMAT_VERSION = 1
-# What there are measurements of, and the counts of work of each.
+# Counts of a plan that is not bound to numbers yet.
+PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
+# What there are measurements of, and the counts of work of each: blocks in compiled code; contractions over entries and
+# NumPy, with numbers and with logarithms; few cases and many on a GPU.
 BACKENDS: dict[str, tuple[str, ...]] = {
     "cpu": CPU_WORK,
+    **{f"{kind}-{name}": PLAN_WORK for kind in ("entries", "plain") for name in ("double", "log")},
     **{f"few-{name}": FEW_WORK for name in ("single", "double", "log")},
     **{f"many-{name}": MANY_WORK for name in ("single", "double")},
 }
-# Counts of a plan that is not bound to numbers yet.
-PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
 
 logger = logging.getLogger("junctor")
 

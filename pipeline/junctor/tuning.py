@@ -43,6 +43,8 @@ PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
 MEMORY, PLANNED_ROWS = 4 << 30, 64
 # Cases that are measured on a CPU: several blocks, and less than one; their entry operations at the most.
 CPU_ROWS, CPU_OPERATIONS = (4096, 48), 2e8
+# Cases that NumPy is measured with beside one, and the entry operations at the most where there are no blocks.
+PLAIN_ROWS, ALONE_OPERATIONS = 64, 1e8
 # A measurement is the fewest seconds of so many repetitions at the least, which go on for some time; and of passes over
 # all of them.
 CPU_PASSES = 4
@@ -138,7 +140,11 @@ def fewest(rows: Iterable[Measured]) -> list[Measured]:
 
 
 def measure_cpu(case: Case) -> list[Measured]:
-    """Measure a plan on this machine's CPU, one thread, in both precisions."""
+    """Measure a plan on this machine's CPU, one thread: blocks in compiled code, and rows too few for them."""
+    return [*_measure_blocks(case), *_measure_alone(case)]
+
+
+def _measure_blocks(case: Case) -> list[Measured]:
     found = []
     for precision in ("double", "single"):
         for rows in CPU_ROWS:
@@ -152,6 +158,22 @@ def measure_cpu(case: Case) -> list[Measured]:
             work = cpu_work(compiled, case.plan, rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
             found.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
+    return found
+
+
+def _measure_alone(case: Case) -> list[Measured]:
+    """Measure contractions over entries for one case, and NumPy for one case and a block."""
+    found = []
+    for precision in ("double", "log"):
+        for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
+            if rows * case.plan.case_operations > ALONE_OPERATIONS:
+                continue
+            prepared = Prepared(case.network, case.plan, LADDERS[precision])
+            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
+            prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
+            seconds = _fewest_seconds(prepared, case, rows)
+            plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
+            found.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, np.array(plan), plan))
     return found
 
 
