@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -261,14 +262,16 @@ def fixed(few: Few, many: Many) -> Launching:
 
 def measure_gpu(case: Case, device: Device, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)) -> list[Measured]:
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
-    found = []
+    found: list[Measured] = []
     for algebra in algebras:
         program = Program(case.plan, case.network, algebra)
         known: dict[bool, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
-                found += _measure_block(case, Kept(program, rows, device, few, known), algebra)
+                # What does not fit a small device, or its kernels, is not what it will be asked for.
+                with suppress(MemoryError, OverflowError):
+                    found += _measure_block(case, Kept(program, rows, device, few, known), algebra)
     return found
 
 
