@@ -242,12 +242,21 @@ def _sums(trees: Trees, record: dict[str, Any], sizes: list[Size], settings: lis
     at = {size: n for n, size in enumerate(sizes)}
     way = {setting: n for n, setting in enumerate(settings)}
     print("\nsums of measured messages, ms: " + " | ".join(choosers(record, trees[0][0])))
+    totals = []
     for network, _, plan in trees:
-        cells = []
-        for choose in choosers(record, network).values():
-            parts = [seconds[name][at[size], way[choose(name, size)]] for name, size in sizes_of(plan) if size in at]
-            cells.append(f"{1e3 * sum(parts):.3f}")
-        print(f"{network} | {' | '.join(cells)}")
+        parts = [(name, size) for name, size in sizes_of(plan) if size in at]
+        totals.append(
+            [
+                sum(seconds[name][at[size], way[choose(name, size)]] for name, size in parts)
+                for choose in choosers(record, network).values()
+            ]
+        )
+        print(f"{network} | {' | '.join(f'{1e3 * total:.3f}' for total in totals[-1])}")
+    times = np.array(totals)
+    gains = np.exp(np.log(times[:, -2:-1] / times).mean(axis=0))
+    print(f"geometric mean: gain over the best single setting | {' | '.join(f'{gain:.2f}' for gain in gains)}")
+    print(f"worst against the best of each | {' | '.join(f'{n:.2f}' for n in (times / times[:, -1:]).max(axis=0))}")
+    print(f"all together against it | {' | '.join(f'{n:.3f}' for n in times.sum(axis=0) / times[:, -1].sum())}")
 
 
 def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path | None = None) -> None:
