@@ -23,7 +23,8 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.forecast import forecast
 from junctor.generate import layered
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Beside, Few, Launching, Many, Stage, few_work, many_work, splits
-from junctor.measurements import BACKENDS, Device, Measured, device_of, file_name, own, own_files, read, shipped, write
+from junctor.machine import own_measurements
+from junctor.measurements import BACKENDS, Device, Measured, device_of, file_name, own_files, read, shipped, write
 from junctor.progress import Silence
 from junctor.query import Query
 from junctor.run import Job, ingest_network
@@ -92,9 +93,9 @@ def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    own().mkdir(parents=True)
-    (own() / "a.parquet").write_bytes(b"nothing")
-    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own() / "b.parquet")
+    own_measurements().mkdir(parents=True)
+    (own_measurements() / "a.parquet").write_bytes(b"nothing")
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "b.parquet")
     assert [device.name for device, _ in own_files()] == ["mine"]
     assert "junctor tune" in caplog.text
     assert next(each.device.name for each in speeds_here().devices) == "mine"
@@ -222,7 +223,7 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 0, result.output
-    (path,) = own().glob("*.parquet")
+    (path,) = own_measurements().glob("*.parquet")
     assert str(path) in result.output
     assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.5)
     assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
@@ -234,7 +235,7 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
-    assert not own().exists()
+    assert not own_measurements().exists()
 
 
 def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:
@@ -243,10 +244,10 @@ def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> Non
     asia = str(Path(__file__).parents[1] / "data" / "asia.bif")
     plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
     ingest_network(plain, Silence())
-    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own() / "mine.parquet")
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
     speeds_here.cache_clear()
     ingest_network(tuned, Silence())
-    (own() / "mine.parquet").unlink()
+    (own_measurements() / "mine.parquet").unlink()
     names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
     assert "mine" not in names[0]
     assert names[1] == ["mine", *names[0]]

@@ -94,7 +94,7 @@ class Engine:
         spill: str | Path | None = None,
         disk: int | None = None,
         all_gpus: bool = False,
-        speeds: Speeds | None = None,
+        speeds: Callable[[], Speeds] | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -299,12 +299,12 @@ class Engine:
         at_hand = gpu_at_hand() if isinstance(self.device, str) else (self.device.name, self.device.figures)
         return self.known_speeds.gpu(Measured(*at_hand))
 
-    @property
+    @cached_property
     def known_speeds(self) -> Speeds:
         """What is known of devices."""
         from junctor.speeds import speeds_here
 
-        return self._speeds or speeds_here()
+        return self._speeds() if self._speeds is not None else speeds_here()
 
     @property
     def row_price(self) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from junctor.planning.oversize import operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
 from junctor.planning.stages import stages_of
+from junctor.pricing import plain_seconds
 from junctor.propagation import Program
 from junctor.results import answer_width
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 MOST_OPERATIONS = 10**30
 # What a row takes beside its arithmetic: reading its evidence and writing its answers.
 ROW_SECONDS = 5e-6
+# Seconds of work in NumPy below which an outlook is not worth learning prices for: reading measurements takes a tenth.
+WORTH_SECONDS = 0.5
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
 SURVEY_SECONDS = 5.0
 SURVEY_SHARE = 0.1
@@ -161,10 +164,12 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
 
 def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bool) -> float:
     """Return what rows of a plan take on the backend that will answer them."""
+    plan, first = memory.plan, engine.ladder[0]
+    if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
+        return rows * plain_seconds(plan)
     from junctor.cpu_work import cpu_work
     from junctor.speeds import plan_work
 
-    plan, first = memory.plan, engine.ladder[0]
     # A GPU takes about as long to come into play as compiled code.
     if engine.has_device and (engine.device != "auto" or compiled):
         return _on_gpu(engine, memory, rows, bind)

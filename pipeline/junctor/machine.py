@@ -40,6 +40,17 @@ def allowed_disk(folder: Path) -> int:
     return int(DISK_SHARE * shutil.disk_usage(folder).free)
 
 
+def own_measurements() -> Path:
+    """Return the folder of what `junctor tune` measured, in the user's cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "junctor" / "measured"
+
+
+def has_own_measurements() -> bool:
+    """Tell whether there are any."""
+    return any(own_measurements().glob("*.parquet"))
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use: its affinity, or less where a quota is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

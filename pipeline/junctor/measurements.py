@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from junctor.cpu_work import CPU_WORK
 from junctor.gpu_work import FEW_WORK, MANY_WORK
+from junctor.machine import own_measurements
 from junctor.storage import aside
 
 Floats = npt.NDArray[np.float64]
@@ -120,12 +120,6 @@ def shipped() -> Path:
     return Path(__file__).parent / "measured"
 
 
-def own() -> Path:
-    """Return the folder of the user's own measurements, in their cache directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "junctor" / "measured"
-
-
 def shipped_files() -> Iterator[tuple[Device, Path]]:
     """Yield the measurements of the package."""
     for path in sorted(shipped().glob("*.parquet")):
@@ -134,16 +128,11 @@ def shipped_files() -> Iterator[tuple[Device, Path]]:
 
 def own_files() -> Iterator[tuple[Device, Path]]:
     """Yield the user's own measurements; a file that cannot be read is named and left out."""
-    for path in sorted(own().glob("*.parquet")):
+    for path in sorted(own_measurements().glob("*.parquet")):
         try:
             yield device_of(path), path
         except ValueError as error:
             logger.warning("%s: run junctor tune again", error)
-
-
-def has_own() -> bool:
-    """Tell whether the user has measurements of their own."""
-    return any(own().glob("*.parquet"))
 
 
 def file_name(device: Device) -> str:

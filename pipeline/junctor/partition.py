@@ -277,7 +277,7 @@ def engine_for(
     network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory, rows, threads, speeds=_speeds_of(Path(network_file).parent))
+    return network, Engine(network, query, memory, rows, threads, speeds=partial(_speeds_of, Path(network_file).parent))
 
 
 def _speeds_of(directory: Path) -> Speeds:

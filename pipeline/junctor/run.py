@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from junctor.answers import STATUS_NAMES
 from junctor.devices import DeviceChoice, check_device, count_gpus, gpu_at_hand, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
-from junctor.machine import allowed_disk, spill_folder, usable_cores
+from junctor.machine import allowed_disk, has_own_measurements, spill_folder, usable_cores
 from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
@@ -39,6 +39,10 @@ from junctor.storage import (
     spec_of,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from junctor.engine import Engine
+    from junctor.speeds import DeviceSpeeds
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
 WORKER_SECONDS = 5.0
@@ -143,10 +147,8 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     """Read and check the network, claim the run directory for this job, and put the network there as Parquet."""
     from junctor.evidence.read import digest_of
     from junctor.formats import read_network, store
-    from junctor.measurements import has_own
     from junctor.query import target_names
     from junctor.results import default_partition_rows
-    from junctor.speeds import speeds_here
 
     progress.stage("reading the network")
     network = read_network(job.network, job.network_format)
@@ -165,7 +167,9 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     )
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
-        if has_own():
+        if has_own_measurements():
+            from junctor.speeds import speeds_here
+
             # What is measured later must not change what is left of this run.
             write_json(job.directory.speeds, speeds_here().to_record())
         with aside(job.directory.network) as temporary:
@@ -220,7 +224,6 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     """
     from junctor.evidence.encoded import read_partition
     from junctor.forecast import survey
-    from junctor.measurements import Device
 
     directory, spec = job.directory, job.directory.read_spec()
     there = ingested(directory)
@@ -235,9 +238,15 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     engine.device = resources.device if resources.device != "auto" else "cpu"
     engine.device_memory = resources.device_memory
     engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
-    gpu = engine.known_speeds.gpu(Device(*gpu_at_hand())) if resources.device == "auto" and has_gpu() else None
+    gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
     batches = (read_partition(directory.evidence_part(i)).batch for i in pending)
     return Outlook(*survey(engine, batches, len(pending), gpu))
+
+
+def _gpu_speeds(engine: Engine) -> DeviceSpeeds:
+    from junctor.measurements import Device
+
+    return engine.known_speeds.gpu(Device(*gpu_at_hand()))
 
 
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:

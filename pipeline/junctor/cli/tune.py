@@ -22,13 +22,14 @@ def tune(
     that come with the package. Runs that began earlier are not changed by it.
     """
     from junctor.devices import check_device, gpu_at_hand, open_gpu
-    from junctor.measurements import Device, file_name, own, write
+    from junctor.machine import own_measurements
+    from junctor.measurements import Device, file_name, write
     from junctor.speeds import cpu_name
     from junctor.tuning import fewest, measured_here
 
     check_device(device)
     found = Device(*gpu_at_hand()) if device == "gpu" else Device(cpu_name())
-    path = own() / file_name(found)
+    path = own_measurements() / file_name(found)
     if forget:
         path.unlink(missing_ok=True)
         typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
