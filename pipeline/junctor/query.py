@@ -67,7 +67,7 @@ class Query:
     def __post_init__(self) -> None:
         _one_of("query", self.kind, QueryKind)
         _one_of("method", self.method, Method)
-        if self.method == "sampling" and self.kind != "posteriors":
+        if self.method != "exact" and self.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
         _one_of("precision", self.precision, Precision)
 

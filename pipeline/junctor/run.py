@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,12 +17,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from junctor.answers import STATUS_NAMES
 from junctor.devices import DeviceChoice, check_device, count_gpus, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
 from junctor.machine import allowed_disk, spill_folder, usable_cores
-from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
+from junctor.partition import (
+    Part,
+    PartTask,
+    Stages,
+    engine_for,
+    propagate_here,
+    propagate_partition,
+    read_part,
+    sampler_for,
+)
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
 from junctor.query import Query
@@ -145,6 +154,10 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     progress.stage("reading the network")
     network = read_network(job.network, job.network_format)
     target_names(network, job.query)  # refuses unknown ones
+    if job.query.method == "sampling":
+        from junctor.sampling.tables import refuse
+
+        refuse(network)
     spec = RunSpec(
         network_digest=network.digest,
         evidence_digest=digest_of(job.evidence),
@@ -156,12 +169,18 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
         ignore_extra=job.ignore_extra,
         strict=job.strict,
         junctor_version=version("junctor"),
+        **_method_of(job.query),
     )
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
         with aside(job.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(network))
     return spec
+
+
+def _method_of(query: Query) -> dict[str, Any]:
+    """Return what a spec says of the method; nothing of sampling where all answers are exact."""
+    return {"method": query.method, **(asdict(query.sampling) if query.method != "exact" else {})}
 
 
 def ingest_evidence(job: Job, progress: Progress) -> Ingested:
@@ -219,6 +238,8 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
+    if spec.method != "exact":
+        return _plan_sampling(directory, spec, resources, memory, pending)
     # The very engine that goes on where this process does the work itself.
     threads = threads_for(resources, 1) or 1
     _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)
@@ -226,6 +247,22 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     engine.device_memory = resources.device_memory
     engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
     return Outlook(*survey(engine, (read_partition(directory.evidence_part(i)).batch for i in pending), len(pending)))
+
+
+def _plan_sampling(
+    directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int, pending: Sequence[int]
+) -> Outlook:
+    """Return what sampling takes; with `auto`, settle the budget of exact answers, and say why rows exceed it."""
+    from junctor.evidence.encoded import read_partition
+    from junctor.sampling.auto import AutoEngine, explain
+
+    rows = _ingested(directory).rows
+    threads = threads_for(resources, 1) or 1
+    _, engine = sampler_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
+    if isinstance(engine, AutoEngine):
+        engine.configure("cpu", resources.device_memory, resources.spill, resources.disk, directory.path)
+        explain(engine, read_partition(directory.evidence_part(pending[0])).batch)
+    return Outlook(engine.least, engine.seconds(rows))
 
 
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
@@ -316,8 +353,10 @@ def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manife
         missing = [i for i in numbers if not directory.answers_part(spec.query, i).exists()]
         if missing:
             raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
+        from junctor.results import status_names
+
         parts = tuple(read_part(directory, spec.as_query(), i) for i in numbers)
-        statuses = {name: sum(part.statuses[name] for part in parts) for name in STATUS_NAMES}
+        statuses = {name: sum(part.statuses[name] for part in parts) for name in status_names(spec.as_query())}
         now = datetime.now(UTC).isoformat(timespec="seconds")
         rows = sum(part.rows for part in parts)
         manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)

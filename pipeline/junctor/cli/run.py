@@ -11,20 +11,26 @@ from junctor.cli.options import (
     CaseId,
     DeviceMemory,
     Disk,
+    Error,
     EvidenceFile,
     EvidenceFormat,
     IgnoreExtra,
+    MethodOption,
     NetworkFile,
     NetworkFormat,
+    SamplerOption,
+    Samples,
+    Seed,
     Spill,
     Strict,
 )
 from junctor.devices import DeviceChoice
-from junctor.query import Precision, QueryKind
+from junctor.query import Method, Precision, QueryKind
 
 if TYPE_CHECKING:
     from junctor.distribution import Resources
     from junctor.progress import Progress
+    from junctor.query import Sampling
     from junctor.run import Job, Manifest
 
 
@@ -35,6 +41,11 @@ def run(
     targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    method: MethodOption = "exact",
+    sampler: SamplerOption = "ais-bn",
+    samples: Samples = None,
+    error: Error = None,
+    seed: Seed = 0,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
     strict: Strict = False,
@@ -76,16 +87,18 @@ def run(
     """
     from junctor.cli.display import progress_display, show_manifest
     from junctor.distribution import Resources
-    from junctor.query import Query
+    from junctor.query import Query, Sampling
     from junctor.run import Job
     from junctor.settings import load_settings
 
     settings = load_settings()
+    sampling = Sampling(sampler, samples, error, seed)
+    _refuse_idle(method, sampling)
     job = Job(
         network=network,
         evidence=evidence,
         output=output,
-        query=Query(query, split_names(targets), precision),
+        query=Query(query, split_names(targets), precision, method, sampling),
         partition_rows=partition_rows,
         case_id=case_id,
         ignore_extra=ignore_extra,
@@ -144,6 +157,13 @@ def memory_size(text: str, option: str = "--memory") -> int:
         return parse_bytes(text)
     except JunctorError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _refuse_idle(method: Method, sampling: Sampling) -> None:
+    """Raise BadParameter for options that say how to sample where nothing is."""
+    idle = [name for name in ("samples", "error") if getattr(sampling, name) is not None]
+    if method == "exact" and idle:
+        raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

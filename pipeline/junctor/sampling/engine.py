@@ -76,6 +76,10 @@ class SamplingEngine:
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self._check_memory()
 
+    def configure(self, device: DeviceChoice, device_memory: int | None = None, *_: object) -> None:
+        """Settle where the work is done."""
+        self.device, self.device_memory = device, device_memory
+
     @property
     def least(self) -> int:
         """Bytes that one row at a time needs."""
