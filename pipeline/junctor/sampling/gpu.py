@@ -1,0 +1,295 @@
+"""One row's samples on a GPU: its importance function and samples stay there, sums come back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from junctor_kernels import sampling_gpu
+from junctor_kernels.philox import Stream
+from junctor_kernels.sampling_cpu import Function
+from junctor_kernels.sampling_gpu import SUMMED, THREADS, WAVE_THREADS, SamplingDevice
+from junctor_kernels.sampling_layout import STATES, WEIGHED, Sums, add, slots_of
+
+from junctor.devices import check_device
+from junctor.errors import BudgetError, DeviceError
+from junctor.planning.budget import format_bytes
+from junctor.query import Sampler
+from junctor.sampling.estimate import pieces_of
+from junctor.sampling.sampler import Ask, CpuSampling, RowSampler
+from junctor.sampling.tables import SampledNetwork
+
+# Samples of one launch: their states and weights stay on the device until they are summed.
+CHUNK = 1 << 20
+# Chunks whose sums come back together.
+CHUNKS_AT_ONCE = 32
+# Thresholds of a block's tables in shared memory; smallest tables first.
+FAST_ENTRIES = 8192
+# Samples up to which waves through the levels are faster than a thread a sample; measured, see docs/sampling.md.
+WAVE_SAMPLES = 4096
+# Samples that a block takes through the levels together.
+GROUP = 32
+# Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
+BLOCKS_EACH, SCORE_BLOCKS = 8, 16
+logger = logging.getLogger("junctor")
+
+
+class GpuSampling:
+    """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
+
+    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
+        self.network, self.device, self._starts = network, device, starts
+        put = device.put
+        tables = network.tables
+        self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
+        self.tables = put(tables.probabilities)
+        self.values = {False: self.tables}
+        self.first: dict[tuple[Sampler, bool], Function] = {}
+        self.learned: Function | None = None
+        self.scores: Any = None
+        self.wave_samples, self.group, self.fast_entries = WAVE_SAMPLES, GROUP, FAST_ENTRIES
+        self._rooms: dict[str, Any] = {}
+
+    def row(self, ask: Ask) -> RowSampler:
+        """Return the sampler of a row; its importance function takes the place of the one before."""
+        if ask.logs not in self.values:
+            self.values[True] = self.device.put(self.network.values(True))
+        try:
+            row = GpuRow(self, ask)
+        except MemoryError as error:
+            logger.warning("the CPU takes over a row: %s", error)
+            return self._starts.row(ask)
+        if ask.sampler != "lw":
+            row.begin(self._start(ask.sampler, ask.logs))
+        return row
+
+    def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of a name, which keeps its memory as long as it is large enough."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._rooms or self._rooms[name].nbytes < size:
+            self._rooms[name] = self.device.empty((max(16, size),), np.uint8)
+        return self._rooms[name]
+
+    def _start(self, sampler: Sampler, logs: bool) -> Function:
+        """Return the function with which learning begins, on the device."""
+        if (sampler, logs) not in self.first:
+            host = self._starts.start(sampler, logs)
+            arrays = {name: self.device.put(_some(getattr(host, name))) for name in CHANGING}
+            self.first[sampler, logs] = host._replace(**arrays)
+        if self.learned is None:
+            start = self.first[sampler, logs]
+            self.learned = start._replace(
+                **{name: self.device.put(np.zeros_like(getattr(self._starts.start(sampler, logs), name)).reshape(-1))
+                   for name in CHANGING}
+            )  # fmt: skip
+            self.scores = self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
+        return self.first[sampler, logs]
+
+
+# What learning changes.
+CHANGING = ("thresholds", "order", "ratios", "chances")
+
+
+class GpuRow:
+    """Samples of one row."""
+
+    def __init__(self, owner: GpuSampling, ask: Ask) -> None:
+        self._owner, self._device, self._ask, self._case = owner, owner.device, ask, ask.case
+        case = ask.case
+        soft = case.soft
+        if ask.logs:
+            with np.errstate(divide="ignore"):
+                soft = np.log(soft)
+        pseudo = np.array([(-1, 0, 0, 0), (-1, 1, 0, 0)], dtype=np.int32)
+        slots = np.concatenate([slots_of(case.nodes), pseudo])
+        self._nodes = int(case.nodes[:, STATES].sum())
+        self._slots = len(slots)
+        self._weighed = _selectable(case.nodes, case.parents) if ask.sampler != "lw" else np.zeros((0, 2), np.int32)
+        fast, self._fast = _fast(case.nodes, case.parents, owner.fast_entries)
+        arrays = {"nodes": case.nodes, "parents": case.parents, "factors": case.factors, "levels": case.levels}
+        arrays |= {"fast": fast, "weighed": self._weighed, "slots": slots, "soft": soft}
+        self._kept, places = _together(owner, arrays)
+        address = self._device.address
+        self._fields = {name: address(self._kept) + start for name, start in places.items()}
+        self._fields |= {"own": address(owner.own), "own_order": address(owner.own_order)}
+        self._fields |= {"tables": address(owner.tables), "values": address(owner.values[ask.logs])}
+        self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
+        self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
+        self._fields |= {"weighed_count": len(self._weighed), "group": owner.group}
+        self._simple()  # refuses what does not fit
+
+    def begin(self, start: Function) -> None:
+        """Set the importance function to where it begins."""
+        owner, learned = self._owner, self._owner.learned
+        assert learned is not None
+        for name in CHANGING:
+            self._device.copy(getattr(start, name), getattr(learned, name))
+            self._fields[name] = self._device.address(getattr(learned, name))
+        self._fields["scores"] = self._device.address(owner.scores)
+        free = self._ask.free
+        if free:
+            network = owner.network
+            tables = [(network.entries[v], network.cuts[v], network.network.cardinalities[v], network.rows(v)) for v in free]
+            freed = self._device.put(np.array(tables, dtype=np.int32))
+            rows = max(each[3] for each in tables)
+            self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
+
+    def sums(self, stream: Stream, first: int, count: int) -> Sums:
+        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+        chunks = pieces_of(first, count, CHUNK)
+        found = [
+            each
+            for start in range(0, len(chunks), CHUNKS_AT_ONCE)
+            for each in self._several(stream, chunks[start : start + CHUNKS_AT_ONCE])
+        ]
+        return reduce(add, found)
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
+        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+        self._draw(stream, 0, count)
+        found = None
+        if sums:
+            result = self._device.empty((self._slots + 1, 2), np.float64)
+            self._sum(count, result, 0)
+            found = self._read(self._device.get(result), count)
+        if len(self._weighed):
+            self._launch("score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count)
+            rows = int(self._weighed[:, 1].max())
+            self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
+        return found
+
+    def _several(self, stream: Stream, chunks: Sequence[tuple[int, int]]) -> list[Sums]:
+        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
+        for i, (first, count) in enumerate(chunks):
+            self._draw(stream, first, count)
+            self._sum(count, result, i * (self._slots + 1) * 16)
+        numbers = self._device.get(result)
+        return [self._read(each, count) for each, (_, count) in zip(numbers, chunks, strict=True)]
+
+    def _read(self, numbers: Any, count: int) -> Sums:
+        shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
+        hits = int(round(float(numbers[self._nodes + 1, 0])))
+        return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits)
+
+    def _draw(self, stream: Stream, first: int, count: int) -> None:
+        """Enqueue samples, whose states and weights are in the room then."""
+        owner, groups = self._owner, _blocks(count, 32)
+        words = owner.room("words", (groups, self._case.planes), np.uint32)
+        weights = owner.room("weights", (groups * 32,), np.float64)
+        largest = owner.room("largest", (1,), np.uint64)
+        self._device.clear(largest)
+        self._fields |= {name: self._device.address(array) for name, array in
+                         (("words", words), ("weights", weights), ("largest", largest))}  # fmt: skip
+        key0, key1, stage, high, row, _ = stream.record().tolist()
+        self._fields |= {"key0": key0, "key1": key1, "stage": stage, "high": high, "row": row}
+        if count <= owner.wave_samples and self._wave_bytes <= self._device.most_shared:
+            if owner.group < 32:
+                self._device.clear(words)
+            blocks = _blocks(groups * 32, owner.group)
+            self._launch("wavefront", (blocks, 1), WAVE_THREADS, first=first, count=count, shared=self._wave_bytes)
+            return
+        warps, shared, fast = self._simple()
+        blocks = min(_blocks(groups, warps), BLOCKS_EACH * self._device.processors)
+        self._launch("simple", (blocks, 1), 32 * warps, first=first, count=count, shared=shared, fast_count=fast)
+
+    def _sum(self, count: int, result: Any, start: int) -> None:
+        """Enqueue the sums of the samples in the room."""
+        owner, pieces = self._owner, _blocks(count, SUMMED)
+        room = owner.room("pieces", (pieces, self._slots, 2), np.float64)
+        self._fields |= {"pieces": self._device.address(room), "sums": self._device.address(result) + start}
+        self._fields["piece_count"] = pieces
+        tiles = _blocks(self._slots, THREADS)
+        self._launch("sum", (tiles, pieces), THREADS, count=count)
+        self._device.launch("gather", (tiles, 1), THREADS, sampling_gpu.record(self._fields))
+
+    def _launch(
+        self, kernel: str, blocks: tuple[int, int], threads: int, rate: float = 0.0, shared: int = 0, **fields: int
+    ) -> None:
+        name = f"{kernel}_{'logs' if self._ask.logs else 'plain'}"
+        self._device.launch(name, blocks, threads, sampling_gpu.record(self._fields | fields, rate), shared)
+
+    @property
+    def _wave_bytes(self) -> int:
+        return 8 * WAVE_THREADS + len(self._case.nodes) * self._owner.group
+
+    def _simple(self) -> tuple[int, int, int]:
+        """Return warps of a block, its bytes of shared memory, and the thresholds among them."""
+        states, most = 4 * self._case.planes, self._device.most_shared
+        for warps, fast in ((THREADS // 32, self._fast), (THREADS // 32, 0), (4, 0), (1, 0)):
+            if 4 * fast + warps * states <= most:
+                return warps, 4 * fast + warps * states, fast
+        raise MemoryError(f"{self._case.planes:,} bits of a sample's states exceed the shared memory of a block")
+
+
+def _selectable(nodes: Any, parents: Any) -> Any:
+    """Return int32 [weighed nodes, 2]: the node, and the rows up to the last that its drawn parents can select."""
+    found = [(n, _rows(nodes, parents, n)) for n in np.flatnonzero(nodes[:, WEIGHED]).tolist()]
+    return np.array(found, dtype=np.int32).reshape(-1, 2)
+
+
+def _rows(nodes: Any, parents: Any, n: int) -> int:
+    first, count = nodes[n, 3:5].tolist()
+    return 1 + sum(int(p[1]) * (int(nodes[p[0], STATES]) - 1) for p in parents[first : first + count].tolist())
+
+
+def _fast(nodes: Any, parents: Any, room: int) -> tuple[Any, int]:
+    """Return int32 [nodes, 2], where a node's thresholds lie in shared memory (-1: not there) and how many, and all."""
+    sizes = [_rows(nodes, parents, n) * (int(nodes[n, STATES]) - 1) for n in range(len(nodes))]
+    found, used = np.full((len(nodes), 2), -1, dtype=np.int32), 0
+    for n in sorted(range(len(nodes)), key=lambda n: sizes[n]):
+        if used + sizes[n] > room:
+            break
+        found[n] = used, sizes[n]
+        used += sizes[n]
+    return found, used
+
+
+def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """Put small arrays on the device in one piece; returns it, and where each of them begins in it."""
+    places, start = {}, 0
+    for name, array in arrays.items():
+        places[name] = start
+        start += -(-array.nbytes // 16) * 16
+    piece = np.zeros(max(16, start), dtype=np.uint8)
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        piece[places[name] : places[name] + raw.nbytes] = raw
+    return owner.device.put(piece), places
+
+
+def _some(array: Any) -> Any:
+    """Return an array with at least one number: no memory has no address."""
+    return array if array.size else np.zeros(1, array.dtype)
+
+
+def _blocks(count: int, size: int) -> int:
+    return max(1, -(-count // size))
+
+
+def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
+    """Return this process's GPU for a network; raises DeviceError where it cannot be used, BudgetError beyond `memory`."""
+    check_device("gpu")
+    network = starts.network
+    try:
+        device = sampling_gpu.CudaSampling()
+        free = device.free()
+        needed = device_bytes(network)
+        if needed > min(free, memory if memory is not None else free):
+            raise BudgetError(
+                f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
+                f"{format_bytes(min(free, memory or free))} are allowed: allow more with --device-memory, or use "
+                "--device cpu"
+            )
+        return GpuSampling(network, device, starts)
+    except ImportError as error:
+        raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
+
+
+def device_bytes(network: SampledNetwork) -> int:
+    """Return what tables, two importance functions and the samples of a chunk take on a device."""
+    planes = sum((card - 1).bit_length() for card in network.network.cardinalities)
+    slots = sum(network.network.cardinalities) + 2
+    return 96 * network.entries[-1] + CHUNK * (planes // 8 + 8) + 16 * slots * CHUNK // SUMMED
