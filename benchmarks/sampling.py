@@ -1,4 +1,4 @@
-"""Importance sampling measured: the evaluation of Yu and van Engelen, rates, and pyAgrum's weighted sampling beside ours.
+"""Importance sampling: the evaluation of Yu and van Engelen, rates, and pyAgrum's weighted sampling beside ours.
 
     uv run python benchmarks/sampling.py prepare FOLDER --output cases      networks, evidence, exact posteriors
     uv run python benchmarks/sampling.py evaluate cases [--device gpu]      errors and times of all samplers
@@ -7,8 +7,8 @@
     uv run python benchmarks/sampling.py fetched cases                      thresholds read, values ordered or not
     uv run --with pyagrum==3.3.1 python benchmarks/sampling.py peer cases   pyAgrum at equal error
 
-FOLDER holds `bnlearn/andes.bif` and `cpcs/cpcs*.uai*`. Each network has 50 cases of evidence on leaves (25, 10, 20 and 50
-variables), once with states from forward samples (`likely`), once with states drawn uniformly among those that are
+FOLDER holds `bnlearn/andes.bif` and `cpcs/cpcs*.uai*`. Each network has 50 cases of evidence on leaves (25, 10, 20 and
+50 variables), once with states from forward samples (`likely`), once with states drawn uniformly among those that are
 possible (`unlikely`). Errors are means of squared differences from exact posteriors over all states of all unobserved
 variables. Every case gets 120,000 samples, of which half teach the importance function.
 """
@@ -132,7 +132,9 @@ def squared(found: Tables, truth: Tables) -> float:
 def evaluate(options: argparse.Namespace) -> None:
     """Figures 5 and 6, Table III: errors and milliseconds of all samplers."""
     engines.MOST_LEARNING = SAMPLES // 2
-    print("network | evidence | log P(e) | sampler | mean squared error, median | mean | worst | effective | missed | ms")
+    print(
+        "network | evidence | log P(e) | sampler | mean squared error, median | mean | worst | effective | missed | ms"
+    )
     print("|".join(["---"] * 10))
     for each in chosen(options):
         for kind in options.kinds:
@@ -231,7 +233,9 @@ def rate(options: argparse.Namespace) -> None:
             parts = f"{drawn:.3f} | {summed:.3f}"
         per = options.samples / seconds
         nodes = len(each.network.variables) - len(case)
-        print(f"{each.name} | {options.samples:,} | {seconds:.3f} | {per:.3g} | {per * nodes:.3g} | {parts}", flush=True)
+        print(
+            f"{each.name} | {options.samples:,} | {seconds:.3f} | {per:.3g} | {per * nodes:.3g} | {parts}", flush=True
+        )
 
 
 def fetched(options: argparse.Namespace) -> None:
@@ -255,12 +259,12 @@ def fetched(options: argparse.Namespace) -> None:
 
 
 def peer(options: argparse.Namespace) -> None:
-    """Samples, seconds and errors of pyAgrum's weighted sampling and of ours; how much faster an equal error is reached."""
+    """Seconds and errors of pyAgrum's weighted sampling and of ours; how much faster an equal error is reached."""
     import pyagrum
     from agrum import peer_model
 
     pyagrum.setNumberOfThreads(options.threads)
-    print("network | evidence | pyAgrum s | its error | ours s | error | x at equal error: weighting | AIS-BN s | error | x")
+    print("network | evidence | pyAgrum s | its error | ours s | error | x at equal error | AIS-BN s | error | x")
     print("|".join(["---"] * 10))
     for each in chosen(options):
         model = peer_model(each.network)

@@ -1,7 +1,7 @@
 """Random numbers by counting: Philox 4x32-10, the same bits in NumPy, Numba and CUDA.
 
-A number follows from a key and a counter alone (Salmon, Moraes, Dror and Shaw 2011, *Parallel Random Numbers: As Easy as
-1, 2, 3*), so nobody hands a state on, and who draws which number does not matter. The key is the seed. A counter is
+A number follows from a key and a counter alone (Salmon, Moraes, Dror and Shaw 2011, *Parallel Random Numbers: As Easy
+as 1, 2, 3*), so nobody hands a state on, and who draws which number does not matter. The key is the seed. A counter is
 
     sample | 16 bits of the sample, stage | group of four draws, 8 bits of the row | row
 
@@ -37,7 +37,7 @@ class Stream(NamedTuple):
     stage: int
 
     def record(self) -> npt.NDArray[np.uint64]:
-        """Return uint64 [6]: both halves of the key, then what is added to a sample's high bits and to a group, the row."""
+        """Return uint64 [6]: the halves of the key, what is added to a sample's high bits and to a group, the row."""
         high = self.row >> 32
         parts = (self.seed & MASK, self.seed >> 32 & MASK, self.stage << 16, high << 24, self.row & MASK, 0)
         return np.array(parts, dtype=np.uint64)

@@ -1,8 +1,8 @@
 """Samples of a network and their weights in NumPy: what the compiled CPU and GPU kernels have to agree with.
 
 A node is drawn from the row of its table that its parents' states select. The weight of a sample is the product of what
-its evidence says (Fung and Chang 1990; Shachter and Peot 1990) and, for nodes that are drawn from an importance function,
-of probabilities divided by those that they were drawn with.
+its evidence says (Fung and Chang 1990; Shachter and Peot 1990) and, for nodes that are drawn from an importance
+function, of probabilities divided by those that they were drawn with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Samples and their weights on the CPU, compiled: blocks of `BLOCK` samples, node by node (Numba).
 
-What a block takes (a byte for each node and sample) stays in the cache; threads take blocks, or nodes when an importance
-function learns. The same counters are drawn whoever takes what, and sums are added in the order of blocks.
+What a block takes (a byte for each node and sample) stays in the cache; threads take blocks, or nodes when an
+importance function learns. The same counters are drawn whoever takes what, and sums are added in the order of blocks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Function(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Samples of a stage: states uint8 [blocks, nodes, BLOCK], weights float64 [blocks, BLOCK]; a weight of 0 beyond."""
+    """Samples of a stage: states uint8 [blocks, nodes, BLOCK], weights float64 [blocks, BLOCK], of 0 beyond them."""
 
     states: npt.NDArray[np.uint8]
     weights: Floats
@@ -229,7 +229,7 @@ def _sum_blocks(
     slots: Any,
     total: Any,
 ) -> Any:
-    """Add up weights, and squares of weights, of each state of each node; returns their shift, and weights above zero."""
+    """Add up weights, and their squares, of each state of each node; returns their shift, and how many are above 0."""
     words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
     states, weights = np.zeros((len(nodes), BLOCK), np.uint8), np.empty(BLOCK)
     squares = np.empty(BLOCK)
@@ -329,7 +329,17 @@ def _learn(
             chances[at] += rate * (scores[row * size + s] / whole - chances[at])
             scores[row * size + s] = 0
         _settle_rows(
-            tables, chances, thresholds, order, ratios, entry + row * size, node[FIRST] + row * (size - 1), size, 1, 1, logs
+            tables,
+            chances,
+            thresholds,
+            order,
+            ratios,
+            entry + row * size,
+            node[FIRST] + row * (size - 1),
+            size,
+            1,
+            1,
+            logs,
         )
 
 

@@ -1,4 +1,4 @@
-"""Samples on a GPU: the source of its kernels, the struct that all of them read, and the device that runs them (CuPy)."""
+"""Samples on a GPU: the source of its kernels, the struct that they read, and the device that runs them (CuPy)."""
 
 from __future__ import annotations
 

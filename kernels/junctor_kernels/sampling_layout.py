@@ -64,16 +64,16 @@ class Case(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over samples, of weights times exp(-shift) and of their squares: float64 [slots, 2], a slot a state of a node.
+    """Sums over samples, of weights times exp(-shift) and of squares: float64 [slots, 2], a slot a state of a node.
 
-    total: float64 [2], over all samples. count: samples (each as one, or as a share where stages weigh differently), hits:
-    those whose weight is not zero.
+    total: float64 [2], over all samples. drawn: samples (each as one, or as a share where stages weigh differently),
+    hits: those whose weight is not zero.
     """
 
     shift: float
     slots: Floats
     total: Floats
-    count: float
+    drawn: float
     hits: int
 
 
@@ -87,9 +87,9 @@ def add(one: Sums, other: Sums) -> Sums:
     """Return both together, with the larger of the two shifts."""
     shift = max(one.shift, other.shift)
     if shift == -np.inf:
-        return one._replace(count=one.count + other.count)
+        return one._replace(drawn=one.drawn + other.drawn)
     mine, its = np.exp(one.shift - shift), np.exp(other.shift - shift)
     scales = np.array([mine, mine**2]), np.array([its, its**2])
     slots = one.slots * scales[0] + other.slots * scales[1]
     total = one.total * scales[0] + other.total * scales[1]
-    return Sums(shift, slots, total, one.count + other.count, one.hits + other.hits)
+    return Sums(shift, slots, total, one.drawn + other.drawn, one.hits + other.hits)

@@ -25,8 +25,8 @@ class Sampling:
     """How rows are sampled.
 
     sampler: likelihood weighting (`lw`), self-importance sampling (`sis`) or AIS-BN. samples: of a row, learning
-    included, None for what is usual. error: largest standard error of a posterior, instead of a number of samples. seed:
-    64 bits. stages: whether samples that taught the importance function count as well. Raises EvidenceError.
+    included, None for what is usual. error: largest standard error of a posterior, instead of a number of samples.
+    seed: 64 bits. stages: whether samples that taught the importance function count as well. Raises EvidenceError.
     """
 
     sampler: Sampler = "ais-bn"

@@ -1,7 +1,7 @@
 """Exact answers where they fit the budget, samples for the other rows, and the reasons.
 
-Which rows are sampled follows from network, evidence, query and a budget that is settled when a run begins and kept in its
-directory: a run that goes on elsewhere, or later, takes the same ways.
+Which rows are sampled follows from network, evidence, query and a budget that is settled when a run begins and kept in
+its directory: a run that goes on elsewhere, or later, takes the same ways.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class AutoEngine:
         disk: int | None = None,
         directory: Path | None = None,
     ) -> None:
-        """Settle where the work is done, and in a run's directory which budget decides; the first who comes writes it."""
-        for engine in (self._exact, *([self._samples] if self._samples else [])):
-            engine.device, engine.device_memory = device, device_memory
+        """Settle where the work is done, and which budget decides: whoever comes first to a run's directory writes it."""
+        self._exact.device, self._exact.device_memory = device, device_memory
+        if self._samples is not None:
+            self._samples.configure(device, device_memory)
         self._exact.spill, self._exact.disk = spill_folder(spill), disk
         kept = None if directory is None else read_json(RunDirectory(directory).budget)
         if kept is None:

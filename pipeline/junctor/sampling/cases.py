@@ -30,7 +30,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Moves:
-    """Strides to be multiplied with observed states, and added to numbers: int64 places, observed variables, strides."""
+    """Strides to be multiplied with observed states and added to numbers: int64 places, observed variables, strides."""
 
     places: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class Layout:
 
 
 def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> Layout:
-    """Return the draws of a pattern. targets: variables asked for, None for all; what bears on none of them is left out."""
+    """Return the draws of a pattern, without what bears on no target; targets: variables asked for, None for all."""
     parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
     needed = _with_parents(network, evidence.observed | evidence.soft)
     weighed = frozenset(needed - evidence.observed)
@@ -146,9 +146,9 @@ def _lowered(
         start += cards[v]
     ends = [n for n in range(1, len(drawn)) if levels[n] != levels[n - 1]]
     arrays = _integers(nodes, 8), _integers(links.parents, 4), _integers(factors, 4)
-    moves = _moves(links.begins), _moves(links.entries)
+    both = _moves(links.begins), _moves(links.entries)
     starts = np.array([0, *ends, len(drawn)], dtype=np.int32)
-    return Layout(network, evidence, drawn, weighed, *arrays, starts, moves, links.observed, links.planes[-1])
+    return Layout(network, evidence, drawn, weighed, *arrays, starts, both, links.observed, links.planes[-1])
 
 
 class _Links:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ class SamplingEngine:
         return prior_of(self.sampled)
 
     @cached_property
-    def _layout(self) -> lru_cache[Layout]:
+    def _layout(self) -> Callable[[Evidence], Layout]:
         targets = None if self.query.targets is None else self.targets
         return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
 
@@ -231,7 +231,7 @@ class SamplingEngine:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
 
         def read(sums: Sums) -> Estimate | None:
-            return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + int(sums.count))
+            return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
 
         if sampling.error is None:
             return read(draw(0, main))

@@ -55,8 +55,8 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     errors = np.sqrt(variance) / weight
     errors[(inside == 0) | (outside == 0)] = 1.0 / effective
     errors[_sizes(sums, slot_nodes).repeat(_sizes(sums, slot_nodes)) == 1] = 0.0
-    mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.count)
-    log_evidence = certain + sums.shift + math.log(weight / sums.count)
+    mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
+    log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(
         posteriors,
         errors,
@@ -68,7 +68,10 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
 
 
 def until(
-    error: float, draw: Callable[[int, int], Sums], read: Callable[[Sums], tuple[float, float]], already: Sums | None = None
+    error: float,
+    draw: Callable[[int, int], Sums],
+    read: Callable[[Sums], tuple[float, float]],
+    already: Sums | None = None,
 ) -> tuple[Sums, bool]:
     """Return sums over as many samples as an error takes, and whether it was reached.
 
@@ -103,7 +106,7 @@ def weighted(stages: Sequence[Sums]) -> Sums:
         if share:
             scale = math.exp(stage.shift - top) * share
             factors = np.array([scale, scale * scale])
-            scaled.append(Sums(top, stage.slots * factors, stage.total * factors, stage.count * share, stage.hits))
+            scaled.append(Sums(top, stage.slots * factors, stage.total * factors, stage.drawn * share, stage.hits))
     # P(e) is the mean weight: samples count as their weights do.
     return reduce(add, scaled)
 
@@ -111,7 +114,7 @@ def weighted(stages: Sequence[Sums]) -> Sums:
 def worth(stage: Sums) -> float:
     """Return what a sample is worth, 1 where all weights are the same: their squared mean over the mean of squares."""
     weight, square = (float(each) for each in stage.total)
-    return weight * weight / square / stage.count if stage.hits else 0.0
+    return weight * weight / square / stage.drawn if stage.hits else 0.0
 
 
 def pieces_of(first: int, count: int, size: int) -> list[tuple[int, int]]:

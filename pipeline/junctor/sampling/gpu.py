@@ -109,7 +109,12 @@ class GpuRow:
         self._slots = len(slots)
         self._weighed = _selectable(case.nodes, case.parents) if ask.sampler != "lw" else np.zeros((0, 2), np.int32)
         fast, self._fast = _fast(case.nodes, case.parents, owner.fast_entries)
-        arrays = {"nodes": case.nodes, "parents": case.parents, "factors": case.factors, "levels": case.levels}
+        arrays: dict[str, Any] = {
+            "nodes": case.nodes,
+            "parents": case.parents,
+            "factors": case.factors,
+            "levels": case.levels,
+        }
         arrays |= {"fast": fast, "weighed": self._weighed, "slots": slots, "soft": soft}
         self._kept, places = _together(owner, arrays)
         address = self._device.address
@@ -132,7 +137,9 @@ class GpuRow:
         free = self._ask.free
         if free:
             network = owner.network
-            tables = [(network.entries[v], network.cuts[v], network.network.cardinalities[v], network.rows(v)) for v in free]
+            tables = [
+                (network.entries[v], network.cuts[v], network.network.cardinalities[v], network.rows(v)) for v in free
+            ]
             freed = self._device.put(np.array(tables, dtype=np.int32))
             rows = max(each[3] for each in tables)
             self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
@@ -156,7 +163,9 @@ class GpuRow:
             self._sum(count, result, 0)
             found = self._read(self._device.get(result), count)
         if len(self._weighed):
-            self._launch("score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count)
+            self._launch(
+                "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
+            )
             rows = int(self._weighed[:, 1].max())
             self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
         return found
@@ -171,7 +180,7 @@ class GpuRow:
 
     def _read(self, numbers: Any, count: int) -> Sums:
         shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
-        hits = int(round(float(numbers[self._nodes + 1, 0])))
+        hits = round(float(numbers[self._nodes + 1, 0]))
         return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits)
 
     def _draw(self, stream: Stream, first: int, count: int) -> None:
@@ -270,7 +279,7 @@ def _blocks(count: int, size: int) -> int:
 
 
 def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
-    """Return this process's GPU for a network; raises DeviceError where it cannot be used, BudgetError beyond `memory`."""
+    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`."""
     check_device("gpu")
     network = starts.network
     try:

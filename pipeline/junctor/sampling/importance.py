@@ -2,8 +2,8 @@
 
 Likelihood weighting draws every node from its own table. Self-importance sampling (Shachter and Peot 1990) begins there
 and draws from the mean of that table and of what the samples of each stage said. AIS-BN (Cheng and Druzdzel 2000, *AIS-BN:
-An Adaptive Importance Sampling Algorithm for Evidential Reasoning in Large Bayesian Networks*) begins with two heuristics
-and takes over a share of what a stage said that gets smaller from stage to stage.
+An Adaptive Importance Sampling Algorithm for Evidential Reasoning in Large Bayesian Networks*) begins with two
+heuristics and takes over a share of what a stage said that gets smaller from stage to stage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from junctor_kernels.sampling_layout import STATES, Floats
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Evidence, Layout, layout_of
-from junctor.sampling.tables import SampledNetwork
+from junctor.sampling.tables import SampledNetwork, normalised
 
 # Probabilities above zero that are smaller are lifted to this; with many states to half of their fair share.
 SMALLEST = 0.04
@@ -35,18 +35,14 @@ def rate(sampler: Sampler, stage: int) -> float:
     """Return the share of what the samples of a stage, counted from 0, said that the function takes over."""
     if sampler == "sis":
         return 1.0 / (stage + 2)
-    return FIRST_RATE * (LAST_RATE / FIRST_RATE) ** (stage / STAGES)
+    return FIRST_RATE * float((LAST_RATE / FIRST_RATE) ** (stage / STAGES))
 
 
 def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Function:
     """Return where learning begins for any evidence: thresholds, order, ratios and chances of all variables."""
     tables = network.tables
-    chances = np.concatenate(
-        [
-            lifted(factor.table).ravel() if sampler == "ais-bn" else _whole(factor.table).ravel()
-            for factor in network.network.factors
-        ]
-    )
+    begin = lifted if sampler == "ais-bn" else normalised
+    chances = np.concatenate([begin(factor.table).ravel() for factor in network.network.factors])
     ratios = np.zeros_like(chances)
     function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, chances, logs)
     for v in network.order:
@@ -100,13 +96,13 @@ def lifted(table: Floats) -> Floats:
     Where that cannot bear it, rows are divided by their sums. Zeros stay zeros.
     """
     threshold = min(SMALLEST, 0.5 / table.shape[-1])
-    whole = _whole(table)
+    whole = normalised(table)
     result = np.where(whole > 0, np.maximum(whole, threshold), 0.0)
     excess = result.sum(axis=-1, keepdims=True) - 1.0
     top = whole.argmax(axis=-1)[..., None]
     left = np.take_along_axis(result, top, axis=-1) - excess
     np.put_along_axis(result, top, np.maximum(left, threshold), axis=-1)
-    return _whole(result)
+    return normalised(result)
 
 
 def needs_logs(layout: Layout, least: float, most: float, limit: float) -> bool:
@@ -115,11 +111,6 @@ def needs_logs(layout: Layout, least: float, most: float, limit: float) -> bool:
     least += sum(network.least[v] for v in layout.weighed)
     most += MOST_GAIN * len(layout.weighed)
     return least < -limit or most > limit
-
-
-def _whole(table: Floats) -> Floats:
-    whole: Floats = table / table.sum(axis=-1, keepdims=True)
-    return whole
 
 
 def _settle(network: SampledNetwork, function: Function, variable: int) -> None:

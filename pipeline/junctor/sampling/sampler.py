@@ -8,11 +8,12 @@ from functools import cached_property, partial, reduce
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from junctor_kernels import sampling_cpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling import blocks_of
 from junctor_kernels.sampling_cpu import Function, Samples
-from junctor_kernels.sampling_layout import BLOCK, ENTRY, STATES, WEIGHED, Case, Sums, add
+from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Sums, add
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Layout
@@ -21,8 +22,11 @@ from junctor.sampling.importance import first_function, make_uniform, own_functi
 from junctor.sampling.tables import SampledNetwork
 from junctor.threads import in_threads
 
-# Samples that a thread takes at a time. Sums are added in the order of pieces, so it is the same for all numbers of them.
+# Samples that a thread takes at a time; sums are added in the order of these pieces, whoever did them.
 PIECE = 64 * BLOCK
+
+
+Scores = npt.NDArray[np.int64]
 
 
 class RowSampler(Protocol):
@@ -120,9 +124,9 @@ class CpuRow:
         )
 
     @cached_property
-    def _scores(self) -> dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-        """Room for the scores of the rows of each weighed node that its drawn parents can select; zero between stages."""
-        case, found = self._case, {}
+    def _scores(self) -> dict[int, Scores]:
+        """Room for the scores of each weighed node, in rows that its drawn parents can select; zero between stages."""
+        case, found = self._case, dict[int, Scores]()
         for n in np.flatnonzero(case.nodes[:, WEIGHED]).tolist():
             first, count = case.nodes[n, 3:5].tolist()
             last = sum(
@@ -130,9 +134,3 @@ class CpuRow:
             )
             found[n] = np.zeros((last + 1) * int(case.nodes[n, STATES]), dtype=np.int64)
         return found
-
-    @property
-    def chances(self) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
-        """The chances of each weighed node in the rows that can be selected, for whoever looks into it."""
-        entries = self._case.nodes[:, ENTRY].tolist()
-        return [self.function.chances[entries[n] : entries[n] + len(s)] for n, s in self._scores.items()]

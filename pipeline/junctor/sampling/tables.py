@@ -66,7 +66,7 @@ def sampled_network(network: Network) -> SampledNetwork:
     cuts = np.cumsum([0, *(n // c * (c - 1) for n, c in zip(sizes, cards, strict=True))]).tolist()
     probabilities = np.concatenate([factor.table.ravel() for factor in network.factors])
     thresholds, order = np.zeros(cuts[-1], dtype=np.uint32), np.zeros(entries[-1], dtype=np.uint8)
-    chances = np.concatenate([_normalised(factor.table).ravel() for factor in network.factors])
+    chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
     function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
     for v, card in enumerate(cards):
         sampling_cpu.settle(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
@@ -90,8 +90,10 @@ def refuse(network: Network) -> None:
         raise ModelError("the tables have 2^31 entries or more, which sampling does not take")
 
 
-def _normalised(table: Floats) -> Floats:
-    return table / table.sum(axis=-1, keepdims=True)
+def normalised(table: Floats) -> Floats:
+    """Return a table whose rows sum to 1."""
+    whole: Floats = table / table.sum(axis=-1, keepdims=True)
+    return whole
 
 
 def _parents_first(network: Network) -> tuple[int, ...]:
