@@ -168,8 +168,7 @@ def waves(options: argparse.Namespace) -> None:
     for each in chosen(options):
         engine = engine_for(each, options.sampler, options)
         for count in COUNTS:
-            cells = [f"{draws(engine, each, 0, 32, count):.4f}"]
-            cells += [f"{draws(engine, each, 1 << 40, group, count):.4f}" for group in GROUPS]
+            cells = [f"{draws(engine, each, group, count):.4f}" for group in (0, *GROUPS)]
             print(f"{each.name} | {count:,} | {' | '.join(cells)}", flush=True)
 
 
@@ -177,18 +176,18 @@ GROUPS = (1, 2, 4, 8, 16, 32)
 COUNTS = (1, 10, 100, 1000, 4096, 10_000, 32_768, 100_000, 1_000_000)
 
 
-def draws(engine: SamplingEngine, each: Prepared, waves_up_to: int, group: int, count: int) -> float:
-    """Return milliseconds that a device takes to draw and weigh so many samples."""
-    row = gpu_row(engine, each, waves_up_to, group)
+def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> float:
+    """Return milliseconds that a device takes to draw and weigh so many samples, 0: a thread a sample."""
+    row = gpu_row(engine, each, group)
     return on_device(lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
 
 
-def gpu_row(engine: SamplingEngine, each: Prepared, waves_up_to: int, group: int = 32) -> Any:
+def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     from junctor.sampling.cases import Evidence
     from junctor.sampling.sampler import Ask
 
     gpu: Any = engine._gpu
-    gpu.wave_samples, gpu.group = waves_up_to, group
+    gpu.way = lambda *_: group
     case = each.cases["unlikely"][0]
     layout = engine._layout(Evidence(frozenset(case), frozenset()))
     learns = engine.query.sampling.sampler != "lw"

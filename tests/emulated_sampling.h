@@ -51,7 +51,7 @@ extern "C" void launch(const char *name, const Job *job, int blocks_x, int block
         {"wavefront_logs", wavefront_logs},   {"sum_plain", sum_plain},       {"sum_logs", sum_logs},
         {"score_plain", score_plain},         {"score_logs", score_logs},     {"update_plain", update_plain},
         {"update_logs", update_logs},         {"uniform_plain", uniform_plain}, {"uniform_logs", uniform_logs},
-        {"gather", gather},
+        {"gather", gather},                   {"several_plain", several_plain}, {"several_logs", several_logs},
     };
     Kernel kernel = nullptr;
     for (const auto &each : kernels)

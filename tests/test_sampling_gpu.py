@@ -46,29 +46,25 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     return EmulatedSampling()
 
 
-def engine_on(device: Any, sampler: Any, samples: int, **options: Any) -> SamplingEngine:
+def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None) -> SamplingEngine:
     query = Query(method="sampling", sampling=Sampling(sampler, samples, seed=11, stages="all"))
     engine = SamplingEngine(mixed(), query, device="gpu" if device else "cpu")
     if device:
         found = GpuSampling(engine.sampled, device, engine._cpu)
-        for name, value in options.items():
-            setattr(found, name, value)
+        if group is not None:
+            found.way = lambda *_: group
         engine.__dict__["_gpu"] = found
     return engine
 
 
 @pytest.mark.parametrize(("sampler", "logs"), [*itertools.product(("lw", "sis", "ais-bn"), (False, True))])
-@pytest.mark.parametrize("options", [
-    {"wave_samples": 0, "fast_entries": 0},
-    {"wave_samples": 0, "fast_entries": 40},
-    {"wave_samples": 1 << 30, "group": 32},
-    {"wave_samples": 1 << 30, "group": 4},
-], ids=["simple", "fast", "wave", "groups"])  # fmt: skip
+@pytest.mark.parametrize(("group", "several"), [(0, False), (0, True), (32, False), (4, False)])
 def test_both_kernels_find_what_the_cpu_finds(
-    device: Any, sampler: str, logs: bool, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    device: Any, sampler: str, logs: bool, group: int, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu, "SEVERAL_SAMPLES", 1 if several else 1 << 30)
     monkeypatch.setattr(engines, "PLAIN_LIMIT", -1.0 if logs else 1e9)
-    cpu, on_gpu = engine_on(None, sampler, 500), engine_on(device, sampler, 500, **options)
+    cpu, on_gpu = engine_on(None, sampler, 500), engine_on(device, sampler, 500, group)
     expected, found = (engine.estimate(HARD, SOFT, 3)[2] for engine in (cpu, on_gpu))
     assert expected is not None
     assert found is not None
@@ -82,7 +78,7 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "PLAIN_LIMIT", 1e9)
-    cpu, on_gpu = engine_on(None, "ais-bn", 600), engine_on(device, "ais-bn", 600, wave_samples=0)
+    cpu, on_gpu = engine_on(None, "ais-bn", 600), engine_on(device, "ais-bn", 600, 0)
     rows = []
     monkeypatch.setattr(SamplingEngine, "_drawn", lambda self, sampler, *_: rows.append(sampler))
     for engine in (cpu, on_gpu):
@@ -107,7 +103,7 @@ def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.Mo
     cpu = engine_on(None, "lw", 1300).estimate(HARD, SOFT, 1)[2]
     monkeypatch.setattr(gpu, "CHUNK", 256)
     monkeypatch.setattr(gpu, "CHUNKS_AT_ONCE", 2)
-    found = engine_on(device, "lw", 1300, wave_samples=0).estimate(HARD, SOFT, 1)[2]
+    found = engine_on(device, "lw", 1300, 0).estimate(HARD, SOFT, 1)[2]
     assert cpu is not None
     assert found is not None
     np.testing.assert_allclose(found.posteriors, cpu.posteriors, rtol=0, atol=1e-12)

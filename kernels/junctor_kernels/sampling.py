@@ -33,7 +33,6 @@ from junctor_kernels.sampling_layout import (
     Integers,
     Sums,
     Tables,
-    slots_of,
 )
 
 States = npt.NDArray[np.uint8]
@@ -90,8 +89,7 @@ def sums(case: Case, states: States, weight: Floats, logs: bool) -> Sums:
     shift = float(weight.max(initial=-np.inf)) if logs else 0.0
     plain = np.exp(weight - shift) if logs and shift > -np.inf else np.zeros_like(weight) if logs else weight
     powers = np.stack([plain, plain * plain], axis=1)
-    slots = slots_of(case.nodes)
-    found = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in slots]).reshape(-1, 2)
+    found = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in case.slots]).reshape(-1, 2)
     return Sums(shift, found, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
 
 

@@ -15,10 +15,10 @@ from junctor_kernels.sampling_layout import FULL, SCORE_UNIT
 
 # The fields of the struct `Job`, in its order: addresses, then numbers, then a double.
 FIELDS = (
-    *("nodes", "parents", "factors", "levels", "fast", "weighed", "slots", "own", "own_order"),
+    *("nodes", "parents", "factors", "levels", "weighed", "slots", "own", "own_order"),
     *("tables", "values", "soft", "thresholds", "order", "ratios", "chances", "scores"),
     *("words", "weights", "largest", "pieces", "sums"),
-    *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes", "fast_count"),
+    *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes"),
     *("first", "count", "group", "piece_count", "least"),
     *("key0", "key1", "stage", "high", "row"),
 )
@@ -26,6 +26,8 @@ LAST_FIELD = "rate"
 # Samples of a piece, whose weights lie in shared memory while they are summed; threads of a block of each kernel.
 SUMMED = 1024
 THREADS = 256
+# Samples of a thread of the kernels `several`.
+SEVERAL = 4
 # Threads of a block that takes a group of samples through the levels.
 WAVE_THREADS = 256
 # Shared memory of a block without asking for more, and with.
@@ -36,7 +38,7 @@ Array = Any
 
 def source() -> str:
     """Return the CUDA C++ source of all kernels."""
-    numbers = {"ROUNDS": philox.ROUNDS, "SUMMED": SUMMED}
+    numbers = {"ROUNDS": philox.ROUNDS, "SUMMED": SUMMED, "SEVERAL": SEVERAL}
     words = {"MULTIPLIER0": philox.MULTIPLIERS[0], "MULTIPLIER1": philox.MULTIPLIERS[1]}
     words |= {"KEY_STEP0": philox.KEY_STEPS[0], "KEY_STEP1": philox.KEY_STEPS[1]}
     lines = [f"enum {{ {', '.join(f'{name} = {value}' for name, value in numbers.items())} }};"]
@@ -141,7 +143,8 @@ class CudaSampling:
             function = _function(self.number, kernel)
             if shared > SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
-            function(blocks, (threads,), (job,), shared_mem=shared)
+            # As one value: CuPy passes nothing longer.
+            function(blocks, (threads,), (job.view(np.dtype((np.void, job.nbytes))),), shared_mem=shared)
 
 
 @cache

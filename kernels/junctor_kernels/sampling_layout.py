@@ -46,7 +46,8 @@ class Tables(NamedTuple):
 class Case(NamedTuple):
     """A row of evidence: int32 arrays of nodes [n, 8], parents [m, 4], factors [f, 4], and levels of nodes.
 
-    levels: the first node of each level, and n; nodes of a level do not depend on each other. soft: float64, the
+    levels: the first node of each level, and n; nodes of a level do not depend on each other. spans: int32 [n], rows of
+    its table, from the first that parents select to the last. slots: int32 [slots, 4], see `slots_of`. soft: float64, the
     likelihoods of all soft evidence. certain: sum of the logarithms of factors that no node changes, -inf for a zero.
     planes: bits in which the states of all nodes lie. least, most: bounds on the logarithm of a weight above zero
     without `certain`, as long as nodes are drawn from their own tables.
@@ -56,6 +57,8 @@ class Case(NamedTuple):
     parents: Integers
     factors: Integers
     levels: Integers
+    spans: Integers
+    slots: Integers
     soft: Floats
     certain: float
     planes: int

@@ -1,6 +1,6 @@
 // Samples of a row of evidence on a GPU (`junctor_kernels.sampling_layout` says what is in the arrays).
 //
-//     simple_*      a thread a sample: warps go through all nodes, 32 samples side by side.
+//     simple_*      a thread a sample: warps go through all nodes, 32 samples side by side; several_*: a few a thread.
 //     wavefront_*   a block a group of samples: its threads go over the nodes of a level and the samples of the group.
 //     sum_*         sums of weights, and of their squares, over the samples of a piece; `gather` adds up pieces.
 //     score_*       the weights of learning samples, as integers, by the entry that each node was drawn from.
@@ -13,7 +13,7 @@ typedef unsigned long long Word;
 
 struct Job {
     const int4 *nodes, *parents, *factors;
-    const int *levels, *fast, *weighed;
+    const int *levels, *weighed;
     const int4 *slots;
     const unsigned *own;
     const Byte *own_order;
@@ -26,7 +26,7 @@ struct Job {
     double *weights;
     Word *largest;
     double2 *pieces, *sums;
-    long long node_count, factor_count, level_count, slot_count, weighed_count, planes, fast_count;
+    long long node_count, factor_count, level_count, slot_count, weighed_count, planes;
     long long first, count, group, piece_count, least;
     long long key0, key1, stage, high, row;
     double rate;
@@ -61,12 +61,14 @@ static __device__ unsigned word_of(const uint4 &four, int which) {
     return which & 2 ? high : low;
 }
 
-// The state of a node that is drawn with `draw`, whose row of thresholds begins at `at`, of entries at `entry`.
-static __device__ int chosen(const unsigned *thresholds, const Byte *order, int states, int at, int entry, unsigned draw) {
-    if (states == 2) return draw >= thresholds[at];
+// The state of a node {first threshold, first entry, states} in a row of its table; `weighed`: of what was learned.
+static __device__ int chosen(const Job &job, const int4 &node, int weighed, int row, unsigned draw) {
+    const unsigned *thresholds = weighed ? job.thresholds : job.own;
+    if (node.z == 2) return draw >= thresholds[node.x + row];
+    const int at = node.x + row * (node.z - 1);
     int place = 0;
-    while (place < states - 1 && draw >= thresholds[at + place]) place++;
-    return states == 1 ? 0 : order[entry + place];
+    while (place < node.z - 1 && draw >= thresholds[at + place]) place++;
+    return node.z == 1 ? 0 : (weighed ? job.order : job.own_order)[node.y + row * node.z + place];
 }
 
 static __device__ int state_of(const unsigned *words, int plane, int planes, int lane) {
@@ -75,14 +77,20 @@ static __device__ int state_of(const unsigned *words, int plane, int planes, int
     return state;
 }
 
-// The row, or entry, that the states of parents select; a parent is {node, stride, plane, planes}.
-static __device__ int located(const int4 *parents, int first, int count, const unsigned *words, int lane) {
-    int row = 0;
+// The rows, or entries, that the states of parents select for the samples of a lane; a parent is {node, stride, plane,
+// planes}.
+template <int EACH>
+static __device__ void locate(const int4 *parents, int first, int count, const unsigned *words, int lane, int *rows) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) rows[e] = 0;
     for (int p = first; p < first + count; p++) {
         const int4 parent = parents[p];
-        row += parent.y * state_of(words, parent.z, parent.w, lane);
+        for (int bit = 0; bit < parent.w; bit++) {
+            const unsigned *here = words + (parent.z + bit) * EACH;
+#pragma unroll
+            for (int e = 0; e < EACH; e++) rows[e] += (int)(here[e] >> lane & 1) * (parent.y << bit);
+        }
     }
-    return row;
 }
 
 template <bool LOGS> static __device__ double times(double weight, double factor) {
@@ -100,60 +108,68 @@ template <bool LOGS> static __device__ void note_largest(const Job &job, double 
     if (threadIdx.x % 32 == 0) atomicMax(job.largest, key);
 }
 
-// Tables that fit are copied into shared memory, once for all samples of a block.
-static __device__ void copy_fast(const Job &job, unsigned *shared) {
-    for (int n = 0; n < job.node_count; n++) {
-        const int start = job.fast[2 * n], entries = job.fast[2 * n + 1];
-        if (start < 0) continue;
-        const int4 node = job.nodes[2 * n];
-        const unsigned *source = (job.nodes[2 * n + 1].w ? job.thresholds : job.own) + node.x;
-        for (int i = threadIdx.x; i < entries; i += blockDim.x) shared[start + i] = source[i];
+template <bool LOGS, int EACH>
+static __device__ void draw_node(const Job &job, int n, int j, const uint4 *draws, unsigned *words, double *weights) {
+    const int lane = threadIdx.x % 32;
+    const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
+    int rows[EACH], states[EACH];
+    locate<EACH>(job.parents, node.w, more.x, words, lane, rows);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) states[e] = chosen(job, node, more.w, rows[e], word_of(draws[e], j));
+    if (more.w)
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            weights[e] = times<LOGS>(weights[e], job.ratios[node.y + rows[e] * node.z + states[e]]);
+    for (int bit = 0; bit < more.z; bit++) {
+        unsigned mine = 0;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const unsigned word = __ballot_sync(0xFFFFFFFF, states[e] >> bit & 1);
+            if (lane == e) mine = word;
+        }
+        if (lane < EACH) words[(more.y + bit) * EACH + lane] = mine;
     }
-    __syncthreads();
+    __syncwarp();
 }
 
-template <bool LOGS> static __device__ void simple(const Job &job) {
+// A lane has EACH samples, so that what is read of a node serves for all of them; words are [plane][sample of a lane].
+template <bool LOGS, int EACH> static __device__ void simple_for(const Job &job) {
     extern __shared__ unsigned shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, nodes = (int)job.node_count;
-    if (job.fast_count) copy_fast(job, shared);
-    unsigned *words = shared + job.fast_count + warp * job.planes;
-    const long long groups = (job.count + 31) / 32;
-    for (long long group = blockIdx.x * (long long)warps + warp; group < groups; group += gridDim.x * (long long)warps) {
-        const Word sample = job.first + group * 32 + lane;
-        double weight = LOGS ? 0.0 : 1.0;
+    unsigned *words = shared + warp * job.planes * EACH;
+    const long long turns = (job.count + 32 * EACH - 1) / (32 * EACH), step = gridDim.x * (long long)warps;
+    for (long long turn = blockIdx.x * (long long)warps + warp; turn < turns; turn += step) {
+        const Word sample = job.first + turn * 32 * EACH + lane;
+        double weights[EACH];
+        for (int e = 0; e < EACH; e++) weights[e] = LOGS ? 0.0 : 1.0;
         for (int start = 0; start < nodes; start += 4) {
-            const uint4 draws = philox(job, sample, start / 4);
+            uint4 draws[EACH];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int n = start + j;
-                if (n >= nodes) break;
-                const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
-                const int row = located(job.parents, node.w, more.x, words, lane), entry = node.y + row * node.z;
-                const int fast = job.fast_count ? job.fast[2 * n] : -1;
-                const unsigned *table = fast >= 0 ? shared + fast : (more.w ? job.thresholds : job.own) + node.x;
-                const Byte *order = more.w ? job.order : job.own_order;
-                const unsigned draw = j == 0 ? draws.x : j == 1 ? draws.y : j == 2 ? draws.z : draws.w;
-                const int state = chosen(table, order, node.z, row * (node.z - 1), entry, draw);
-                if (more.w) weight = times<LOGS>(weight, job.ratios[entry + state]);
-                for (int bit = 0; bit < more.z; bit++) {
-                    const unsigned word = __ballot_sync(0xFFFFFFFF, state >> bit & 1);
-                    if (lane == 0) words[more.y + bit] = word;
-                }
-                __syncwarp();
-            }
+            for (int e = 0; e < EACH; e++) draws[e] = philox(job, sample + 32 * e, start / 4);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (start + j < nodes) draw_node<LOGS, EACH>(job, start + j, j, draws, words, weights);
         }
         for (int f = 0; f < job.factor_count; f++) {
             const int4 factor = job.factors[f];
-            const int at = factor.x + located(job.parents, factor.y, factor.z, words, lane);
-            weight = times<LOGS>(weight, (factor.w ? job.soft : job.values)[at]);
+            int at[EACH];
+            locate<EACH>(job.parents, factor.y, factor.z, words, lane, at);
+            for (int e = 0; e < EACH; e++)
+                weights[e] = times<LOGS>(weights[e], (factor.w ? job.soft : job.values)[factor.x + at[e]]);
         }
-        if (group * 32 + lane >= job.count) weight = LOGS ? -infinity() : 0.0;
-        job.weights[group * 32 + lane] = weight;
-        note_largest<LOGS>(job, weight);
-        for (int p = lane; p < job.planes; p += 32) job.words[group * job.planes + p] = words[p];
+        for (int e = 0; e < EACH; e++) {
+            const long long group = turn * EACH + e, place = group * 32 + lane;
+            const double weight = place < job.count ? weights[e] : LOGS ? -infinity() : 0.0;
+            job.weights[place] = weight;
+            note_largest<LOGS>(job, weight);
+            for (int p = lane; p < job.planes; p += 32) job.words[group * job.planes + p] = words[p * EACH + e];
+        }
         __syncwarp();
     }
 }
+
+template <bool LOGS> static __device__ void simple(const Job &job) { simple_for<LOGS, 1>(job); }
+template <bool LOGS> static __device__ void several(const Job &job) { simple_for<LOGS, SEVERAL>(job); }
 
 // The states of a group are bytes [node][sample]; the weight of a sample is a product over threads, reduced at the end.
 template <bool LOGS> static __device__ void wavefront(const Job &job) {
@@ -171,12 +187,9 @@ template <bool LOGS> static __device__ void wavefront(const Job &job) {
                 const int4 parent = job.parents[p];
                 row += parent.y * states[parent.x * size + sample];
             }
-            const int entry = node.y + row * node.z, at = node.x + row * (node.z - 1);
-            const unsigned draw = word_of(philox(job, number, n / 4), n % 4);
-            const int state = chosen(more.w ? job.thresholds : job.own, more.w ? job.order : job.own_order, node.z, at,
-                                     entry, draw);
+            const int state = chosen(job, node, more.w, row, word_of(philox(job, number, n / 4), n % 4));
             states[n * size + sample] = (Byte)state;
-            if (more.w) weight = times<LOGS>(weight, job.ratios[entry + state]);
+            if (more.w) weight = times<LOGS>(weight, job.ratios[node.y + row * node.z + state]);
         }
         __syncthreads();
     }
@@ -280,7 +293,8 @@ template <bool LOGS> static __device__ void score(const Job &job) {
     for (int w = blockIdx.y; w < job.weighed_count; w += gridDim.y) {
         const int n = job.weighed[2 * w];
         const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
-        const int row = located(job.parents, node.w, more.x, words, lane);
+        int row;
+        locate<1>(job.parents, node.w, more.x, words, lane, &row);
         atomicAdd(&job.scores[node.y + row * node.z + state_of(words, more.y, more.z, lane)], whole);
     }
 }
@@ -350,6 +364,7 @@ template <bool LOGS> static __device__ void uniform(const Job &job) {
     extern "C" __global__ void name##_plain(const Job job) { name<false>(job); }                                      \
     extern "C" __global__ void name##_logs(const Job job) { name<true>(job); }
 BOTH(simple)
+BOTH(several)
 BOTH(wavefront)
 BOTH(sum)
 BOTH(score)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.sampling_layout import Case, Integers
+from junctor_kernels.sampling_layout import Case, Integers, slots_of
 
 from junctor.sampling.tables import SampledNetwork
 
@@ -47,7 +47,7 @@ class Layout:
 
     drawn: variables in the order of their nodes. weighed: those that evidence lies below, or on; only they can gain
     from an importance function (Cheng and Druzdzel 2000, theorem 2).
-    nodes, parents, factors, levels: as in `Case`, where every observed variable is in its first state. moves: what
+    nodes, parents, factors, levels, spans, slots: as in `Case`, where every observed variable is in its first state. moves: what
     observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
     """
 
@@ -59,6 +59,8 @@ class Layout:
     parents: Integers
     factors: Integers
     levels: Integers
+    spans: Integers
+    slots: Integers
     moves: tuple[Moves, Moves]
     observed: tuple[int, ...]
     planes: int
@@ -82,7 +84,19 @@ class Layout:
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
         flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
         least, most = self._bounds(soft)
-        return Case(nodes, self.parents, factors[~fixed], self.levels, flat, certain, self.planes, least, most)
+        return Case(
+            nodes,
+            self.parents,
+            factors[~fixed],
+            self.levels,
+            self.spans,
+            self.slots,
+            flat,
+            certain,
+            self.planes,
+            least,
+            most,
+        )
 
     def _bounds(self, soft: Soft) -> tuple[float, float]:
         least, most = sum(self.network.least[v] for v in self.observed), 0.0
@@ -128,9 +142,10 @@ def _lowered(
 ) -> Layout:
     cards = network.network.cardinalities
     links = _Links(network, drawn, tuple(sorted(evidence.observed)))
-    nodes, factors = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    nodes, factors, spans = list[tuple[int, ...]](), list[tuple[int, ...]](), list[int]()
     for n, v in enumerate(drawn):
         first, count, moves = links.link(network.parents(v))
+        spans.append(1 + sum(stride * (cards[drawn[p]] - 1) for p, stride, _, _ in links.parents[first:]))
         links.begins += [(2 * n + i, column, stride * width) for column, stride in moves for i, width in
                          enumerate((cards[v] - 1, cards[v]))]  # fmt: skip
         planes = links.planes[n], links.bits[n]
@@ -145,10 +160,12 @@ def _lowered(
         factors.append((start, first, count, 1))
         start += cards[v]
     ends = [n for n in range(1, len(drawn)) if levels[n] != levels[n - 1]]
-    arrays = _integers(nodes, 8), _integers(links.parents, 4), _integers(factors, 4)
+    tables = _integers(nodes, 8)
+    arrays = tables, _integers(links.parents, 4), _integers(factors, 4)
+    counts = np.array(spans, dtype=np.int32), slots_of(tables)
     both = _moves(links.begins), _moves(links.entries)
     starts = np.array([0, *ends, len(drawn)], dtype=np.int32)
-    return Layout(network, evidence, drawn, weighed, *arrays, starts, both, links.observed, links.planes[-1])
+    return Layout(network, evidence, drawn, weighed, *arrays, starts, *counts, both, links.observed, links.planes[-1])
 
 
 class _Links:

@@ -11,8 +11,8 @@ import numpy as np
 from junctor_kernels import sampling_gpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_cpu import Function
-from junctor_kernels.sampling_gpu import SUMMED, THREADS, WAVE_THREADS, SamplingDevice
-from junctor_kernels.sampling_layout import STATES, WEIGHED, Sums, add, slots_of
+from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
+from junctor_kernels.sampling_layout import WEIGHED, Sums, add
 
 from junctor.devices import check_device
 from junctor.errors import BudgetError, DeviceError
@@ -26,12 +26,13 @@ from junctor.sampling.tables import SampledNetwork
 CHUNK = 1 << 20
 # Chunks whose sums come back together.
 CHUNKS_AT_ONCE = 32
-# Thresholds of a block's tables in shared memory; smallest tables first.
-FAST_ENTRIES = 8192
-# Samples up to which waves through the levels are faster than a thread a sample; measured, see docs/sampling.md.
-WAVE_SAMPLES = 4096
-# Samples that a block takes through the levels together.
-GROUP = 32
+# Samples up to which waves through the levels are faster than a thread a sample, where levels have so many nodes or
+# more; measured, see docs/sampling.md.
+WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
+# Samples from which a thread takes several: what is read of a node then serves for all of them.
+SEVERAL_SAMPLES = 1 << 18
+# A block takes one sample of so many through the levels, within these bounds.
+GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
 BLOCKS_EACH, SCORE_BLOCKS = 8, 16
 logger = logging.getLogger("junctor")
@@ -50,7 +51,7 @@ class GpuSampling:
         self.first: dict[tuple[Sampler, bool], Function] = {}
         self.learned: Function | None = None
         self.scores: Any = None
-        self.wave_samples, self.group, self.fast_entries = WAVE_SAMPLES, GROUP, FAST_ENTRIES
+        self.way = way
         self._rooms: dict[str, Any] = {}
 
     def row(self, ask: Ask) -> RowSampler:
@@ -89,6 +90,18 @@ class GpuSampling:
         return self.first[sampler, logs]
 
 
+def way(count: int, nodes: int, levels: int) -> int:
+    """Return the samples that a block takes through the levels together, 0 where a thread takes a sample.
+
+    Few samples leave most of a GPU idle unless the nodes of a level share its threads; many fill it by themselves.
+    """
+    width = nodes / max(1, levels)
+    if count > WAVE_SAMPLES * min(1.0, width / WAVE_WIDTH):
+        return 0
+    wanted = count // GROUP_SAMPLES
+    return max(LEAST_GROUP, min(MOST_GROUP, 1 << max(0, wanted - 1).bit_length()))
+
+
 # What learning changes.
 CHANGING = ("thresholds", "order", "ratios", "chances")
 
@@ -104,18 +117,17 @@ class GpuRow:
             with np.errstate(divide="ignore"):
                 soft = np.log(soft)
         pseudo = np.array([(-1, 0, 0, 0), (-1, 1, 0, 0)], dtype=np.int32)
-        slots = np.concatenate([slots_of(case.nodes), pseudo])
-        self._nodes = int(case.nodes[:, STATES].sum())
-        self._slots = len(slots)
-        self._weighed = _selectable(case.nodes, case.parents) if ask.sampler != "lw" else np.zeros((0, 2), np.int32)
-        fast, self._fast = _fast(case.nodes, case.parents, owner.fast_entries)
+        slots = np.concatenate([case.slots, pseudo])
+        self._nodes, self._slots = len(case.slots), len(slots)
+        weighed = np.flatnonzero(case.nodes[:, WEIGHED])
+        self._weighed = np.stack([weighed.astype(np.int32), case.spans[weighed]], axis=1)
         arrays: dict[str, Any] = {
             "nodes": case.nodes,
             "parents": case.parents,
             "factors": case.factors,
             "levels": case.levels,
         }
-        arrays |= {"fast": fast, "weighed": self._weighed, "slots": slots, "soft": soft}
+        arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
         self._kept, places = _together(owner, arrays)
         address = self._device.address
         self._fields = {name: address(self._kept) + start for name, start in places.items()}
@@ -123,7 +135,7 @@ class GpuRow:
         self._fields |= {"tables": address(owner.tables), "values": address(owner.values[ask.logs])}
         self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
         self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
-        self._fields |= {"weighed_count": len(self._weighed), "group": owner.group}
+        self._fields["weighed_count"] = len(self._weighed)
         self._simple()  # refuses what does not fit
 
     def begin(self, start: Function) -> None:
@@ -185,7 +197,7 @@ class GpuRow:
 
     def _draw(self, stream: Stream, first: int, count: int) -> None:
         """Enqueue samples, whose states and weights are in the room then."""
-        owner, groups = self._owner, _blocks(count, 32)
+        owner, groups = self._owner, SEVERAL * _blocks(count, 32 * SEVERAL)
         words = owner.room("words", (groups, self._case.planes), np.uint32)
         weights = owner.room("weights", (groups * 32,), np.float64)
         largest = owner.room("largest", (1,), np.uint64)
@@ -194,15 +206,21 @@ class GpuRow:
                          (("words", words), ("weights", weights), ("largest", largest))}  # fmt: skip
         key0, key1, stage, high, row, _ = stream.record().tolist()
         self._fields |= {"key0": key0, "key1": key1, "stage": stage, "high": high, "row": row}
-        if count <= owner.wave_samples and self._wave_bytes <= self._device.most_shared:
-            if owner.group < 32:
+        group = owner.way(count, len(self._case.nodes), len(self._case.levels) - 1)
+        wave_bytes = 8 * WAVE_THREADS + len(self._case.nodes) * group
+        if group and wave_bytes <= self._device.most_shared:
+            if group < 32:
                 self._device.clear(words)
-            blocks = _blocks(groups * 32, owner.group)
-            self._launch("wavefront", (blocks, 1), WAVE_THREADS, first=first, count=count, shared=self._wave_bytes)
+            fields = {"first": first, "count": count, "group": group}
+            self._launch("wavefront", (_blocks(groups * 32, group), 1), WAVE_THREADS, shared=wave_bytes, **fields)
             return
-        warps, shared, fast = self._simple()
-        blocks = min(_blocks(groups, warps), BLOCKS_EACH * self._device.processors)
-        self._launch("simple", (blocks, 1), 32 * warps, first=first, count=count, shared=shared, fast_count=fast)
+        each = (
+            SEVERAL if count >= SEVERAL_SAMPLES and SEVERAL * 4 * self._case.planes <= self._device.most_shared else 1
+        )
+        warps, shared = self._simple(each)
+        blocks = min(_blocks(groups, each * warps), BLOCKS_EACH * self._device.processors)
+        kernel = "simple" if each == 1 else "several"
+        self._launch(kernel, (blocks, 1), 32 * warps, first=first, count=count, shared=shared)
 
     def _sum(self, count: int, result: Any, start: int) -> None:
         """Enqueue the sums of the samples in the room."""
@@ -220,40 +238,13 @@ class GpuRow:
         name = f"{kernel}_{'logs' if self._ask.logs else 'plain'}"
         self._device.launch(name, blocks, threads, sampling_gpu.record(self._fields | fields, rate), shared)
 
-    @property
-    def _wave_bytes(self) -> int:
-        return 8 * WAVE_THREADS + len(self._case.nodes) * self._owner.group
-
-    def _simple(self) -> tuple[int, int, int]:
-        """Return warps of a block, its bytes of shared memory, and the thresholds among them."""
-        states, most = 4 * self._case.planes, self._device.most_shared
-        for warps, fast in ((THREADS // 32, self._fast), (THREADS // 32, 0), (4, 0), (1, 0)):
-            if 4 * fast + warps * states <= most:
-                return warps, 4 * fast + warps * states, fast
+    def _simple(self, each: int = 1) -> tuple[int, int]:
+        """Return warps of a block whose lanes have `each` samples, and its bytes of shared memory."""
+        states = 4 * self._case.planes * each
+        for warps in (THREADS // 32, 4, 1):
+            if warps * states <= self._device.most_shared:
+                return warps, warps * states
         raise MemoryError(f"{self._case.planes:,} bits of a sample's states exceed the shared memory of a block")
-
-
-def _selectable(nodes: Any, parents: Any) -> Any:
-    """Return int32 [weighed nodes, 2]: the node, and the rows up to the last that its drawn parents can select."""
-    found = [(n, _rows(nodes, parents, n)) for n in np.flatnonzero(nodes[:, WEIGHED]).tolist()]
-    return np.array(found, dtype=np.int32).reshape(-1, 2)
-
-
-def _rows(nodes: Any, parents: Any, n: int) -> int:
-    first, count = nodes[n, 3:5].tolist()
-    return 1 + sum(int(p[1]) * (int(nodes[p[0], STATES]) - 1) for p in parents[first : first + count].tolist())
-
-
-def _fast(nodes: Any, parents: Any, room: int) -> tuple[Any, int]:
-    """Return int32 [nodes, 2], where a node's thresholds lie in shared memory (-1: not there) and how many, and all."""
-    sizes = [_rows(nodes, parents, n) * (int(nodes[n, STATES]) - 1) for n in range(len(nodes))]
-    found, used = np.full((len(nodes), 2), -1, dtype=np.int32), 0
-    for n in sorted(range(len(nodes)), key=lambda n: sizes[n]):
-        if used + sizes[n] > room:
-            break
-        found[n] = used, sizes[n]
-        used += sizes[n]
-    return found, used
 
 
 def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:

@@ -126,11 +126,6 @@ class CpuRow:
     @cached_property
     def _scores(self) -> dict[int, Scores]:
         """Room for the scores of each weighed node, in rows that its drawn parents can select; zero between stages."""
-        case, found = self._case, dict[int, Scores]()
-        for n in np.flatnonzero(case.nodes[:, WEIGHED]).tolist():
-            first, count = case.nodes[n, 3:5].tolist()
-            last = sum(
-                int(p[1]) * (int(case.nodes[p[0], STATES]) - 1) for p in case.parents[first : first + count].tolist()
-            )
-            found[n] = np.zeros((last + 1) * int(case.nodes[n, STATES]), dtype=np.int64)
-        return found
+        case = self._case
+        nodes = np.flatnonzero(case.nodes[:, WEIGHED]).tolist()
+        return {n: np.zeros(case.spans[n] * case.nodes[n, STATES], dtype=np.int64) for n in nodes}
