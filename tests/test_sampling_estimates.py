@@ -155,7 +155,7 @@ def test_weights_far_below_the_doubles_are_no_zeros() -> None:
     """Two hundred observations of one in a million each, of one cause: P(e) is about 1e-1200."""
     leaf = [[1 - 1e-6, 1e-6], [1 - 2e-6, 2e-6]]
     network = network_of([((0,), [0.5, 0.5]), *(((0, v), leaf) for v in range(1, 201))], [2] * 201)
-    hard = {v: 1 for v in range(1, 201)}
+    hard = dict.fromkeys(range(1, 201), 1)
     answers = engine_of(network, sampler="lw", samples=10_000).answer(rows_of(hard, {}, 1))
     expected = math.log(0.5) + 200 * math.log(2e-6) + math.log1p(2.0**-200)
     assert answers.log_value[0] == pytest.approx(expected, abs=0.1)

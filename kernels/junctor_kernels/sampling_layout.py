@@ -47,9 +47,9 @@ class Case(NamedTuple):
     """A row of evidence: int32 arrays of nodes [n, 8], parents [m, 4], factors [f, 4], and levels of nodes.
 
     levels: the first node of each level, and n; nodes of a level do not depend on each other. spans: int32 [n], rows of
-    its table, from the first that parents select to the last. slots: int32 [slots, 4], see `slots_of`. soft: float64, the
-    likelihoods of all soft evidence. certain: sum of the logarithms of factors that no node changes, -inf for a zero.
-    planes: bits in which the states of all nodes lie. least, most: bounds on the logarithm of a weight above zero
+    its table, from the first that parents select to the last. slots: int32 [slots, 4], see `slots_of`. soft: float64,
+    the likelihoods of all soft evidence. certain: sum of the logarithms of factors that no node changes, -inf for a
+    zero. planes: bits in which the states of all nodes lie. least, most: bounds on the logarithm of a weight above zero
     without `certain`, as long as nodes are drawn from their own tables.
     """
 

@@ -52,8 +52,8 @@ class SampledAnswers(Answers):
     """Answers of which some or all are estimates; of a row that is not OK no number is to be read.
 
     errors: variable index -> float [rows, cardinality], standard errors of the posteriors. log_error: float64 [rows],
-    of log P(e). effective: float64 [rows], the independent samples that the samples are worth. samples: int64 [rows], that
-    were drawn. sampled: bool [rows], False where an answer is exact: its errors are 0, and it has no samples.
+    of log P(e). effective: float64 [rows], the independent samples that the samples are worth. samples: int64 [rows],
+    that were drawn. sampled: bool [rows], False where an answer is exact: its errors are 0, and it has no samples.
     status may be MISSED. reasons: also why the error that was asked for was not reached, for rows that are OK.
     """
 

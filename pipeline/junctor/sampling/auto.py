@@ -71,7 +71,7 @@ class AutoEngine:
         disk: int | None = None,
         directory: Path | None = None,
     ) -> None:
-        """Settle where the work is done, and which budget decides: whoever comes first to a run's directory writes it."""
+        """Settle where the work is done, and which budget decides: the first who comes to a directory writes it."""
         self._exact.device, self._exact.device_memory = device, device_memory
         if self._samples is not None:
             self._samples.configure(device, device_memory)

@@ -47,8 +47,8 @@ class Layout:
 
     drawn: variables in the order of their nodes. weighed: those that evidence lies below, or on; only they can gain
     from an importance function (Cheng and Druzdzel 2000, theorem 2).
-    nodes, parents, factors, levels, spans, slots: as in `Case`, where every observed variable is in its first state. moves: what
-    observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
+    nodes, parents, factors, levels, spans, slots: as in `Case`, where every observed variable is in its first state.
+    moves: what observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
     """
 
     network: SampledNetwork

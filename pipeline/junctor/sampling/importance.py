@@ -1,9 +1,9 @@
 """Importance functions: where they begin, and how fast they learn.
 
 Likelihood weighting draws every node from its own table. Self-importance sampling (Shachter and Peot 1990) begins there
-and draws from the mean of that table and of what the samples of each stage said. AIS-BN (Cheng and Druzdzel 2000, *AIS-BN:
-An Adaptive Importance Sampling Algorithm for Evidential Reasoning in Large Bayesian Networks*) begins with two
-heuristics and takes over a share of what a stage said that gets smaller from stage to stage.
+and draws from the mean of that table and of what the samples of each stage said. AIS-BN (Cheng and Druzdzel 2000, *An
+Adaptive Importance Sampling Algorithm for Evidential Reasoning in Large Bayesian Networks*) begins with two heuristics
+and takes over a share of what a stage said that gets smaller from stage to stage.
 """
 
 from __future__ import annotations
