@@ -2,6 +2,7 @@
 
     uv run python benchmarks/sampling.py prepare FOLDER --output cases      networks, evidence, exact posteriors
     uv run python benchmarks/sampling.py evaluate cases [--device gpu]      errors and times of all samplers
+    uv run python benchmarks/sampling.py times cases                        a core, simple and wavefront, on a GPU
     uv run python benchmarks/sampling.py waves cases                        simple against wavefront, on a GPU
     uv run python benchmarks/sampling.py rate cases [--device gpu]          likelihood weighting, large runs
     uv run python benchmarks/sampling.py fetched cases                      thresholds read, values ordered or not
@@ -159,6 +160,38 @@ def evaluate(options: argparse.Namespace) -> None:
                 name = sampler if stages == "last" else f"{sampler}, all stages"
                 ms = 1e3 * statistics.median(times)
                 print(f"{each.name} | {kind} | {log:.1f} | {name} | {numbers} | {missed} | {ms:.2f}", flush=True)
+
+
+def times(options: argparse.Namespace) -> None:
+    """Table III: milliseconds of AIS-BN on a core, and on a GPU by either kernel and by the one that is chosen."""
+    engines.MOST_LEARNING = SAMPLES // 2
+    print("network | a core ms | simple ms | wavefront ms | chosen ms | a core / simple | / wavefront | / chosen")
+    print("|".join(["---"] * 8))
+    for each in chosen(options):
+        options.device, options.threads = "cpu", 1
+        found = [middle(engine_for(each, "ais-bn", options), each, 3)]
+        options.device = "gpu"
+        for group in (0, 32, None):
+            engine = engine_for(each, "ais-bn", options)
+            if group is not None:
+                gpu: Any = engine._gpu
+                gpu.way = lambda *_, group=group: group
+            found.append(middle(engine, each, options.cases))
+        ratios = " | ".join(f"{found[0] / ms:.0f}" for ms in found[1:])
+        print(f"{each.name} | {' | '.join(f'{ms:.2f}' for ms in found)} | {ratios}", flush=True)
+
+
+def middle(engine: SamplingEngine, each: Prepared, cases: int) -> float:
+    """Return the median of milliseconds of some cases, their patterns known."""
+    rows = [(row, case) for row, case in enumerate(each.cases["unlikely"][:cases])]
+    for row, case in rows:
+        ask(engine, case, row)
+    taken = []
+    for row, case in rows:
+        start = time.perf_counter()
+        ask(engine, case, row)
+        taken.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(taken)
 
 
 def waves(options: argparse.Namespace) -> None:
@@ -319,7 +352,7 @@ def main() -> None:
     first.add_argument("folder", type=Path)
     first.add_argument("--output", type=Path, required=True)
     first.add_argument("--seed", type=int, default=1)
-    works = {"evaluate": evaluate, "waves": waves, "rate": rate, "fetched": fetched, "peer": peer}
+    works = {"evaluate": evaluate, "times": times, "waves": waves, "rate": rate, "fetched": fetched, "peer": peer}
     for name in works:
         action = actions.add_parser(name)
         action.add_argument("file", type=Path)
@@ -328,7 +361,7 @@ def main() -> None:
         action.add_argument("--cases", type=int, default=CASES)
         action.add_argument("--samples", type=int, default=SAMPLES)
         action.add_argument("--sampler", choices=SAMPLERS, default="lw")
-        action.add_argument("--device", choices=("cpu", "gpu"), default="gpu" if name == "waves" else "cpu")
+        action.add_argument("--device", choices=("cpu", "gpu"), default="gpu" if name in ("waves", "times") else "cpu")
         action.add_argument("--threads", type=int, default=2)
         action.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -234,12 +234,15 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     directory, spec = job.directory, job.directory.read_spec()
     ingested = _ingested(directory)
     pending = _pending(directory, spec, ingested)
-    if not pending or resources.scheduler is not None:
+    if not pending:
+        return Outlook()
+    if spec.method != "exact":
+        progress.stage("planning")
+        return _plan_sampling(directory, spec, resources, allowed_memory(resources), pending)
+    if resources.scheduler is not None:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
-    if spec.method != "exact":
-        return _plan_sampling(directory, spec, resources, memory, pending)
     # The very engine that goes on where this process does the work itself.
     threads = threads_for(resources, 1) or 1
     _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)

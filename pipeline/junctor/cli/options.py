@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from junctor.query import LEAST_SAMPLES, Method, Sampler
+from junctor.query import LEAST_SAMPLES, Method, Sampler, Stages
 
 NetworkFile = Annotated[
     str,
@@ -60,5 +60,8 @@ Samples = Annotated[
 ]
 Error = Annotated[
     float | None, typer.Option(help="Sample each row until no posterior has a larger standard error, such as 0.001.")
+]
+StagesOption = Annotated[
+    Stages, typer.Option("--stages", help="Which samples count: those after learning, or all, by what they are worth.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.")]

@@ -22,6 +22,7 @@ from junctor.cli.options import (
     Samples,
     Seed,
     Spill,
+    StagesOption,
     Strict,
 )
 from junctor.devices import DeviceChoice
@@ -45,6 +46,7 @@ def run(
     sampler: SamplerOption = "ais-bn",
     samples: Samples = None,
     error: Error = None,
+    stages: StagesOption = "last",
     seed: Seed = 0,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
@@ -92,7 +94,7 @@ def run(
     from junctor.settings import load_settings
 
     settings = load_settings()
-    sampling = Sampling(sampler, samples, error, seed)
+    sampling = Sampling(sampler, samples, error, seed, stages)
     _refuse_idle(method, sampling)
     job = Job(
         network=network,

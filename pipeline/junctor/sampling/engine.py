@@ -83,8 +83,7 @@ class SamplingEngine:
     @property
     def least(self) -> int:
         """Bytes that one row at a time needs."""
-        entries = sum(factor.table.size for factor in self.network.factors)
-        return entries * (SHARED_BYTES + ROW_BYTES) + self._stage * (len(self.network.variables) + 16)
+        return SHARED_BYTES * self._entries + self._row_bytes
 
     def seconds(self, rows: int) -> float:
         """Return about what so many rows take on one core; coarse, and for an error what the first samples take."""
@@ -103,9 +102,11 @@ class SamplingEngine:
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
         device = self._device
-        alone = len(rows) < self.threads or device is not self._cpu
+        # Threads share a row, or each has rows of its own, with an importance function of its own.
+        at_once = min(self.threads, self._rows_at_once) if device is self._cpu else 1
+        alone = len(rows) < at_once or at_once == 1
         work = partial(self._answer_row, device, evidence, answers, first_row, self.threads if alone else 1)
-        in_threads(lambda row, _: work(row), rows, 1 if alone else self.threads)
+        in_threads(lambda row, _: work(row), rows, 1 if alone else at_once)
         self._report(answers)
         return answers
 
@@ -168,6 +169,18 @@ class SamplingEngine:
     @property
     def _main(self) -> int:
         return (self.query.sampling.samples or DEFAULT_SAMPLES) - self._learning
+
+    @cached_property
+    def _entries(self) -> int:
+        return sum(factor.table.size for factor in self.network.factors)
+
+    @property
+    def _row_bytes(self) -> int:
+        return ROW_BYTES * self._entries + self._stage * (len(self.network.variables) + 16)
+
+    @property
+    def _rows_at_once(self) -> int:
+        return int((self.allowed - SHARED_BYTES * self._entries) // self._row_bytes)
 
     def _check_memory(self) -> None:
         if self.least > self.allowed:

@@ -29,8 +29,8 @@ CHUNKS_AT_ONCE = 32
 # Samples up to which waves through the levels are faster than a thread a sample, where levels have so many nodes or
 # more; measured, see docs/sampling.md.
 WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
-# Samples from which a thread takes several: what is read of a node then serves for all of them.
-SEVERAL_SAMPLES = 1 << 18
+# Samples beyond which a thread takes several: what is read of a node then serves for all of them.
+SEVERAL_SAMPLES = 1 << 17
 # A block takes one sample of so many through the levels, within these bounds.
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
@@ -214,9 +214,7 @@ class GpuRow:
             fields = {"first": first, "count": count, "group": group}
             self._launch("wavefront", (_blocks(groups * 32, group), 1), WAVE_THREADS, shared=wave_bytes, **fields)
             return
-        each = (
-            SEVERAL if count >= SEVERAL_SAMPLES and SEVERAL * 4 * self._case.planes <= self._device.most_shared else 1
-        )
+        each = SEVERAL if count > SEVERAL_SAMPLES and SEVERAL * 4 * self._case.planes <= self._device.most_shared else 1
         warps, shared = self._simple(each)
         blocks = min(_blocks(groups, each * warps), BLOCKS_EACH * self._device.processors)
         kernel = "simple" if each == 1 else "several"
