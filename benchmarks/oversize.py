@@ -13,6 +13,8 @@ import argparse
 import itertools
 import pickle
 import time
+from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from junctor.generate import grid
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.oversize import Limits, cut
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.chunks import ChunkPlan, part
+from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.compile import Problem
+from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
 from junctor_kernels import reference
@@ -77,15 +80,21 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
     )
 
 
-def touched(chunks: ChunkPlan) -> int:
-    """Return the entries that all contractions read and write, a part once for each task and step."""
-    plan = chunks.plan
-    return sum(
-        plan.shape.entries(each.fixed) * part(plan, table, each.fixed)
-        for each in chunks.passes
-        for step in each.steps
-        for table in (*step.operands, step.out)
-    )
+def moved(plan: Plan, each: Pass, resident: Container[int]) -> tuple[int, int, int]:
+    """Return the entries that a pass brings in and takes out, and those that are read and written on the device.
+
+    resident: tables that stay on a device; what comes from them or goes there is read once and written once.
+    """
+    touched = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
+    over_bus = replace(each, loads=tuple(table for table in each.loads if table not in resident))
+    loaded, stored = loaded_entries(plan, over_bus), 0
+    kept = loaded_entries(plan, each) - loaded
+    for table in each.stores:
+        if table in resident:
+            kept += plan.tables[table].entries
+        else:
+            stored += plan.tables[table].entries
+    return loaded, stored, plan.shape.entries(each.fixed) * touched + 2 * kept
 
 
 def ceilings() -> tuple[float, float, float]:
@@ -123,21 +132,31 @@ def run(arguments: argparse.Namespace) -> None:
         itemsize = algebra.dtype.itemsize
         describe(name, chunks, itemsize, 0.0)
         started = time.perf_counter()
+        resident: Container[int] = ()
         if on_gpu:
             from junctor.chunk_slots import ChunkGpu
             from junctor_kernels.gpu import CudaDevice
 
             gpu = ChunkGpu(chunks, precision, *(CudaDevice(n, room) for n in range(arguments.gpus)))
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
-            print(f"  {len(gpu.slots)} slots, prepared in {time.perf_counter() - started:.2f} s")
+            resident = gpu.resident
+            print(
+                f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
+                f"prepared in {time.perf_counter() - started:.2f} s"
+            )
         else:
             program = ChunkedProgram(chunks, network_of(sizes), algebra, entry_threads=arguments.threads)
         for _ in range(arguments.repeat):
-            timed(program, chunks, rates, itemsize, arguments.slowest)
+            timed(program, chunks, resident, rates, itemsize, arguments.slowest)
 
 
 def timed(
-    program: ChunkedProgram, chunks: ChunkPlan, rates: tuple[float, float, float] | None, itemsize: int, slowest: int
+    program: ChunkedProgram,
+    chunks: ChunkPlan,
+    resident: Container[int],
+    rates: tuple[float, float, float] | None,
+    itemsize: int,
+    slowest: int,
 ) -> None:
     """Propagate once, with the time of every pass."""
     spent: list[tuple[float, int]] = []
@@ -154,9 +173,9 @@ def timed(
     seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
+    ways = [moved(chunks.plan, each, resident) for each in chunks.passes]
     if rates:
-        moved = (chunks.loaded * itemsize, chunks.stored * itemsize, touched(chunks) * itemsize)
-        bounds = [each / rate for each, rate in zip(moved, rates, strict=True)]
+        bounds = [sum(way) * itemsize / rate for way, rate in zip(zip(*ways, strict=True), rates, strict=True)]
         text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
         text += f": {seconds / max(bounds):.2f} x the largest"
     print(text, flush=True)
@@ -164,7 +183,11 @@ def timed(
         this = chunks.passes[n]
         tasks = chunks.plan.shape.entries(this.fixed)
         work = sum(chunks.plan.work(step) for step in this.steps)
-        print(f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s")
+        text = f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s"
+        if rates:
+            bounds = [entries * itemsize / rate for entries, rate in zip(ways[n], rates, strict=True)]
+            text += ", bounds {:.4f}, {:.4f}, {:.4f}".format(*bounds)
+        print(text)
 
 
 def main() -> None:

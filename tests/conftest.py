@@ -12,9 +12,9 @@ settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2000)
-settings.load_profile(os.environ.get("JUNCTOR_HYPOTHESIS_PROFILE", "default"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-SHARED = Path(os.environ.get("JUNCTOR_SHARED", Path(__file__).parents[2] / "shared"))
+SHARED = Path(os.environ.get("BENCHMARK_NETWORKS", Path(__file__).parents[2] / "shared"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,5 +34,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def shared() -> Path:
     """The folder of benchmark networks and reference answers, which is not part of the project."""
     if not (SHARED / "networks").is_dir():
-        pytest.skip(f"benchmark networks not found at {SHARED} (set JUNCTOR_SHARED)")
+        pytest.skip(f"benchmark networks not found at {SHARED} (set BENCHMARK_NETWORKS)")
     return SHARED

@@ -34,6 +34,14 @@ class Stream:
 
     def synchronize(self) -> None: ...
 
+    def wait_event(self, _: Any) -> None: ...
+
+
+class Event:
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, _: Any) -> None: ...
+
 
 class RawModule:
     """Kernels of a source; one launch at a time, because threads of the emulation share what CUDA gives each block."""
@@ -62,8 +70,9 @@ def _copy_rows(target: int, step: int, source: int, stride: int, width: int, row
 
 
 runtime = SimpleNamespace(
-    memcpyHostToDevice=1,
-    memcpyDeviceToHost=2,
+    memcpyDefault=4,
+    deviceCanAccessPeer=lambda *_: 1,
+    deviceEnablePeerAccess=lambda *_: None,
     memcpyAsync=_copy,
     memcpy2DAsync=_copy_rows,
     deviceSynchronize=lambda: None,
@@ -71,7 +80,7 @@ runtime = SimpleNamespace(
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
-cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, runtime=runtime)
+cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
 
 
 def asarray(array: Any) -> DeviceArray:

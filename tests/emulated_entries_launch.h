@@ -1,9 +1,15 @@
 // A launch of the kernels of `entries.cu`.
 extern "C" void launch(const char *name, const Reduction *given, int blocks, int threads) {
     using Kernel = void (*)(const Reduction);
-    const Kernel over_entries[] = {reduce_entries_0, reduce_entries_1, reduce_entries_2, reduce_entries_3,
-                                   reduce_entries_4, reduce_entries_5, reduce_entries_6};
-    const Kernel kernel = std::strcmp(name, "reduce_terms") ? over_entries[name[std::strlen(name) - 1] - '0'] : reduce_terms;
+#define KERNEL(name) {#name, name}
+    const std::pair<std::string, Kernel> kernels[] = {
+        KERNEL(reduce_entries_0), KERNEL(reduce_entries_1), KERNEL(reduce_entries_2), KERNEL(reduce_entries_3),
+        KERNEL(reduce_entries_4), KERNEL(reduce_entries_5), KERNEL(reduce_entries_6), KERNEL(reduce_quads_1_1),
+        KERNEL(reduce_quads_1_2), KERNEL(reduce_quads_2_1), KERNEL(reduce_quads_2_2), KERNEL(reduce_quads_3_1),
+        KERNEL(reduce_quads_3_2), KERNEL(reduce_terms), KERNEL(relay)};
+    const Kernel kernel = std::find_if(std::begin(kernels), std::end(kernels), [&](auto &each) {
+                              return each.first == name;
+                          })->second;
     blockDim.x = threads, gridDim.x = blocks;
     std::barrier<> barrier(threads);
     std::vector<std::unique_ptr<std::barrier<>>> warps;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor import chunk_slots, chunked_gpu
-from junctor.chunk_slots import ChunkGpu, slot_bytes
+from junctor import chunk_places, chunk_slots, chunked_gpu
+from junctor.chunk_places import pinned_places, resident_places, slot_bytes
+from junctor.chunk_slots import ChunkGpu
 from junctor.chunked import ChunkedProgram
-from junctor.devices import open_gpu
+from junctor.devices import open_gpu, open_other_gpus
 from junctor.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
@@ -31,9 +33,9 @@ BOTH = pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
-    """Return so many GPUs; of real ones only the first."""
+    """Return so many GPUs; of real ones as many as there are."""
     if request.param == "cuda":
-        yield lambda _: [open_gpu(ROOM)]
+        yield lambda count: [open_gpu(ROOM), *open_other_gpus(ROOM)][:count]
         return
     import emulated_cupy
 
@@ -78,7 +80,7 @@ def test_small_grids(devices: Devices, working: int, algebra: Algebra) -> None:
 
 @pytest.mark.parametrize("spread", [0, 1 << 26])
 def test_tasks_that_are_added_up(devices: Devices, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_gpu, "SPREAD_BYTES", spread)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", spread)
     network = grid(3, 4, seed=2)
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
@@ -93,12 +95,47 @@ def test_several_devices(devices: Devices) -> None:
         assert all(sum(slot.loaded for slot in one.slots) for one in gpu.each)
 
 
-def test_pinned_tables_and_rows_of_pieces(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All stored tables in pinned memory, and pieces copied from where they are, however small.
-    monkeypatch.setattr(chunk_slots, "PINNED_BYTES", 1)
+def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1)
     network = grid(3, 4, seed=4)
     check(network, cut(network, 16), reference.DOUBLE, devices(1))
+
+
+@BOTH
+@pytest.mark.parametrize("count", [1, 2])
+def test_tables_stay_on_the_devices(
+    devices: Devices, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    network = grid(3, 4, seed=5)
+    chunks = cut(network, 16)
+    gpu = check(network, chunks, algebra, devices(count))
+    assert len(gpu.resident) > len(chunks.passes) / 2
+    assert {at for at, _ in gpu.resident.values()} == set(range(len(gpu.each)))
+
+
+@pytest.mark.parametrize("room", [0, 1 << 10, 1 << 12, 1 << 20])
+def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
+    chunks = cut(grid(6, 6, seed=1), 64)
+    lives = chunks.lifetimes()
+    results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
+    resident = resident_places(chunks, 8, [room, room])
+    pinned, size = pinned_places(chunks, 8, resident)
+    made = {table for table, (first, _) in lives.items() if first >= 0}
+    assert resident.keys() | pinned.keys() == made
+    assert not resident.keys() & (results | pinned.keys())
+    assert bool(resident) == bool(room)
+    for places, limit in (
+        (pinned, size),
+        *(({t: at for t, (g, at) in resident.items() if g == n}, room) for n in (0, 1)),
+    ):
+        ends = {table: at + chunks.plan.tables[table].entries * 8 for table, at in places.items()}
+        assert max(ends.values(), default=0) <= limit
+        for one, other in itertools.combinations(places, 2):
+            together = lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]
+            assert not (together and places[one] < ends[other] and places[other] < ends[one])
 
 
 def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +144,12 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
     gpu = ChunkGpu(chunks, "double", *devices(1))
     done: list[int] = []
 
-    def fail(*_: Any) -> float:
+    def fail(*_: Any) -> None:
         done.append(1)
         if len(done) > 5:
             raise MemoryError("for this test")
-        return 1.0
 
-    monkeypatch.setattr(chunked_gpu.GpuWork, "_power", fail)
+    monkeypatch.setattr(chunked_gpu.GpuWork, "_launch", fail)
     with pytest.raises((MemoryError, RuntimeError)):
         ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels import entries_gpu, reference
-from junctor_kernels.axes import contraction
+from junctor_kernels.axes import Contraction, Strides, contraction
 from junctor_kernels.entries_gpu import Launch, launches_of, record
 
 HERE = Path(__file__).parent
@@ -37,14 +37,20 @@ def compiled(source: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
-def emulated(launch: Launch, tables: list[Any], out: Any, algebra: str, power: float = 1.0, adds: bool = False) -> Any:
+def emulated(
+    launch: Launch, tables: list[Any], out: Any, algebra: str, scale: float = 1.0, lead: Any = None, adds: bool = False
+) -> Any:
     """Run a launch; returns the extremes as the kernel leaves them."""
     extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)
     operands = [
-        (*(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)), entries_gpu.bits_of(1.0))
+        (
+            *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),
+            entries_gpu.bits_of(scale),
+            lead.ctypes.data if lead is not None else 0,
+        )
         for table, o in zip(tables, launch.offsets, strict=True)
     ]
-    words = record(launch, out.ctypes.data, extremes.ctypes.data, power, adds, operands)
+    words = record(launch, out.ctypes.data, extremes.ctypes.data, adds, operands)
     library(algebra).launch(
         launch.name.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
     )
@@ -107,9 +113,67 @@ def test_results_are_scaled_and_added_up() -> None:
     what = contraction([0], [1], [[0, 1]], {0: 3, 1: 5})
     (launch,) = launches_of(what)
     table, out = np.arange(15.0), np.ones(3)
-    extremes = emulated(launch, [table], out, "double", power=0.5, adds=True)
+    extremes = emulated(launch, [table], out, "double", scale=0.5, adds=True)
     np.testing.assert_array_equal(out, 1 + 0.5 * table.reshape(3, 5).sum(axis=1))
     assert extremes.view(np.float64)[0] == out.max()
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("entries", [3, 4])
+def test_tables_are_read_by_the_power_of_two_of_their_lead(algebra: str, entries: int) -> None:
+    dtype = ALGEBRAS[algebra].dtype
+    (launch,) = launches_of(contraction([0], [], [[0]], {0: entries}))
+    table, out = np.arange(1, 1 + entries, dtype=dtype), np.empty(entries, dtype)
+    limits = np.finfo(dtype)
+    for lead in (0, limits.tiny, 1e-9, 0.5, 0.75, 1, 3e7, limits.max, np.inf, np.nan):
+        word = np.array([lead], dtype)
+        emulated(launch, [table], out, algebra, lead=word)
+        assert not np.isinf(out).any()
+        np.testing.assert_array_equal(out, np.ldexp(table, entries_gpu.shift_of(word[0])))
+        if 1e-30 < lead < 1e30:
+            assert 0.5 <= lead * 2.0 ** entries_gpu.shift_of(word[0]) < 1
+
+
+# Sizes of kept axes, of eliminated ones, and their strides in the operands.
+QUADS = {
+    "run and pairs": ((64, 2, 2), (2,), [((0, 2, 1), (4,)), ((2, 1, 0), (128,))], ("RUN", "PAIRS")),
+    "run": ((8, 16), (3,), [((16, 1), (128,)), ((0, 0), (1,))], ("RUN", "SAME")),
+    "run that is not aligned": ((8, 16), (3,), [((16, 1), (129,)), ((1, 0), (8,))], ("APART", "SAME")),
+    "three operands": ((4, 32, 4), (2,), [((128, 4, 1), (512,)), ((0, 1, 0), (32,)), ((0, 0, 1), (4,))], None),
+    "panels": ((16, 4096), (2,), [((4096, 1), (65536,))], ("RUN",)),
+    "no terms": ((32, 4), (), [((1, 0), ()), ((0, 1), ())], ("SAME", "RUN")),
+}
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("name", QUADS)
+def test_four_neighbouring_entries_at_once(name: str, algebra: str) -> None:
+    kept, eliminated, strides, kinds = QUADS[name]
+    what = Contraction(kept, eliminated, tuple(Strides(*each) for each in strides))
+    (launch,) = launches_of(what)
+    assert launch.name.startswith("reduce_quads")
+    if kinds:
+        assert [each[0] for each in launch.quads] == [getattr(entries_gpu, kind) for kind in kinds]
+    rng, dtype = np.random.default_rng(2), ALGEBRAS[algebra].dtype
+    tables = [rng.random(1 << 18).astype(dtype) for _ in strides]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
+    found, extremes = reduced(what, tables, algebra)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
+    assert extremes[0] == found.max().view(extremes.dtype)
+    assert ~extremes[1] == found.min().view(extremes.dtype)
+
+
+def test_threads_take_what_lies_side_by_side() -> None:
+    # Few entries of many terms: neighbouring threads take entries, or terms, whichever lie nearer to each other.
+    sizes = dict.fromkeys(range(26), 2)
+    first, _ = launches_of(contraction(range(13, 26), range(13), [range(26)], sizes))
+    assert first.over_entries
+    assert list(first.offsets[0].places[:4]) == [0, 1, 2, 3]
+    (only,) = launches_of(contraction(range(13), range(13, 26), [range(26)], sizes))
+    assert not only.over_entries
+    # Four entries that lie far apart for neighbouring threads are left to those that take them one by one.
+    (scattered,) = launches_of(contraction(range(19, -1, -1), [], [range(20)], sizes))
+    assert scattered.name == "reduce_entries_1"
 
 
 def test_offsets_do_not_grow_with_the_tables() -> None:

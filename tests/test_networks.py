@@ -133,6 +133,6 @@ def check_explanation(path: Path, network: Network, batch: EvidenceBatch) -> Non
 
 
 def test_networks_are_there_when_they_are_said_to_be() -> None:
-    if os.environ.get("JUNCTOR_SHARED"):
+    if os.environ.get("BENCHMARK_NETWORKS"):
         assert ORACLES
         assert UAI_2014

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,34 @@ TILE = THREADS * EACH
 MOST_OPERANDS = 16
 # Blocks that keep a device busy; where there is more to do, each does several rounds.
 MOST_BLOCKS = 1 << 12
-# Entries that are looked at to find out about how large they are.
-SAMPLED_ENTRIES = 1 << 18
 # Numbers of operands that have a kernel of their own.
 MOST_COMPILED = 6
 # Entries of a panel, and near terms, at the most.
 PANEL, NEAR = 4096, 32
 # Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
 MANY_ENTRIES = 1 << 15
+# With fewer, the share of the entries that its terms may be for a thread to take them all.
+TERMS_WORTH_THREADS = 64
 # Terms that a block sums for an entry.
 BLOCK_TERMS = 1 << 14
+# Operations up to which such blocks may read what lies far apart.
+SCATTERED_WORK = 1 << 20
 # Entries that are made of terms which are kept at first.
 PARTIAL_ENTRIES = 1 << 18
 # Terms of each of them that are worth it.
 EACH_PARTIAL = 8
+# How four neighbouring entries lie in an operand: anywhere, in one place, in two neighbouring ones, side by side.
+APART, SAME, PAIRS, RUN = range(4)
+# Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
+MOST_IN_QUADS, MOST_LINES = 3, 16
+# Entries of a line, and threads of a warp.
+LINE, WARP = 32, 32
 # The fields of the struct `Reduction`, in its order, and those of an operand.
-FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "power", "adds")
-OPERAND_FIELDS = ("table", "panels", "places", "far", "near", "scale")
+FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
+OPERAND_FIELDS = ("table", "panels", "places", "far", "near", "scale", "lead", "quad", "second", "third", "fourth")
+# Where in the record the addresses of tables lie, and what differs from task to task.
+TABLES = (FIELDS.index("out"), *(len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)))
+EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
 
 Integers = npt.NDArray[Any]
 # Size, and the stride of every operand.
@@ -52,7 +63,8 @@ Axis = tuple[int, ...]
 
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
-    values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS}
+    values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
+    values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
     defined = "#define DOUBLE\n" if algebra == "double" else ""
     text = (Path(__file__).parent / "cuda" / "entries.cu").read_text()
@@ -73,7 +85,8 @@ class Offsets:
 class Launch:
     """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
 
-    offsets: of each operand. Its result has `entries` entries.
+    offsets: of each operand. quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and
+    where the other three lie to the first. Its result has `entries` entries.
     """
 
     over_entries: bool
@@ -82,12 +95,15 @@ class Launch:
     near_terms: int
     far_terms: int
     offsets: tuple[Offsets, ...]
+    quads: tuple[tuple[int, ...], ...] = ()
 
     @property
     def name(self) -> str:
         """The kernel, of those over entries the one for so many operands."""
         if not self.over_entries:
             return "reduce_terms"
+        if self.quads:
+            return f"reduce_quads_{len(self.offsets)}_{2 - self.near_terms % 2}"
         return f"reduce_entries_{len(self.offsets) if len(self.offsets) <= MOST_COMPILED else 0}"
 
     @property
@@ -97,10 +113,6 @@ class Launch:
             return self.entries
         tiles = -(-self.panel // TILE)
         return tiles * min(self.entries // self.panel, -(-MOST_BLOCKS // tiles))
-
-    def beginning(self) -> Launch:
-        """Return the same for the first panels alone, as many as keep a device busy for a moment."""
-        return replace(self, entries=min(self.entries, self.panel * max(1, SAMPLED_ENTRIES // self.panel)))
 
     @property
     def nbytes(self) -> int:
@@ -120,17 +132,29 @@ def launches_of(what: Contraction) -> tuple[Launch, ...]:
     kept = list(zip(what.kept, *(each.kept for each in what.operands), strict=True))
     eliminated = list(zip(what.eliminated, *(each.eliminated for each in what.operands), strict=True))
     entries, terms, operands = what.kept_entries, what.eliminated_entries, len(what.operands)
-    if entries >= MANY_ENTRIES or terms <= max(NEAR, entries):
+    if entries >= MANY_ENTRIES or terms <= max(NEAR, entries // TERMS_WORTH_THREADS):
         return (_launch(True, kept, eliminated, operands),)
-    if terms <= BLOCK_TERMS:
+    entries_are_near = _nearer_entries(kept, eliminated, operands)
+    if terms <= BLOCK_TERMS and (entries * terms <= SCATTERED_WORK or not entries_are_near):
         return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
     left, more = _cut(eliminated, most if terms >= EACH_PARTIAL * most else BLOCK_TERMS)
     parts = _entries(more)
     if parts == 1:
         return (_launch(False, kept, eliminated, operands),)
-    first = _launch(True, [*kept, *more], left, operands)
-    return (first, *launches_of(Contraction((entries,), (parts,), (Strides((parts,), (1,)),))))
+    # Neighbouring threads take what lies side by side.
+    first = _launch(True, [*more, *kept] if entries_are_near else [*kept, *more], left, operands)
+    strides = Strides((1,), (entries,)) if entries_are_near else Strides((parts,), (1,))
+    return (first, *launches_of(Contraction((entries,), (parts,), (strides,))))
+
+
+def _nearer_entries(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> bool:
+    """Tell whether in the largest operand entries lie nearer to each other than terms."""
+    axes = [*kept, *eliminated]
+    sizes = [math.prod(axis[0] for axis in axes if axis[k]) for k in range(1, operands + 1)]
+    largest = 1 + sizes.index(max(sizes))
+    nearest = [min((axis[largest] for axis in each if axis[largest]), default=math.inf) for each in (kept, eliminated)]
+    return nearest[0] < nearest[1]
 
 
 def _entries(axes: Sequence[Axis]) -> int:
@@ -157,7 +181,29 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
         Offsets(_walk(panels, k), _narrow(_walk(places, k)), _walk(far, k), _narrow(_walk(near, k)))
         for k in range(1, operands + 1)
     )
-    return Launch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets)
+    quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
+    return Launch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets, quads)
+
+
+def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
+    """Return how four neighbouring entries lie in each operand; nothing where a thread is better off with others."""
+    if not 1 <= len(offsets) <= MOST_IN_QUADS or len(offsets[0].places) % 4:
+        return ()
+    found = [_quad(each) for each in offsets]
+    return tuple(each for each in found if each) if all(found) else ()
+
+
+def _quad(offsets: Offsets) -> tuple[int, ...]:
+    quads = offsets.places.reshape(-1, 4)
+    first, lies = quads[:, 0], quads[0] - quads[0, 0]
+    lines = len(np.unique(first[:WARP] // LINE))
+    if lines > MOST_LINES or (quads - first[:, None] != lies).any():
+        return ()
+    kinds = {(0, 0, 0, 0): (SAME, 1), (0, 0, 1, 1): (PAIRS, 2), (0, 1, 2, 3): (RUN, 4)}
+    kind, aligned = kinds.get(tuple(lies.tolist()), (APART, 1))
+    if any((part % aligned).any() for part in (offsets.panels, first, offsets.far, offsets.near)):
+        kind = APART
+    return (kind, *lies[1:].tolist())
 
 
 def _walk(axes: Sequence[Axis], k: int) -> Integers:
@@ -174,22 +220,41 @@ def _narrow(offsets: Integers) -> Integers:
 
 
 def record(
-    launch: Launch, out: int, extremes: int, power: float, adds: bool, operands: Sequence[tuple[int, ...]]
+    launch: Launch, out: int, extremes: int, adds: bool, operands: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction`.
 
     extremes: address of the two words that are raised, 0 for none. operands: addresses of table, panels, places, far
-    and near, and the bits of its scale.
+    and near, the bits of its scale, and the address of the word that tells its power of two, 0 for none.
     """
+    fields = [out, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
+    for k, each in enumerate(operands):
+        fields += [*each, *(launch.quads[k] if launch.quads else (APART, 0, 0, 0))]
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
-    numbers = (out, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands))
-    words[: len(numbers)] = numbers
-    words[len(numbers)] = bits_of(power)
-    words[len(numbers) + 1] = int(adds)
-    for k, fields in enumerate(operands):
-        start = len(FIELDS) + k * len(OPERAND_FIELDS)
-        words[start : start + len(OPERAND_FIELDS)] = fields
+    words[: len(fields)] = fields
     return words
+
+
+def relayed(to: int, of: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `relay`: addresses of two words, and of what they are to be."""
+    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
+    return words
+
+
+def moved(words: npt.NDArray[np.int64], by: int) -> npt.NDArray[np.int64]:
+    """Return the record of a launch whose tables lie so many bytes further on."""
+    result = words.copy()
+    result[list(TABLES[: 1 + int(words[OPERANDS])])] += by
+    return result
+
+
+def shift_of(largest: np.floating[Any]) -> int:
+    """Return the power of two that readers multiply with, by the largest entry of the first task."""
+    if not 0 < largest < np.inf:
+        return 0
+    # Two to the power of more would be beyond the format, or below what it holds exactly.
+    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(largest.dtype).minexp) - 1)
 
 
 def bits_of(number: float) -> int:

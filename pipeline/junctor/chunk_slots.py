@@ -1,18 +1,20 @@
-"""Memory of GPUs for the tasks of a cut plan: slots on the devices, pinned memory for stored tables on the host.
+"""Memory of GPUs for the tasks of a cut plan: slots and stored tables on the devices, and pinned memory for others.
 
-A *slot* is a piece of device memory with a stream of its own, for one group of tasks at a time. Where stored tables
-lie, and when another one takes the place of one, is known before anything runs.
+A *slot* is a piece of device memory with a stream of its own, for one group of tasks at a time. Stored tables that find
+room beside the slots stay on the device; with several devices all of them reach it, so what one made another reads.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +23,9 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, launches_of
 
+from junctor.chunk_places import ALIGNED, pinned_places, resident_places, slot_bytes
 from junctor.machine import usable_cores
-from junctor.planning.arena import first_gap
-from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
@@ -33,61 +35,12 @@ Array = npt.NDArray[Any]
 
 # Groups of tasks under way at once.
 SLOTS = 3
-# Parts begin at multiples of so many bytes.
-ALIGNED = 256
-# Tables from this size on lie in pinned memory.
-PINNED_BYTES = 1 << 20
 # For all devices (cudaHostRegisterPortable).
 PORTABLE = 1
 # Bytes that a thread touches at a time.
 TOUCHED_BYTES = 1 << 28
 # What offsets of launches may take beside the slots.
 OFFSET_BYTES = 1 << 26
-
-
-def slot_bytes(chunks: ChunkPlan, itemsize: int) -> int:
-    """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
-    most = max((task_places(chunks, each, itemsize)[1] for each in chunks.passes), default=0)
-    return most + 2 * entries_gpu.PARTIAL_ENTRIES * itemsize
-
-
-def task_places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int, int], int]:
-    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
-    lives: dict[int, tuple[int, int]] = {}
-    for n, step in enumerate(each.steps):
-        for table in (*step.operands, step.out):
-            lives[table] = (lives.get(table, (n, n))[0], n)
-    if each.summed:
-        # What tasks add to is there from the beginning of the next one.
-        lives[each.out] = (0, len(each.steps))
-    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
-
-
-def _pinned_places(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], int]:
-    """Return where every large stored table begins in pinned memory, and the bytes in all."""
-    sizes = {table: chunks.plan.tables[table].entries * itemsize for table in chunks.lifetimes()}
-    results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
-    lives = {
-        table: (life[0], len(chunks.passes) if table in results else life[1])
-        for table, life in chunks.lifetimes().items()
-        if life[0] >= 0 and table not in chunks.on_disk and sizes[table] >= PINNED_BYTES
-    }
-    return _placed(lives, sizes)
-
-
-def _placed(lives: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
-    alive: dict[int, tuple[int, int]] = {}
-    places: dict[int, int] = {}
-    most = 0
-    for table, (first, _) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
-        for other in [other for other in alive if lives[other][1] < first]:
-            del alive[other]
-        size = -(-sizes[table] // ALIGNED) * ALIGNED
-        places[table] = start = first_gap(sorted(alive.values()), size)
-        alive[table] = (start, start + size)
-        most = max(most, start + size)
-    return places, most
 
 
 @dataclass(eq=False, slots=True)
@@ -100,9 +53,7 @@ class Slot:
 
     on: OneGpu
     at: int
-    partial: int
     stream: Any
-    noted: Any
     loaded: int = 0
     stored: int = 0
     held: list[Array] = field(default_factory=list)
@@ -122,43 +73,55 @@ class OneGpu:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
-        partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * np.dtype(self.words).itemsize
+        self._offset_bytes = 0
+        self._kernels: dict[str, Any] = {}
+        # Where in a slot sums of terms lie.
+        self.partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * np.dtype(self.words).itemsize
+        # What is left for stored tables.
+        self.room = device.room - OFFSET_BYTES - slot * count
         with cupy.cuda.Device(self.number):
-            self._memory = device.place(0, (slot * count,), np.uint8)
+            self._memory = device.place(0, (slot * count + self.room,), np.uint8)
+            self.tables = int(self._memory.data.ptr) + slot * count
             starts = [int(self._memory.data.ptr) + n * slot for n in range(count)]
-            self.slots = [
-                Slot(self, at, at + partial, cupy.cuda.Stream(non_blocking=True), cupy.zeros(2, dtype=self.words))
-                for at in starts
-            ]
+            self.slots = [Slot(self, at, cupy.cuda.Stream(non_blocking=True)) for at in starts]
 
     def prepared(self, what: Contraction) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
         if what not in self._prepared:
             launches = launches_of(what)
-            places: list[list[tuple[int, ...]]] = []
-            for launch in launches:
-                arrays = [tuple(map(self.cupy.asarray, (o.panels, o.places, o.far, o.near))) for o in launch.offsets]
-                self._offsets.append(arrays)
-                places.append([tuple(int(array.data.ptr) for array in each) for each in arrays])
-            self._prepared[what] = (launches, places)
+            # In one copy: there are thousands of them.
+            parts = [
+                part for launch in launches for o in launch.offsets for part in (o.panels, o.places, o.far, o.near)
+            ]
+            starts = list(accumulate((-(-part.nbytes // ALIGNED) * ALIGNED for part in parts), initial=0))
+            whole = np.zeros(starts[-1], np.uint8)
+            for start, part in zip(starts, parts, strict=False):
+                whole[start : start + part.nbytes] = part.view(np.uint8)
+            self._offsets.append(self.cupy.asarray(whole))
+            self._offset_bytes += whole.nbytes
+            at = (int(self._offsets[-1].data.ptr) + start for start in starts)
+            self._prepared[what] = launches, [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
         return self._prepared[what]
 
     def make_room(self) -> None:
         """Forget offsets where they take too much; between passes, because launches under way need theirs."""
-        if sum(array.nbytes for arrays in self._offsets for each in arrays for array in each) > OFFSET_BYTES // 2:
+        if self._offset_bytes > OFFSET_BYTES // 2:
             self._prepared.clear()
             self._offsets.clear()
+            self._offset_bytes = 0
 
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
-        return _module(self.number, self.algebra).get_function(name)
+        if name not in self._kernels:
+            self._kernels[name] = _module(self.number, self.algebra).get_function(name)
+        return self._kernels[name]
 
 
 class ChunkGpu:
     """GPUs of one machine for the tasks of a cut plan in single or double precision.
 
-    Tasks have the room that all work on a device shares. Stored tables lie in pinned memory that all devices reach.
-    Raises MemoryError where not even one slot fits.
+    Tasks have the room that all work on a device shares, and so have the stored tables that stay there; others lie in
+    pinned memory that all devices reach. Raises MemoryError where not even one slot fits.
     """
 
     def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice) -> None:
@@ -169,8 +132,12 @@ class ChunkGpu:
         # In turns, so that few groups are spread over all devices.
         turns = itertools.zip_longest(*(one.slots for one in self.each))
         self.slots: list[Slot] = [slot for turn in turns for slot in turn if slot is not None]
-        self._pinned, size = _pinned_places(chunks, self.dtype.itemsize)
-        self._host = pinned(size)
+        room = [one.room for one in self.each] if _reach_each_other(self.each) else []
+        self.resident = resident_places(chunks, self.dtype.itemsize, room)
+        self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
+        # What one device tells another of the steps of a pass goes behind the tables.
+        self._host = pinned(size + MOST_STEPS * 2 * self.dtype.itemsize)
+        self.relay = self._host.ctypes.data + size
 
     @property
     def loaded(self) -> int:
@@ -192,11 +159,25 @@ class ChunkGpu:
             yield
 
     def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of the host for a stored table, pinned where it is large; not cleared."""
-        if table not in self._pinned:
-            return np.empty(entries, self.dtype)
+        """Return the array of a stored table, not cleared: of pinned memory or, for copies only, of a device."""
+        if table in self.resident:
+            gpu, start = self.resident[table]
+            whole: Any = (ctypes.c_char * (entries * self.dtype.itemsize)).from_address(self.each[gpu].tables + start)
+            return np.frombuffer(whole, self.dtype)
         start = self._pinned[table]
         return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
+
+
+def _reach_each_other(devices: Sequence[OneGpu]) -> bool:
+    """Let all devices use the memory of all others; tells whether they can."""
+    for one, other in itertools.permutations(devices, 2):
+        runtime = one.cupy.cuda.runtime
+        if not runtime.deviceCanAccessPeer(one.number, other.number):
+            return False
+        with one.cupy.cuda.Device(one.number), suppress(runtime.CUDARuntimeError):
+            # An error where that has been done before.
+            runtime.deviceEnablePeerAccess(other.number)
+    return True
 
 
 def pinned(size: int) -> Array:

@@ -93,6 +93,8 @@ class ChunkedProgram:
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
         self.folder, self.threads, self._gpu = folder, threads if gpu is None else len(gpu.slots), gpu
+        # A GPU stores what it sums, and multiplies on the way.
+        self._most_off = MOST_OFF if gpu is None else 0
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -202,7 +204,7 @@ class ChunkedProgram:
             states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
             in_threads(work.group, states, self.threads)
         work.finish()
-        self.settle(n, work.extremes(), work.powers, known)
+        self.settle(n, work.extremes(), work.powers, known, work.leads())
 
     def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract) -> _Work | GpuWork:
         if self._gpu is None:
@@ -212,15 +214,24 @@ class ChunkedProgram:
         return GpuWork(self._gpu, self.chunks.passes[n], self.bodies[n].steps, store, shifts)
 
     def settle(
-        self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
+        self,
+        n: int,
+        extremes: Mapping[int, Extremes],
+        powers: Mapping[int, float],
+        known: dict[int, Known],
+        leads: Mapping[int, int] | None = None,
     ) -> None:
-        """Find out what is known of the tables of a pass from the extremes of all that its tasks made."""
+        """Find out what is known of the tables of a pass from the extremes of all that its tasks made.
+
+        powers: what results were multiplied with. leads: powers of two that readers in the pass multiplied them with.
+        """
         each = self.chunks.passes[n]
         inside: dict[int, Known] = {table: known[table].shifted() for table in each.loads}
         for reduce, step in zip(each.steps, self.bodies[n].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
-            inside[out] = self._known_of(reduce, step, operands, extremes[out], powers[out])
-            known[out] = self._shifted_for_readers(inside[out]) if out in each.stores else inside[out]
+            made = self._known_of(reduce, step, operands, extremes[out], powers[out])
+            inside[out] = replace(made, shift=leads.get(out, 0)).shifted() if leads else made
+            known[out] = self._shifted_for_readers(made) if out in each.stores else made
 
     def _shifted_for_readers(self, known: Known) -> Known:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
@@ -228,7 +239,7 @@ class ChunkedProgram:
         exponent = math.frexp(known.largest)[1]
         # Two to the power of more would be beyond the format itself.
         shift = max(-MOST_SHIFT, min(MOST_SHIFT, -exponent))
-        return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
+        return replace(known, shift=shift) if abs(exponent) > self._most_off else known
 
     def _known_of(
         self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
@@ -284,6 +295,10 @@ class _Work:
     def extremes(self) -> dict[int, Extremes]:
         """Return the extremes of all that was made."""
         return dict(self._found)
+
+    def leads(self) -> dict[int, int]:
+        """Return powers of two that readers in the pass multiply with: none, results have them."""
+        return {}
 
     def group(self, states: dict[int, int], _place: int = 0) -> None:
         """Do the tasks whose results are added up."""

@@ -19,7 +19,8 @@ from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
-from junctor.chunk_slots import OFFSET_BYTES, SLOTS, ChunkGpu, slot_bytes
+from junctor.chunk_places import slot_bytes
+from junctor.chunk_slots import OFFSET_BYTES, SLOTS, ChunkGpu
 from junctor.chunked import ChunkedProgram
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch

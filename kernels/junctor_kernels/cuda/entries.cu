@@ -1,8 +1,13 @@
 // Contractions of one case on a GPU: threads go over kept entries, or over the terms of an entry; agrees with
 // `junctor_kernels.entries`.
 //
+//     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
+//     relay              brings what was found about a table to another device, through memory that both reach.
+//
+// Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
+// the first task of a pass, the same for all tasks, and whoever reads the table multiplies.
 //
 // Offsets are separable twice: an entry lies in a panel and at a place inside it, a term in a far and a near part. So no
 // table of offsets grows with a clique. In the source come first `#define DOUBLE` or nothing, then the constants of
@@ -18,7 +23,8 @@ typedef unsigned int word;
 
 typedef long long index_t;
 
-// One table: what its numbers are multiplied with, and where entries and terms lie in it.
+// One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
+// `lead`, the power of two of that entry. quad, second to fourth: how four neighbouring entries lie to each other.
 struct Operand {
     const real *table;
     const index_t *panels;
@@ -26,15 +32,15 @@ struct Operand {
     const index_t *far;
     const int *near;
     double scale;
+    const word *lead;
+    index_t quad, second, third, fourth;
 };
 
 // Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands.
 struct Reduction {
     real *out;
     word *extremes;
-    index_t entries, panel, near_terms, far_terms, operands;
-    double power;
-    index_t adds;
+    index_t entries, panel, near_terms, far_terms, operands, adds;
     Operand operand[MOST_OPERANDS];
 };
 
@@ -44,6 +50,27 @@ __device__ __forceinline__ word bits_of(real number) {
 #else
     return __float_as_uint(number);
 #endif
+}
+
+__device__ __forceinline__ real number_of(word bits) {
+#ifdef DOUBLE
+    return __longlong_as_double((long long)bits);
+#else
+    return __uint_as_float(bits);
+#endif
+}
+
+// What numbers of an operand are multiplied with; `entries_gpu.shift_of` is the same on the host.
+__device__ __forceinline__ real scale_of(const Operand &each) {
+    const word bits = each.lead ? *each.lead : 0;
+#ifdef DOUBLE
+    const int biased = (int)(bits >> 52), half = 1022, beyond = 2047, digits = 52;
+#else
+    const int biased = (int)(bits >> 23), half = 126, beyond = 255, digits = 23;
+#endif
+    if (!bits || biased == beyond) return (real)each.scale;
+    const int exponent = biased - half > half ? half : biased - half;
+    return (real)each.scale * number_of((word)(half + 1 - exponent) << digits);
 }
 
 // The largest entry and, as its complement, the smallest above zero: bits of numbers that are not negative are in order.
@@ -60,14 +87,129 @@ __device__ __forceinline__ void note(word *extremes, word largest, word smallest
     }
 }
 
-// What is smallest is found before it is added to others, and of the sum itself, so that a power of two cannot hide it.
-__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real sum, word &largest, word &smallest) {
-    const real value = sum * (real)what.power;
-    if (sum > 0 && ~bits_of(value) > smallest) smallest = ~bits_of(value);
-    const real total = what.adds ? what.out[entry] + value : value;
-    what.out[entry] = total;
+// What is smallest is found before it is added to others, and the largest of the sums.
+__device__ __forceinline__ real added(real sum, bool adds, real before, word &largest, word &smallest) {
+    if (sum > 0 && ~bits_of(sum) > smallest) smallest = ~bits_of(sum);
+    const real total = adds ? before + sum : sum;
     if (bits_of(total) > largest) largest = bits_of(total);
+    return total;
 }
+
+__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real sum, word &largest, word &smallest) {
+    what.out[entry] = added(sum, what.adds, what.adds ? what.out[entry] : 0, largest, smallest);
+}
+
+// Numbers that are loaded and stored as one.
+struct __align__(2 * sizeof(real)) Pair {
+    real first, second;
+};
+struct __align__(16) Quad {
+    real number[4];
+};
+
+// Four neighbouring entries of an operand for N terms. Which way is the same for all threads of a launch.
+template <int N>
+__device__ __forceinline__ void load(real (&number)[N][4], const Operand &each, const real *here, const int *near) {
+    if (each.quad == SAME) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const real one = __ldg(here + near[n]);
+#pragma unroll
+            for (int v = 0; v < 4; v++) number[n][v] = one;
+        }
+    } else if (each.quad == PAIRS) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const Pair pair = *(const Pair *)(here + near[n]);
+            number[n][0] = number[n][1] = pair.first, number[n][2] = number[n][3] = pair.second;
+        }
+    } else if (each.quad == RUN) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const Quad quad = *(const Quad *)(here + near[n]);
+#pragma unroll
+            for (int v = 0; v < 4; v++) number[n][v] = quad.number[v];
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const int at = near[n];
+            number[n][0] = __ldg(here + at), number[n][1] = __ldg(here + (at + (int)each.second));
+            number[n][2] = __ldg(here + (at + (int)each.third)), number[n][3] = __ldg(here + (at + (int)each.fourth));
+        }
+    }
+}
+
+// Few terms of few operands: it is memory that counts, so loads are wide, and the next panel's offsets come early.
+template <int K, int N> __device__ __forceinline__ void over_quads(const Reduction &what) {
+    __shared__ int near[K][NEAR];
+    for (int n = threadIdx.x; n < what.near_terms; n += THREADS)
+        for (int k = 0; k < K; k++) near[k][n] = what.operand[k].near[n];
+    __syncthreads();
+    const int tiles = (int)((what.panel + TILE - 1) / TILE);
+    const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x * 4;
+    const bool is_inside = first < what.panel;
+    const int panels = (int)(what.entries / what.panel), step = gridDim.x / tiles;
+    int panel = blockIdx.x / tiles;
+    int place[K];
+    real scale[K];
+    index_t offset[K];
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        place[k] = what.operand[k].places[is_inside ? first : 0];
+        scale[k] = scale_of(what.operand[k]);
+        offset[k] = what.operand[k].panels[panel];
+    }
+    word largest = 0, smallest = 0;
+    for (; is_inside && panel < panels; panel += step) {
+        const real *here[K];
+        const int next = panel + step < panels ? panel + step : panel;
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            here[k] = what.operand[k].table + (offset[k] + place[k]);
+            offset[k] = what.operand[k].panels[next];
+        }
+        real sum[4] = {0, 0, 0, 0};
+        for (int n = 0; n < what.near_terms; n += N) {
+            real number[K][N][4];
+#pragma unroll
+            for (int k = 0; k < K; k++) load<N>(number[k], what.operand[k], here[k], near[k] + n);
+#pragma unroll
+            for (int m = 0; m < N; m++)
+#pragma unroll
+                for (int v = 0; v < 4; v++) {
+                    real product = number[0][m][v] * scale[0];
+#pragma unroll
+                    for (int k = 1; k < K; k++) product *= number[k][m][v] * scale[k];
+                    sum[v] += product;
+                }
+        }
+        Quad *out = (Quad *)(what.out + (panel * what.panel + first));
+        Quad total = {};
+        if (what.adds) total = *out;
+#pragma unroll
+        for (int v = 0; v < 4; v++) total.number[v] = added(sum[v], what.adds, total.number[v], largest, smallest);
+        *out = total;
+    }
+    note(what.extremes, largest, smallest);
+}
+
+// As many blocks on a multiprocessor as leave registers enough.
+#ifdef DOUBLE
+#define BLOCKS(K) (4 - (K))
+#else
+#define BLOCKS(K) ((K) == 1 ? 5 : 4)
+#endif
+#define REDUCE_QUADS(K, N) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(K)) reduce_quads_##K##_##N(const Reduction what) { \
+        over_quads<K, N>(what); \
+    }
+REDUCE_QUADS(1, 1)
+REDUCE_QUADS(1, 2)
+REDUCE_QUADS(2, 1)
+REDUCE_QUADS(2, 2)
+REDUCE_QUADS(3, 1)
+REDUCE_QUADS(3, 2)
 
 // K operands, known when compiled, or any number of them (0).
 template <int K> __device__ __forceinline__ void over_entries(const Reduction &what) {
@@ -77,6 +219,9 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
     const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x;
     // Places are the same in all panels, so a block takes one tile of many of them.
     int place[K ? K : MOST_OPERANDS][EACH];
+    real scales[K ? K : MOST_OPERANDS];
+#pragma unroll
+    for (int k = 0; k < count; k++) scales[k] = scale_of(what.operand[k]);
 #pragma unroll
     for (int k = 0; k < count; k++)
 #pragma unroll
@@ -104,10 +249,9 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
 #pragma unroll
                 for (int k = 0; k < count; k++) {
                     const real *row = here[k] + what.operand[k].near[n];
-                    const real scale = (real)what.operand[k].scale;
 #pragma unroll
                     for (int v = 0; v < EACH; v++) {
-                        const real number = __ldg(row + place[k][v]) * scale;
+                        const real number = __ldg(row + place[k][v]) * scales[k];
                         product[v] = k ? product[v] * number : number;
                     }
                 }
@@ -140,13 +284,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
     __shared__ double parts[THREADS];
     const index_t panel = blockIdx.x / what.panel;
     const int place = (int)(blockIdx.x % what.panel);
+    const unsigned terms = (unsigned)(what.far_terms * what.near_terms), near_terms = (unsigned)what.near_terms;
     double sum = 0;
-    for (index_t r = threadIdx.x; r < what.far_terms * what.near_terms; r += THREADS) {
+    for (unsigned r = threadIdx.x; r < terms; r += THREADS) {
         real product = 1;
         for (int k = 0; k < what.operands; k++) {
             const Operand &each = what.operand[k];
-            const index_t offset = each.panels[panel] + each.places[place] + each.far[r / what.near_terms];
-            product *= each.table[offset + each.near[r % what.near_terms]] * (real)each.scale;
+            const index_t offset = each.panels[panel] + each.places[place] + each.far[r / near_terms];
+            product *= each.table[offset + each.near[r % near_terms]] * scale_of(each);
         }
         sum += product;
     }
@@ -160,4 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
         if (threadIdx.x == 0) finish(what, blockIdx.x, (real)parts[0], largest, smallest);
         note(what.extremes, largest, smallest);
     }
+}
+
+// Not a copy, because that would wait behind those of tables.
+extern "C" __global__ void relay(const Reduction what) {
+    if (threadIdx.x < 2) what.extremes[threadIdx.x] = ((volatile const word *)what.operand[0].lead)[threadIdx.x];
 }

@@ -11,6 +11,7 @@ its part as whole pieces.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -329,14 +330,17 @@ def _spilled(plan: Plan, passes: Sequence[Pass], memory: int) -> frozenset[int]:
     """Return the tables that go to disk: those that stay longest for their traffic, until the others fit."""
     lives = _lifetimes(plan, passes)
     made = {table for each in passes for table in each.stores}
-    spilled: set[int] = set()
     # The large ones that wait longest: each costs one way to the disk and back however long it stays there.
-    for table in sorted(made, key=lambda t: (lives[t][0] - lives[t][1], -plan.tables[t].entries, t)):
-        if _most(plan, {t: life for t, life in lives.items() if t not in spilled}, len(passes)) <= memory:
-            break
-        if plan.tables[table].entries > 1:
-            spilled.add(table)
-    return frozenset(spilled)
+    waiting = sorted(made, key=lambda t: (lives[t][0] - lives[t][1], -plan.tables[t].entries, t))
+    waiting = [table for table in waiting if plan.tables[table].entries > 1]
+
+    def fits(count: int) -> bool:
+        spilled = frozenset(waiting[:count])
+        return _most(plan, {t: life for t, life in lives.items() if t not in spilled}, len(passes)) <= memory
+
+    # Each that goes makes room, so the first number that is enough can be bisected.
+    count = bisect.bisect_left(range(len(waiting)), True, key=fits)
+    return frozenset(waiting[:count])
 
 
 def configurations(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from junctor.planning.shape import bits, mask_of
 
@@ -140,7 +141,7 @@ def good_orders(
     steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * first.entries))
     if steps < FEWEST_STEPS:
         return [best]
-    searched = _searched(graph, members, cardinalities, first, steps, seed)
+    searched = _searched(tuple(graph), members, tuple(cardinalities), first, steps, seed)
     found = sorted((searched, best), key=lambda order: order.entries)
     return found if found[1].entries <= NEARLY_AS_GOOD * found[0].entries else found[:1]
 
@@ -188,8 +189,10 @@ def _adds_no_edge(graph: Sequence[int], order: Order) -> bool:
     return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
 
 
+# Who asks what a plan takes, and then for the plan, waits once.
+@lru_cache(maxsize=4)
 def _searched(
-    graph: Sequence[int], members: int, cardinalities: Sequence[int], start: Order, steps: int, seed: int
+    graph: tuple[int, ...], members: int, cardinalities: tuple[int, ...], start: Order, steps: int, seed: int
 ) -> Order:
     """Return what the compiled search makes of an order."""
     # Lazily: Numba takes a second, and planning alone does without it.

@@ -83,6 +83,8 @@ def cheapest_chunks(
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     for plan in candidates(problem, rows):
+        if best is not None and operations_of(plan) * speed.operation >= best[0]:
+            continue
         waiting = waiting_entries(plan)
         for room in rooms(plan):
             entries = [each // itemsize for each in (room.working, room.memory, room.disk)]

@@ -1,0 +1,131 @@
+"""Where the tables of a cut plan lie: parts in a slot of a GPU, whole tables on the GPUs and in pinned memory.
+
+Pure arithmetic: what lies where, and when another one takes the place of one, is known before anything runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+
+from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
+
+from junctor.planning.arena import first_gap
+from junctor.planning.chunks import ChunkPlan, Pass, part
+
+# Tables and parts begin at multiples of so many bytes.
+ALIGNED = 256
+# Results of the tasks of a pass are added up on the host where all of them take no more bytes.
+SPREAD_BYTES = 1 << 26
+# Tables whose pieces are at least so large may stay on a GPU: smaller ones take long to copy one by one.
+RESIDENT_PIECE = 1 << 12
+
+# First and last pass (or step) of a table.
+Lives = Mapping[int, tuple[int, int]]
+
+
+def slot_bytes(chunks: ChunkPlan, itemsize: int) -> int:
+    """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
+    most = max((task_places(chunks, each, itemsize)[1] for each in chunks.passes), default=0)
+    return most + 2 * PARTIAL_ENTRIES * itemsize
+
+
+def task_places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int, int], int]:
+    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
+    lives: dict[int, tuple[int, int]] = {}
+    for n, step in enumerate(each.steps):
+        for table in (*step.operands, step.out):
+            lives[table] = (lives.get(table, (n, n))[0], n)
+    if each.summed:
+        # What tasks add to is there from the beginning of the next one.
+        lives[each.out] = (0, len(each.steps))
+    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
+
+
+def spreads(chunks: ChunkPlan, each: Pass, itemsize: int) -> bool:
+    """Tell whether results of tasks are added up on the host, so that such tasks need not wait for each other."""
+    size = part(chunks.plan, each.out, each.fixed) * itemsize
+    return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+
+
+def resident_places(chunks: ChunkPlan, itemsize: int, room: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the stored tables that stay on GPUs, each with the number of its GPU and where it begins there.
+
+    room: bytes on each GPU. Those go first that come and go most often for the time that they stay. What the host
+    reads or makes is left to it.
+    """
+    sizes, lives = _stored(chunks, itemsize)
+    on_host = _results(chunks) | {each.out for each in chunks.passes if spreads(chunks, each, itemsize)}
+    reads: dict[int, int] = {}
+    for each in chunks.passes:
+        for table in each.loads:
+            reads[table] = reads.get(table, 0) + 1
+    worth = {
+        table: (1 + reads.get(table, 0)) / (1 + last - first)
+        for table, (first, last) in lives.items()
+        if table not in on_host | chunks.on_disk and chunks.piece(table) * itemsize >= RESIDENT_PIECE
+    }
+    places: dict[int, tuple[int, int]] = {}
+    for n, table in enumerate(sorted(worth, key=lambda table: (-worth[table], -sizes[table], table))):
+        for gpu in ((n + turn) % len(room) for turn in range(len(room))):
+            first, last = lives[table]
+            others = [t for t, (at, _) in places.items() if at == gpu and lives[t][0] <= last and lives[t][1] >= first]
+            taken = sorted((places[t][1], places[t][1] + sizes[t]) for t in others)
+            start = first_gap(_united(taken), sizes[table])
+            if start + sizes[table] <= room[gpu]:
+                places[table] = gpu, start
+                break
+    return places
+
+
+def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Mapping[int, object]) -> tuple[dict[int, int], int]:
+    """Return where every other table that is stored in memory begins in pinned memory, and the bytes in all.
+
+    Small ones too: a copy to other memory waits until the device has done all that comes before.
+    """
+    sizes, lives = _stored(chunks, itemsize)
+    return _placed({t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}, sizes)
+
+
+def _stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """Return the bytes of the tables that passes store, and their first and last passes."""
+    lives = {table: life for table, life in chunks.lifetimes().items() if life[0] >= 0}
+    for table in _results(chunks) & lives.keys():
+        lives[table] = (lives[table][0], len(chunks.passes))
+    return {table: _aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
+
+
+def _results(chunks: ChunkPlan) -> set[int]:
+    return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _united(taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return intervals in order that may overlap as some that do not."""
+    united: list[tuple[int, int]] = []
+    for begin, end in taken:
+        if united and begin <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
+        else:
+            united.append((begin, end))
+    return united
+
+
+def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
+    alive: list[tuple[int, int]] = []
+    ends: list[tuple[int, int, int]] = []
+    places: dict[int, int] = {}
+    most = 0
+    for table, (first, last) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
+        while ends and ends[0][0] < first:
+            alive.remove(ends.pop(0)[1:])
+        size = _aligned(sizes[table])
+        places[table] = start = first_gap(alive, size)
+        bisect.insort(alive, (start, start + size))
+        bisect.insort(ends, (last, start, start + size))
+        most = max(most, start + size)
+    return places, most
