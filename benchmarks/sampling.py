@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,7 @@ def peer(options: argparse.Namespace) -> None:
             theirs, ours, learned = [], [], []
             for row in range(options.cases):
                 case, truth = each.cases[kind][row], each.exact[kind][row]
-                theirs.append(weighted_sampling(model, case, truth))
+                theirs.append(at_most(PEER_PATIENCE, weighted_sampling, model, case, truth))
                 for sampler, into in (("lw", ours), ("ais-bn", learned)):
                     engine = engine_for(each, sampler, options, samples=options.samples)
                     if row == 0:
@@ -335,8 +336,17 @@ def weighted_sampling(model: Any, case: Hard, truth: Tables) -> tuple[float, flo
     return time.perf_counter() - start, squared(found, truth)
 
 
-# Seconds that pyAgrum gets for a case.
-PEER_SECONDS = 5.0
+def at_most(seconds: float, work: Callable[..., tuple[float, float]], *arguments: Any) -> tuple[float, float]:
+    """Return what work in a process of its own does, two NaN where it does not come back."""
+    with get_context("fork").Pool(1) as pool:
+        try:
+            return pool.apply_async(work, arguments).get(seconds)
+        except TimeoutError:
+            return np.nan, np.nan
+
+
+# Seconds that pyAgrum gets for a case, and that it may take in spite of that: where no sample has a weight it goes on.
+PEER_SECONDS, PEER_PATIENCE = 5.0, 20.0
 
 
 def chosen(options: argparse.Namespace) -> Iterator[Prepared]:

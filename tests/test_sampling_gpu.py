@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated_sampling import EmulatedSampling
+from junctor.errors import BudgetError, DeviceError
 from junctor.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import gpu
@@ -137,3 +140,36 @@ def test_the_cpu_takes_rows_whose_states_exceed_shared_memory(
     assert found is not None
     assert expected is not None
     assert (found.posteriors == expected.posteriors).all()
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(EmulatedSampling):
+        def free(self) -> int:
+            return 1 << 30
+
+    fake = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=RuntimeError)))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(gpu, "check_device", lambda _: None)
+    monkeypatch.setattr(sampling_gpu, "CudaSampling", Small)
+    starts = engine_on(None, "lw", 500)._cpu
+    assert isinstance(gpu.gpu_sampling(starts), GpuSampling)
+    with pytest.raises(BudgetError, match="--device-memory"):
+        gpu.gpu_sampling(starts, memory=1000)
+
+    def broken() -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(sampling_gpu, "CudaSampling", broken)
+    with pytest.raises(DeviceError, match="no such device"):
+        gpu.gpu_sampling(starts)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy cannot be loaded"):
+        gpu.gpu_sampling(starts)
+
+
+def test_the_kernel_is_chosen_by_samples_and_levels() -> None:
+    assert [gpu.way(count, 400, 7) for count in (1, 4096, 10_000, 32_768, 1 << 17)] == [4, 4, 16, 32, 32]
+    assert gpu.way((1 << 17) + 1, 400, 7) == 0
+    # A chain has a node a level.
+    assert gpu.way(1 << 14, 500, 500) == 16
+    assert gpu.way((1 << 14) + 1, 500, 500) == 0

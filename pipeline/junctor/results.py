@@ -33,9 +33,10 @@ FORMAT_VERSION = 1
 METADATA_KEY = b"junctor"
 PART_KEY = b"junctor.part"
 
-# A partition has at most this many rows, and at most this many bytes of answers: about a second of work, and a file
-# that is worth opening.
+# A partition has at most this many rows, and at most this many bytes of answers: about a second of work (half a minute
+# where rows are sampled), and a file that is worth opening.
 PARTITION_ROWS = 65_536
+SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 64 * 2**20
 
 # Bytes of a logarithm and a status; of what comes with them where rows are sampled.
@@ -86,7 +87,8 @@ def status_names(query: Query) -> tuple[str, ...]:
 
 def default_partition_rows(network: Network, query: Query) -> int:
     """Return how many rows a partition has where nobody says: a power of two, from the width of the answers alone."""
-    fitting = max(1, min(PARTITION_ROWS, PARTITION_BYTES // answer_width(network, query)))
+    most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
+    fitting = max(1, min(most, PARTITION_BYTES // answer_width(network, query)))
     return 1 << (fitting.bit_length() - 1)
 
 

@@ -272,18 +272,21 @@ def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
     check_device("gpu")
     network = starts.network
     try:
+        import cupy
+
         device = sampling_gpu.CudaSampling()
         free = device.free()
-        needed = device_bytes(network)
-        if needed > min(free, memory if memory is not None else free):
-            raise BudgetError(
-                f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
-                f"{format_bytes(min(free, memory or free))} are allowed: allow more with --device-memory, or use "
-                "--device cpu"
-            )
-        return GpuSampling(network, device, starts)
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"the GPU cannot be used ({error}): its driver may be too old") from error
+    allowed, needed = min(free, memory if memory is not None else free), device_bytes(network)
+    if needed > allowed:
+        raise BudgetError(
+            f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
+            f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
+        )
+    return GpuSampling(network, device, starts)
 
 
 def device_bytes(network: SampledNetwork) -> int:
