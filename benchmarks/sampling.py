@@ -62,27 +62,30 @@ class Prepared:
     log_evidence: dict[str, list[float]]
 
 
-def prepare(folder: Path, output: Path, seed: int) -> None:
+def prepare(folder: Path, output: Path, seed: int, also: Sequence[Path]) -> None:
     found = []
-    for name, (file, count) in NETWORKS.items():
-        network = read_network(str(folder / file))
-        cases = {kind: list(evidence(network, kind, count, seed)) for kind in KINDS}
-        answers = {kind: exact(network, cases[kind]) for kind in KINDS}
-        tables = {kind: [each[0] for each in answers[kind]] for kind in KINDS}
-        logs = {kind: [each[1] for each in answers[kind]] for kind in KINDS}
+    works = [(name, folder / file, count, KINDS) for name, (file, count) in NETWORKS.items()] if not also else []
+    works += [(path.name.split(".")[0], path, 0, KINDS[:1]) for path in also]
+    for name, path, count, kinds in works:
+        network = read_network(str(path))
+        cases = {kind: list(evidence(network, kind, count, seed)) for kind in kinds}
+        answers = {kind: exact(network, cases[kind]) for kind in kinds}
+        tables = {kind: [each[0] for each in answers[kind]] for kind in kinds}
+        logs = {kind: [each[1] for each in answers[kind]] for kind in kinds}
         found.append(Prepared(name, network, cases, tables, logs))
-        shown = ", ".join(f"{kind} {statistics.median(logs[kind]):.1f}" for kind in KINDS)
+        shown = ", ".join(f"{kind} {statistics.median(logs[kind]):.1f}" for kind in kinds)
         print(f"{name}: median log P(e): {shown}", flush=True)
     output.write_bytes(gzip.compress(pickle.dumps(found)))
 
 
 def evidence(network: Network, kind: str, count: int, seed: int) -> Iterator[Hard]:
-    """Yield cases whose evidence is possible."""
+    """Yield cases whose evidence is possible; a count of 0 is a tenth of all variables, not only of leaves."""
     from junctor.generate import sample
 
     rng = np.random.default_rng((seed, count))
     parents = {p for factor in network.factors for p in factor.scope[:-1]}
-    leaves = [v for v in range(len(network.variables)) if v not in parents]
+    leaves = [v for v in range(len(network.variables)) if v not in parents or not count]
+    count = count or max(1, len(leaves) // 10)
     drawn = sample(network, CASES * 20, seed)
     made = turn = 0
     while made < CASES:
@@ -113,7 +116,7 @@ def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[
 
 
 def engine_for(each: Prepared, sampler: Sampler, options: argparse.Namespace, **how: Any) -> SamplingEngine:
-    settings = {"samples": SAMPLES, "seed": options.seed, **how}
+    settings = {"samples": SAMPLES, "seed": options.seed, "stages": "last", **how}
     query = Query(method="sampling", sampling=Sampling(sampler, **settings))
     return SamplingEngine(each.network, query, threads=options.threads, device=options.device)
 
@@ -351,7 +354,7 @@ PEER_SECONDS, PEER_PATIENCE = 5.0, 20.0
 
 def chosen(options: argparse.Namespace) -> Iterator[Prepared]:
     for each in pickle.loads(gzip.decompress(options.file.read_bytes())):
-        if each.name in options.networks:
+        if not options.networks or each.name in options.networks:
             yield each
 
 
@@ -362,11 +365,14 @@ def main() -> None:
     first.add_argument("folder", type=Path)
     first.add_argument("--output", type=Path, required=True)
     first.add_argument("--seed", type=int, default=1)
+    first.add_argument(
+        "--also", type=Path, nargs="+", default=[], help="instead: these, a tenth of all variables observed"
+    )
     works = {"evaluate": evaluate, "times": times, "waves": waves, "rate": rate, "fetched": fetched, "peer": peer}
     for name in works:
         action = actions.add_parser(name)
         action.add_argument("file", type=Path)
-        action.add_argument("--networks", nargs="+", default=list(NETWORKS))
+        action.add_argument("--networks", nargs="+", default=[])
         action.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
         action.add_argument("--cases", type=int, default=CASES)
         action.add_argument("--samples", type=int, default=SAMPLES)
@@ -376,7 +382,7 @@ def main() -> None:
         action.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.action == "prepare":
-        prepare(options.folder, options.output, options.seed)
+        prepare(options.folder, options.output, options.seed, options.also)
     else:
         works[options.action](options)
 

@@ -23,7 +23,7 @@ from junctor.sampling.sampler import CpuRow
 from junctor.sampling.tables import sampled_network
 from junctor_kernels import sampling, sampling_cpu
 from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, add
+from junctor_kernels.sampling_layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from strategies import evidence_batches, networks, row_evidence
 
@@ -51,7 +51,7 @@ def test_compiled_samples_are_those_of_numpy(
     with np.errstate(divide="ignore"):
         soft = np.log(case.soft) if logs else case.soft
     weights = sampling.weights(function.values, function.ratios, soft, case, states, logs)
-    drawn = sampling_cpu.Samples(np.zeros((2, len(case.nodes), BLOCK), np.uint8), np.zeros((2, BLOCK)))
+    drawn = Samples(np.zeros((2, len(case.nodes), BLOCK), np.uint8), np.zeros((2, BLOCK)))
     sampling_cpu.draw(case, function, stream, BLOCK, count, drawn, 0)
     assert (drawn.states.transpose(1, 0, 2).reshape(len(case.nodes), 2 * BLOCK)[:, :count] == states).all()
     np.testing.assert_allclose(drawn.weights.ravel()[:count], weights, rtol=1e-12)
@@ -112,7 +112,7 @@ def test_what_bears_on_no_target_is_not_drawn() -> None:
 def test_thresholds_are_settled_as_numpy_does(row: list[float], least: int) -> None:
     table = np.array(row) / sum(row)
     size = len(table)
-    function = sampling_cpu.Function(
+    function = Function(
         np.zeros(size - 1, np.uint32), np.zeros(size, np.uint8), table, np.zeros(size), table.copy(), False
     )
     sampling_cpu.settle(table, function, 0, 0, size, 1, least)
@@ -169,6 +169,9 @@ def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
+    drawn = rows_[0]._draw(Stream(4, 5, 0), 4_000)
+    again = sampling_cpu.sums_of(case, drawn, True, 4_000)
+    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000).slots).all()
     parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384))
     np.testing.assert_allclose(parts.slots, found[0].slots, rtol=1e-12)
 
@@ -177,11 +180,12 @@ def test_small_probabilities_are_lifted_and_zeros_stay() -> None:
     table = np.array([[0.99, 0.01, 0.0], [0.5, 0.5, 0.0], [0.02, 0.03, 0.95]])
     expected = [[0.96, 0.04, 0.0], [0.5, 0.5, 0.0], [0.04, 0.04, 0.92]]
     np.testing.assert_allclose(lifted(table), expected)
+    np.testing.assert_allclose(lifted(np.array([0.9996, 1e-4, 1e-4, 1e-4, 1e-4])), [0.996, *[0.001] * 4])
     # Many states: the largest cannot bear it for all others.
-    wide = np.full((1, 100), 1e-9)
-    wide[0, :3] = (1 - 97e-9) / 3
+    wide = np.full((1, 255), 1e-9)
+    wide[0, :25] = (1 - 230e-9) / 25
     assert lifted(wide).sum() == pytest.approx(1.0)
-    assert lifted(wide).min() > 0.001
+    assert lifted(wide).min() == pytest.approx(0.0005, rel=0.1)
 
 
 def test_parents_of_unlikely_observations_are_drawn_uniformly() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -60,14 +59,14 @@ def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None)
     return engine
 
 
-@pytest.mark.parametrize(("sampler", "logs"), [*itertools.product(("lw", "sis", "ais-bn"), (False, True))])
+@pytest.mark.parametrize(("sampler", "logs"), [("lw", False), ("sis", False), ("ais-bn", True)])
 @pytest.mark.parametrize(("group", "several"), [(0, False), (0, True), (32, False), (4, False)])
 def test_both_kernels_find_what_the_cpu_finds(
     device: Any, sampler: str, logs: bool, group: int, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "SEVERAL_SAMPLES", 0 if several else 1 << 30)
     monkeypatch.setattr(engines, "PLAIN_LIMIT", -1.0 if logs else 1e9)
-    cpu, on_gpu = engine_on(None, sampler, 500), engine_on(device, sampler, 500, group)
+    cpu, on_gpu = engine_on(None, sampler, 300), engine_on(device, sampler, 300, group)
     expected, found = (engine.estimate(HARD, SOFT, 3)[2] for engine in (cpu, on_gpu))
     assert expected is not None
     assert found is not None
@@ -81,7 +80,7 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "PLAIN_LIMIT", 1e9)
-    cpu, on_gpu = engine_on(None, "ais-bn", 600), engine_on(device, "ais-bn", 600, 0)
+    cpu, on_gpu = engine_on(None, "ais-bn", 400), engine_on(device, "ais-bn", 400, 0)
     rows = []
     monkeypatch.setattr(SamplingEngine, "_drawn", lambda self, sampler, *_: rows.append(sampler))
     for engine in (cpu, on_gpu):
@@ -113,7 +112,7 @@ def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.Mo
 
 
 def test_a_second_run_is_the_same_in_every_bit(device: Any) -> None:
-    found = [engine_on(device, "ais-bn", 500).estimate(HARD, SOFT, 1)[2] for _ in range(2)]
+    found = [engine_on(device, "ais-bn", 200).estimate(HARD, SOFT, 1)[2] for _ in range(2)]
     assert found[0] is not None
     assert found[1] is not None
     assert (found[0].posteriors == found[1].posteriors).all()

@@ -123,7 +123,7 @@ def score_batch(
     samples: int | None = None,
     error: float | None = None,
     seed: int = 0,
-    stages: SampledStages = "last",
+    stages: SampledStages = "all",
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 

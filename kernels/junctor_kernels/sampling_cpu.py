@@ -7,10 +7,9 @@ importance function learns. The same counters are drawn whoever takes what, and 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from junctor_kernels.jit import jit
 from junctor_kernels.philox import Stream, fill
@@ -32,36 +31,23 @@ from junctor_kernels.sampling_layout import (
     WEIGHED,
     Case,
     Floats,
+    Function,
+    Samples,
     Sums,
 )
-
-
-class Function(NamedTuple):
-    """What nodes are drawn from, and what weighs them; `values` and `ratios` hold logarithms where `logs` says so.
-
-    thresholds, order: as in `Tables`. values: of the entries of all tables. ratios: for nodes that are weighed, the
-    probability of an entry divided by that with which it is drawn. chances: of the entries of weighed nodes.
-    """
-
-    thresholds: npt.NDArray[np.uint32]
-    order: npt.NDArray[np.uint8]
-    values: Floats
-    ratios: Floats
-    chances: Floats
-    logs: bool
-
-
-class Samples(NamedTuple):
-    """Samples of a stage: states uint8 [blocks, nodes, BLOCK], weights float64 [blocks, BLOCK], of 0 beyond them."""
-
-    states: npt.NDArray[np.uint8]
-    weights: Floats
 
 
 def sums(case: Case, function: Function, stream: Stream, first: int, count: int) -> Sums:
     """Return the sums over samples from number `first` on, a multiple of BLOCK."""
     slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
     shift, hits = _sum_blocks(*_of(case, function), stream.record(), first, count, slots, total)
+    return Sums(shift, slots, total, count, hits)
+
+
+def sums_of(case: Case, samples: Samples, logs: bool, count: int) -> Sums:
+    """Return the sums over `count` samples that are there already."""
+    slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
+    shift, hits = _sum_drawn(case.nodes, samples.states, samples.weights, logs, slots, total)
     return Sums(shift, slots, total, count, hits)
 
 
@@ -241,10 +227,20 @@ def _sum_blocks(
         )  # fmt: skip
         if logs:
             shift = _shifted(weights, shift, slots, total)
-        for i in range(BLOCK):
-            hits += weights[i] > 0.0
-            squares[i] = weights[i] * weights[i]
-        _add_block(nodes, states, weights, squares, slots, total)
+        hits += _add_block(nodes, states, weights, squares, slots, total)
+    return shift, hits
+
+
+@jit
+def _sum_drawn(nodes: Any, states: Any, weights: Any, logs: Any, slots: Any, total: Any) -> Any:
+    """Add up the weights of all blocks, which stay as they are."""
+    plain, squares = np.empty(BLOCK), np.empty(BLOCK)
+    shift, hits = (-np.inf if logs else 0.0), 0
+    for b in range(len(states)):
+        plain[:] = weights[b]
+        if logs:
+            shift = _shifted(plain, shift, slots, total)
+        hits += _add_block(nodes, states[b], plain, squares, slots, total)
     return shift, hits
 
 
@@ -279,8 +275,12 @@ _sum_of: Any = jit(_masked, fastmath={"reassoc"})
 
 
 @jit
-def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> None:
-    slot = 0
+def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> Any:
+    """Add up a block; returns how many weights are above zero. squares: room for theirs."""
+    slot, hits = 0, 0
+    for i in range(BLOCK):
+        hits += weights[i] > 0.0
+        squares[i] = weights[i] * weights[i]
     for n in range(len(nodes)):
         for state in range(nodes[n, STATES]):
             one, two = _sum_of(states[n], state, weights, squares)
@@ -290,6 +290,7 @@ def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, 
     for i in range(BLOCK):
         total[0] += weights[i]
         total[1] += squares[i]
+    return hits
 
 
 @jit

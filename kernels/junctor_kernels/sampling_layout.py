@@ -66,6 +66,28 @@ class Case(NamedTuple):
     most: float
 
 
+class Function(NamedTuple):
+    """What nodes are drawn from, and what weighs them; `values` and `ratios` hold logarithms where `logs` says so.
+
+    thresholds, order: as in `Tables`. values: of the entries of all tables. ratios: for nodes that are weighed, the
+    probability of an entry divided by that with which it is drawn. chances: of the entries of weighed nodes.
+    """
+
+    thresholds: npt.NDArray[np.uint32]
+    order: npt.NDArray[np.uint8]
+    values: Floats
+    ratios: Floats
+    chances: Floats
+    logs: bool
+
+
+class Samples(NamedTuple):
+    """Samples of a stage: states uint8 [blocks, nodes, BLOCK], weights float64 [blocks, BLOCK], of 0 beyond them."""
+
+    states: npt.NDArray[np.uint8]
+    weights: Floats
+
+
 class Sums(NamedTuple):
     """Sums over samples, of weights times exp(-shift) and of squares: float64 [slots, 2], a slot a state of a node.
 

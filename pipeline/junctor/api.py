@@ -41,7 +41,7 @@ def posteriors(
     samples: int | None = None,
     error: float | None = None,
     seed: int = 0,
-    stages: Stages = "last",
+    stages: Stages = "all",
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 

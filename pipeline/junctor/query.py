@@ -33,7 +33,7 @@ class Sampling:
     samples: int | None = None
     error: float | None = None
     seed: int = 0
-    stages: Stages = "last"
+    stages: Stages = "all"
 
     def __post_init__(self) -> None:
         _one_of("sampler", self.sampler, Sampler)

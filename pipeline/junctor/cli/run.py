@@ -46,7 +46,7 @@ def run(
     sampler: SamplerOption = "ais-bn",
     samples: Samples = None,
     error: Error = None,
-    stages: StagesOption = "last",
+    stages: StagesOption = "all",
     seed: Seed = 0,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,

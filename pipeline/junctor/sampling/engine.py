@@ -23,7 +23,7 @@ from junctor.model import Network
 from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
-from junctor.sampling.estimate import Estimate, estimate_of, until, weighted
+from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
 from junctor.sampling.tables import refuse, sampled_network
@@ -281,6 +281,9 @@ class SamplingEngine:
         if not found.reached:
             error = max(float(answers.errors[v][row].max()) for v in self.targets)
             answers.reasons[row] = f"the largest error is {error:.2g} after {found.samples:,} samples"
+        elif found.effective < LEAST_EFFECTIVE:
+            few = f"{found.effective:.2g} effective samples"
+            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
 
     def _blank(self, batch: EvidenceBatch) -> SampledAnswers:
         dtype = np.float32 if self.query.precision == "single" else np.float64
@@ -305,7 +308,7 @@ class SamplingEngine:
     def _report(self, answers: SampledAnswers) -> None:
         short = sum(1 for row in answers.reasons if answers.status[row] == OK)
         if short:
-            logger.warning("%d rows did not reach the error %g: see their reasons", short, self.query.sampling.error)
+            logger.warning("%d rows have too few effective samples: see their reasons", short)
 
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:

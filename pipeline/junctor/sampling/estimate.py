@@ -40,8 +40,8 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     """Return the estimate that sums make, None where no sample has a weight.
 
     slot_nodes: the first slot of each node. samples: that were drawn. A posterior is a ratio of two sums; its error is
-    that of the delta method, the root of sum of w^2 (1[x = s] - p)^2 over the sum of w. Of a state that no sample was
-    in, or all were, that says nothing: the error is then that of one effective sample.
+    that of the delta method, the root of sum of w^2 (1[x = s] - p)^2 over the sum of w, and at least what one effective
+    sample is worth: of states that hardly any sample was in, or nearly all, the method says too little.
     """
     weight, square = (float(each) for each in sums.total)
     if not sums.hits:
@@ -52,8 +52,7 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     outside = np.maximum(whole - inside, 0.0)
     variance = inside * (1.0 - posteriors) ** 2 + outside * posteriors**2
     effective = weight * weight / square
-    errors = np.sqrt(variance) / weight
-    errors[(inside == 0) | (outside == 0)] = 1.0 / effective
+    errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
     errors[_sizes(sums, slot_nodes).repeat(_sizes(sums, slot_nodes)) == 1] = 0.0
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from junctor_kernels import sampling_gpu
 from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_cpu import Function
 from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
-from junctor_kernels.sampling_layout import WEIGHED, Sums, add
+from junctor_kernels.sampling_layout import WEIGHED, Function, Sums, add
 
 from junctor.devices import check_device
 from junctor.errors import BudgetError, DeviceError

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from junctor_kernels import sampling_cpu
 from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_cpu import Function
-from junctor_kernels.sampling_layout import STATES, Floats
+from junctor_kernels.sampling_layout import MOST_STATES, STATES, Floats, Function
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Evidence, Layout, layout_of
 from junctor.sampling.tables import SampledNetwork, normalised
 
-# Probabilities above zero that are smaller are lifted to this; with many states to half of their fair share.
-SMALLEST = 0.04
+# Probabilities above zero that are smaller are lifted to this: states up to which, and how far. Few states as Cheng and
+# Druzdzel do, more as Yuan and Druzdzel (2006): what is lifted is taken from likelier states.
+SMALLEST = ((4, 0.04), (8, 0.001), (MOST_STATES, 0.0005))
 # The first and the last learning rate, and the stages.
 FIRST_RATE, LAST_RATE = 0.4, 0.14
 STAGES = 10
@@ -95,7 +95,7 @@ def lifted(table: Floats) -> Floats:
 
     Where that cannot bear it, rows are divided by their sums. Zeros stay zeros.
     """
-    threshold = min(SMALLEST, 0.5 / table.shape[-1])
+    threshold = next(smallest for states, smallest in SMALLEST if table.shape[-1] <= states)
     whole = normalised(table)
     result = np.where(whole > 0, np.maximum(whole, threshold), 0.0)
     excess = result.sum(axis=-1, keepdims=True) - 1.0

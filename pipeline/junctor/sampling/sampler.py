@@ -12,8 +12,7 @@ import numpy.typing as npt
 from junctor_kernels import sampling_cpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling import blocks_of
-from junctor_kernels.sampling_cpu import Function, Samples
-from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Sums, add
+from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Function, Samples, Sums, add
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Layout
@@ -99,9 +98,8 @@ class CpuRow:
 
     def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
         """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
-        # Before it learns: afterwards the samples would be others.
-        found = self.sums(stream, 0, count) if sums else None
         samples = self._draw(stream, count)
+        found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
         top = sampling_cpu.largest(samples)
         if top > (-np.inf if self.function.logs else 0.0):
             nodes = np.flatnonzero(self._case.nodes[:, WEIGHED]).tolist()

@@ -8,8 +8,7 @@ from functools import cached_property
 
 import numpy as np
 from junctor_kernels import sampling_cpu
-from junctor_kernels.sampling_cpu import Function
-from junctor_kernels.sampling_layout import MOST_STATES, Floats, Tables
+from junctor_kernels.sampling_layout import MOST_STATES, Floats, Function, Tables
 
 from junctor.errors import ModelError
 from junctor.model import Network
