@@ -44,7 +44,7 @@ NETWORKS = {
     "cpcs422b": ("cpcs/cpcs422b.uai.gz", 50),
 }
 CASES, SAMPLES = 50, 120_000
-SAMPLERS: tuple[Sampler, ...] = ("lw", "sis", "ais-bn")
+SAMPLERS: tuple[Sampler, ...] = ("lw", "sis", "epis-bn", "ais-bn")
 KINDS = ("likely", "unlikely")
 
 Hard = dict[int, int]

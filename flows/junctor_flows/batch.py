@@ -119,7 +119,7 @@ def score_batch(
     spill: str | None = None,
     disk: int | None = None,
     method: Method = "exact",
-    sampler: Sampler = "ais-bn",
+    sampler: Sampler = "epis-bn",
     samples: int | None = None,
     error: float | None = None,
     seed: int = 0,

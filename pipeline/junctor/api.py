@@ -37,7 +37,7 @@ def posteriors(
     ignore_extra: bool = False,
     strict: bool = False,
     method: Method = "exact",
-    sampler: Sampler = "ais-bn",
+    sampler: Sampler = "epis-bn",
     samples: int | None = None,
     error: float | None = None,
     seed: int = 0,

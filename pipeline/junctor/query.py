@@ -16,7 +16,7 @@ LEAST_SAMPLES, MOST_SAMPLES = 100, 2**40
 QueryKind = Literal["posteriors", "mpe"]
 Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
-Sampler = Literal["ais-bn", "sis", "lw"]
+Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
 Stages = Literal["last", "all"]
 
 
@@ -24,12 +24,13 @@ Stages = Literal["last", "all"]
 class Sampling:
     """How rows are sampled.
 
-    sampler: likelihood weighting (`lw`), self-importance sampling (`sis`) or AIS-BN. samples: of a row, learning
-    included, None for what is usual. error: largest standard error of a posterior, instead of a number of samples.
-    seed: 64 bits. stages: whether samples that taught the importance function count as well. Raises EvidenceError.
+    sampler: likelihood weighting (`lw`), self-importance sampling (`sis`), AIS-BN or EPIS-BN. samples: of a row,
+    learning included, None for what is usual. error: largest standard error of a posterior, instead of a number of
+    samples. seed: 64 bits. stages: whether samples that taught the importance function count as well. Raises
+    EvidenceError.
     """
 
-    sampler: Sampler = "ais-bn"
+    sampler: Sampler = "epis-bn"
     samples: int | None = None
     error: float | None = None
     seed: int = 0

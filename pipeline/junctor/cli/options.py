@@ -53,7 +53,7 @@ MethodOption = Annotated[
 ]
 SamplerOption = Annotated[
     Sampler,
-    typer.Option("--sampler", help="AIS-BN, self-importance sampling or likelihood weighting."),
+    typer.Option("--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting."),
 ]
 Samples = Annotated[
     int | None, typer.Option(min=LEAST_SAMPLES, help="Samples of each row, learning included; 100,000 if not given.")

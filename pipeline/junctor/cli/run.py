@@ -43,7 +43,7 @@ def run(
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
     method: MethodOption = "exact",
-    sampler: SamplerOption = "ais-bn",
+    sampler: SamplerOption = "epis-bn",
     samples: Samples = None,
     error: Error = None,
     stages: StagesOption = "all",

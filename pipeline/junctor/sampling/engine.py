@@ -23,6 +23,7 @@ from junctor.model import Network
 from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
+from junctor.sampling.epis import epis_function
 from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
 DEFAULT_SAMPLES = 100_000
 MOST_LEARNING = 100_000
+LEARNERS = ("ais-bn", "sis")
 # With an error to reach, so many teach.
 ERROR_LEARNING = 50_000
 # Logarithms that weights may have while they are multiplied as they are: their squares must not leave the doubles.
@@ -113,10 +115,10 @@ class SamplingEngine:
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[Layout, Case, Estimate | None]:
         """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
-        case = layout.case(hard, soft, self._learns)
+        case = layout.case(hard, soft, self._weighs)
         if case.certain == -math.inf:
             return layout, case, None
-        return layout, case, self._estimate(self._device, layout, case, hard, row, self.threads)
+        return layout, case, self._estimate(self._device, layout, case, (hard, soft), row, self.threads)
 
     @cached_property
     def sampled(self) -> SampledNetwork:
@@ -149,14 +151,15 @@ class SamplingEngine:
         return gpu_sampling(self._cpu, self.device_memory)
 
     @property
-    def _learns(self) -> bool:
+    def _weighs(self) -> bool:
+        """Whether samples are drawn from an importance function."""
         return self.query.sampling.sampler != "lw"
 
     @property
     def _learning(self) -> int:
         """Samples of all learning stages together."""
         sampling = self.query.sampling
-        if not self._learns:
+        if sampling.sampler not in LEARNERS:
             return 0
         if sampling.error is not None:
             return ERROR_LEARNING
@@ -200,12 +203,12 @@ class SamplingEngine:
     ) -> None:
         hard, soft = evidence[row]
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
-        case = layout.case(hard, soft, self._learns)
+        case = layout.case(hard, soft, self._weighs)
         answers.samples[row] = 0
         if case.certain == -math.inf:
             answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
             return
-        found = self._estimate(device, layout, case, hard, first_row + row, threads)
+        found = self._estimate(device, layout, case, (hard, soft), first_row + row, threads)
         if found is None:
             drawn = self._learning + self._main if self.query.sampling.error is None else None
             many = f"of {drawn:,} samples" if drawn else "of the samples"
@@ -214,13 +217,19 @@ class SamplingEngine:
         self._write(answers, row, layout, case, hard, found)
 
     def _estimate(
-        self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
+        self, device: Device, layout: Layout, case: Case, evidence: tuple[Hard, Soft], row: int, threads: int
     ) -> Estimate | None:
+        hard, soft = evidence
         sampling = self.query.sampling
-        learns = self._learns and layout.weighed
-        free = parents_to_free(layout, hard, self._prior) if learns and sampling.sampler == "ais-bn" else []
-        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if learns else not self._plain(case)
-        sampler = device.row(Ask(layout, case, sampling.sampler if learns else "lw", free, logs, threads))
+        weighs = self._weighs and bool(layout.weighed)
+        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
+        ask = Ask(layout, case, sampling.sampler if weighs else "lw", (), logs, threads)
+        if ask.sampler == "ais-bn":
+            ask = replace(ask, free=parents_to_free(layout, hard, self._prior))
+        elif ask.sampler == "epis-bn":
+            ask = replace(ask, start=epis_function(layout, hard, soft, logs))
+        sampler = device.row(ask)
+        learns = ask.sampler in LEARNERS
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning

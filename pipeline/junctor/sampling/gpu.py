@@ -63,7 +63,7 @@ class GpuSampling:
             logger.warning("the CPU takes over a row: %s", error)
             return self._starts.row(ask)
         if ask.sampler != "lw":
-            row.begin(self._start(ask.sampler, ask.logs))
+            row.begin(self._start(ask))
         return row
 
     def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -73,20 +73,18 @@ class GpuSampling:
             self._rooms[name] = self.device.empty((max(16, size),), np.uint8)
         return self._rooms[name]
 
-    def _start(self, sampler: Sampler, logs: bool) -> Function:
-        """Return the function with which learning begins, on the device."""
-        if (sampler, logs) not in self.first:
-            host = self._starts.start(sampler, logs)
-            arrays = {name: self.device.put(_some(getattr(host, name))) for name in CHANGING}
-            self.first[sampler, logs] = host._replace(**arrays)
+    def _start(self, ask: Ask) -> Function:
+        """Return the importance function that a row begins with, on the device."""
+        key = ask.sampler, ask.logs
+        if ask.start is not None or key not in self.first:
+            host = ask.start or self._starts.start(*key)
+            self.first[key] = host._replace(**{name: self.device.put(_some(getattr(host, name))) for name in CHANGING})
         if self.learned is None:
-            start = self.first[sampler, logs]
-            self.learned = start._replace(
-                **{name: self.device.put(np.zeros_like(getattr(self._starts.start(sampler, logs), name)).reshape(-1))
-                   for name in CHANGING}
-            )  # fmt: skip
+            empty = {name: getattr(self.first[key], name) for name in CHANGING}
+            arrays = {name: self.device.empty(array.shape, array.dtype) for name, array in empty.items()}
+            self.learned = self.first[key]._replace(**arrays)
             self.scores = self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
-        return self.first[sampler, logs]
+        return self.first[key]
 
 
 def way(count: int, nodes: int, levels: int) -> int:

@@ -46,7 +46,7 @@ def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Fun
     ratios = np.zeros_like(chances)
     function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, chances, logs)
     for v in network.order:
-        _settle(network, function, v)
+        settle_variable(network, function, v)
     return function
 
 
@@ -68,7 +68,7 @@ def make_uniform(network: SampledNetwork, function: Function, variables: Sequenc
         possible = (table > 0).astype(np.float64)
         span = slice(network.entries[v], network.entries[v + 1])
         function.chances[span] = (possible / possible.sum(axis=-1, keepdims=True)).ravel()
-        _settle(network, function, v)
+        settle_variable(network, function, v)
 
 
 def parents_to_free(layout: Layout, hard: Mapping[int, int], prior: Mapping[int, Floats]) -> list[int]:
@@ -91,11 +91,17 @@ def prior_of(network: SampledNetwork) -> dict[int, Floats]:
 
 
 def lifted(table: Floats) -> Floats:
+    """Return a table whose small probabilities are lifted as AIS-BN does."""
+    return lifted_to(table, SMALLEST)
+
+
+def lifted_to(table: Floats, smallest: Sequence[tuple[int, float]]) -> Floats:
     """Return a table whose small probabilities are lifted to a threshold, at the expense of the largest of each row.
 
-    Where that cannot bear it, rows are divided by their sums. Zeros stay zeros.
+    smallest: states up to which, and thresholds. Where the largest cannot bear it, rows are divided by their sums.
+    Zeros stay zeros.
     """
-    threshold = next(smallest for states, smallest in SMALLEST if table.shape[-1] <= states)
+    threshold = next(least for states, least in smallest if table.shape[-1] <= states)
     whole = normalised(table)
     result = np.where(whole > 0, np.maximum(whole, threshold), 0.0)
     excess = result.sum(axis=-1, keepdims=True) - 1.0
@@ -113,7 +119,8 @@ def needs_logs(layout: Layout, least: float, most: float, limit: float) -> bool:
     return least < -limit or most > limit
 
 
-def _settle(network: SampledNetwork, function: Function, variable: int) -> None:
+def settle_variable(network: SampledNetwork, function: Function, variable: int) -> None:
+    """Make thresholds, order and ratios of a variable from its chances."""
     card = network.network.cardinalities[variable]
     where = network.entries[variable], network.cuts[variable], card, network.rows(variable)
     with np.errstate(divide="ignore"):

@@ -42,7 +42,7 @@ class RowSampler(Protocol):
 class Ask:
     """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
 
-    threads: of the CPU that may be used.
+    threads: of the CPU that may be used. start: the importance function, where the row has one of its own.
     """
 
     layout: Layout
@@ -51,6 +51,7 @@ class Ask:
     free: Sequence[int] = ()
     logs: bool = False
     threads: int = 1
+    start: Function | None = None
 
 
 class Device(Protocol):
@@ -71,7 +72,7 @@ class CpuSampling:
         """Return the sampler of a row."""
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
-        function = own_function(ask.layout, self.start(ask.sampler, ask.logs))
+        function = ask.start or own_function(ask.layout, self.start(ask.sampler, ask.logs))
         make_uniform(self.network, function, ask.free)
         return CpuRow(self.network, ask.case, function, ask.threads)
 
