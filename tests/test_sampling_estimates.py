@@ -181,6 +181,22 @@ def test_an_error_is_reached_or_the_row_says_so(monkeypatch: pytest.MonkeyPatch)
     assert "after 32,768 samples" in short.reasons[0]
 
 
+def test_an_error_is_that_of_targets_alone() -> None:
+    query = Query(targets=("v7",), method="sampling", sampling=Sampling("lw", error=0.01))
+    answers = SamplingEngine(mixed(), query).answer(rows_of(HARD, SOFT, 1))
+    # v7 has one state: nothing is left to find out.
+    assert answers.samples.tolist() == [estimates.FIRST_SAMPLES]
+
+
+def test_evidence_that_is_missed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "MISSED_SAMPLES", 1 << 15)
+    monkeypatch.setattr(engines, "MISSED_SAMPLES", 1 << 15)
+    rare = network_of([((0,), [1 - 1e-12, 1e-12]), ((0, 1), [[1.0, 0.0], [0.0, 1.0]])], [2, 2])
+    answers = engine_of(rare, sampler="lw", error=0.01).answer(rows_of({1: 1}, {}, 1))
+    assert answers.status.tolist() == [MISSED]
+    assert "none of 32,768 samples" in answers.reasons[0]
+
+
 def test_rows_of_few_effective_samples_say_so() -> None:
     network, hard, soft = unlikely()
     answers = engine_of(network, sampler="lw", samples=5_000).answer(rows_of(hard, soft, 1))

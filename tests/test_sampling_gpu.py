@@ -59,7 +59,7 @@ def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None)
     return engine
 
 
-@pytest.mark.parametrize(("sampler", "logs"), [("lw", False), ("sis", False), ("ais-bn", True), ("epis-bn", False)])
+@pytest.mark.parametrize(("sampler", "logs"), [("lw", False), ("ais-bn", True), ("epis-bn", False)])
 @pytest.mark.parametrize(("group", "several"), [(0, False), (0, True), (32, False), (4, False)])
 def test_both_kernels_find_what_the_cpu_finds(
     device: Any, sampler: str, logs: bool, group: int, several: bool, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
 from junctor.sampling.epis import epis_function
-from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate, estimate_of, until, weighted
+from junctor.sampling.estimate import LEAST_EFFECTIVE, MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
 from junctor.sampling.tables import refuse, sampled_network
@@ -210,9 +210,10 @@ class SamplingEngine:
             return
         found = self._estimate(device, layout, case, (hard, soft), first_row + row, threads)
         if found is None:
-            drawn = self._learning + self._main if self.query.sampling.error is None else None
-            many = f"of {drawn:,} samples" if drawn else "of the samples"
-            answers.leave(row, MISSED, f"none {many} agrees with the evidence: it is very unlikely, or impossible")
+            drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
+            answers.leave(
+                row, MISSED, f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
+            )
             return
         self._write(answers, row, layout, case, hard, found)
 
@@ -234,7 +235,8 @@ class SamplingEngine:
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
         learned = self._learning if learns else 0
-        return self._drawn(sampler, case, row, stages, main, learned)
+        asked = np.repeat(np.isin(layout.drawn, self.targets), case.nodes[:, STATES])
+        return self._drawn(sampler, case, row, stages, main, learned, asked)
 
     def _learn(self, sampler: RowSampler, row: int) -> list[Sums]:
         sampling, found = self.query.sampling, []
@@ -246,8 +248,16 @@ class SamplingEngine:
         return found
 
     def _drawn(
-        self, sampler: RowSampler, case: Case, row: int, stages: list[Sums], main: int, learned: int
+        self,
+        sampler: RowSampler,
+        case: Case,
+        row: int,
+        stages: list[Sums],
+        main: int,
+        learned: int,
+        asked: npt.NDArray[np.bool_],
     ) -> Estimate | None:
+        """Draw the samples that count in any case; asked: slots whose errors matter."""
         sampling = self.query.sampling
         draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
@@ -260,7 +270,7 @@ class SamplingEngine:
 
         def errors(sums: Sums) -> tuple[float, float]:
             found = read(sums)
-            return (math.inf, 0.0) if found is None else (self._largest(found, case), found.effective)
+            return (math.inf, 0.0) if found is None else (float(found.errors[asked].max(initial=0.0)), found.effective)
 
         sums, reached = until(sampling.error, draw, errors)
         found = read(sums)
@@ -268,9 +278,6 @@ class SamplingEngine:
 
     def _plain(self, case: Case) -> bool:
         return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
-
-    def _largest(self, found: Estimate, case: Case) -> float:
-        return float(found.errors.max(initial=0.0))
 
     def _write(
         self, answers: SampledAnswers, row: int, layout: Layout, case: Case, hard: Hard, found: Estimate

@@ -15,6 +15,8 @@ from junctor_kernels.sampling_layout import BLOCK, Floats, Sums, add
 FIRST_SAMPLES = 1 << 14
 # Samples of a row after which it ends whatever the errors are.
 MOST_SAMPLES = 1 << 27
+# Samples without a single hit after which it ends: evidence that is so unlikely will not be reached with more.
+MISSED_SAMPLES = 1 << 20
 # Effective samples without which an error is not to be trusted.
 LEAST_EFFECTIVE = 100.0
 
@@ -84,7 +86,7 @@ def until(
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
-        if drawn >= MOST_SAMPLES:
+        if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
             return sums, False
         count = drawn
 
