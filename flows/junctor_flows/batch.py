@@ -21,6 +21,7 @@ from junctor.errors import JunctorError, RunError
 from junctor.progress import Progress, Silence
 from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.query import Stages as SampledStages
+from junctor.storage import spec_of
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -31,17 +32,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Who shows progress beside Prefect: set by `score_as_flow`. A flow's own arguments have to be JSON.
-_display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
+display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
 
 
-def _step(function: Callable[P, R]) -> Any:
+def in_task(function: Callable[P, R]) -> Any:
     """Make a task of a step. What the user has to mend fails it in one line; other errors are tried again."""
 
     def attempt(*args: P.args, **kwargs: P.kwargs) -> R | State[Any]:
         try:
             return function(*args, **kwargs)
         except JunctorError as error:
-            return _failed(error)
+            return failed(error)
 
     as_task = task(
         name=function.__name__.replace("_", " "),
@@ -59,38 +60,39 @@ def _is_unexpected(_task: object, _run: object, state: State[Any]) -> bool:
     return not isinstance(state.data, JunctorError)
 
 
-def _failed(error: JunctorError) -> State[Any]:
+def failed(error: JunctorError) -> State[Any]:
+    """Return the state of a flow or task that an error of the user ended."""
     return Failed(message=str(error), data=error)
 
 
-@_step
+@in_task
 def ingest_network(job: steps.Job) -> None:
     """Read, check and keep the network."""
-    steps.ingest_network(job, _display.get())
+    steps.ingest_network(job, display.get())
 
 
-@_step
+@in_task
 def ingest_evidence(job: steps.Job) -> None:
     """Encode the evidence, one file a partition."""
-    steps.ingest_evidence(job, _display.get())
+    steps.ingest_evidence(job, display.get())
 
 
-@_step
+@in_task
 def plan(job: steps.Job, resources: Resources) -> steps.Outlook:
     """Refuse what does not fit before anything runs."""
-    return steps.plan(job, resources, _display.get())
+    return steps.plan(job, resources, display.get())
 
 
-@_step
+@in_task
 def propagate(job: steps.Job, resources: Resources, outlook: steps.Outlook) -> steps.Work:
     """Answer all partitions; Dask works inside this task."""
-    return steps.propagate(job, resources, outlook, _Artifact(_display.get()))
+    return steps.propagate(job, resources, outlook, ProgressArtifact(display.get()))
 
 
-@_step
+@in_task
 def finalise(job: steps.Job, work: steps.Work, seconds: float) -> steps.Manifest:
     """Write the manifest."""
-    return steps.finalise(job, work, seconds, _display.get())
+    return steps.finalise(job, work, seconds, display.get())
 
 
 @flow(name="junctor-score-batch", persist_result=False, result_serializer="json")  # type: ignore[untyped-decorator]
@@ -156,7 +158,7 @@ def score_batch(
         with job.directory.locked():
             return _all_steps(job, resources, started)
     except JunctorError as error:
-        return _failed(error)
+        return failed(error)
 
 
 def score_as_flow(job: steps.Job, resources: Resources, progress: Progress) -> steps.Manifest:
@@ -170,17 +172,24 @@ def score_as_flow(job: steps.Job, resources: Resources, progress: Progress) -> s
         **asdict(job.query.sampling),
         **asdict(resources),
     }
-    token = _display.set(progress)
+    return manifest_of(score_batch, arguments, progress)
+
+
+def manifest_of(
+    batch_flow: Any, arguments: dict[str, Any], progress: Progress, parse: Callable[..., Any] = spec_of
+) -> steps.Manifest:
+    """Run a flow that returns a manifest as a record, with progress here too; parse: makes its spec of a record."""
+    token = display.set(progress)
     try:
         # A flow sleeps for its heartbeats to end, half a second as a rule, and whoever sits at a terminal sees it live.
         with temporary_settings(set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            state = score_batch(**arguments, return_state=True)
+            state = batch_flow(**arguments, return_state=True)
     except Exception as error:
         # The state holds what goes wrong inside the flow; this went wrong around it.
         raise RunError(f"Prefect could not run the flow ({error}): see to its server, or use --no-prefect") from error
     finally:
-        _display.reset(token)
-    return steps.manifest_of(state.result())  # or raises what made it fail
+        display.reset(token)
+    return steps.manifest_of(state.result(), parse)  # or raises what made it fail
 
 
 def _all_steps(job: steps.Job, resources: Resources, started: float) -> dict[str, Any]:
@@ -189,11 +198,17 @@ def _all_steps(job: steps.Job, resources: Resources, started: float) -> dict[str
     outlook = plan(job, resources)
     work = propagate(job, resources, outlook)
     manifest = finalise(job, work, time.monotonic() - started)
-    create_markdown_artifact(_summary(job, manifest), key="junctor-summary", description="What the run did")
+    show_summary(job, f"`{job.evidence}` on `{job.network}`", manifest)
     return asdict(manifest)
 
 
-class _Artifact:
+def show_summary(job: Any, inputs: str, manifest: steps.Manifest) -> None:
+    """Leave an artifact that says what a run did."""
+    text = summary(inputs, str(job.directory.path / manifest.spec.query), manifest)
+    create_markdown_artifact(text, key="junctor-summary", description="What the run did")
+
+
+class ProgressArtifact:
     """Progress as a Prefect artifact, at most once a second, beside another display."""
 
     def __init__(self, beside: Progress) -> None:
@@ -202,11 +217,13 @@ class _Artifact:
         self.rows, self.done, self.shown = 0, 0, 0.0
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
+        """Begin an artifact."""
         self.beside.stage(name, rows, done)
         self.rows, self.done, self.shown = rows or 0, done, time.monotonic()
         self.artifact = create_progress_artifact(self._percent(), key="junctor-progress", description=name)
 
     def advance(self, rows: int) -> None:
+        """Move it."""
         self.beside.advance(rows)
         self.done += rows
         now = time.monotonic()
@@ -218,12 +235,13 @@ class _Artifact:
         return 100.0 * self.done / self.rows if self.rows else 0.0
 
 
-def _summary(job: steps.Job, manifest: steps.Manifest) -> str:
+def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
+    """Return what a run did, in Markdown. inputs: what was answered on what."""
     statuses = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
     return (
         f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
-        f"`{job.evidence}` on `{job.network}`, {manifest.spec.query} in {manifest.spec.precision} precision\n\n"
+        f"{inputs}, {manifest.spec.query} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{statuses}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
-        f"`{job.directory.path / manifest.spec.query}`\n"
+        f"`{output}`\n"
     )

@@ -1,6 +1,7 @@
-"""A kernel whose blocks may begin before the launch ahead of it has ended (programmatic dependent launch).
+"""Launches that CuPy does not have: early ones, and those whose blocks are on the device together. As in cuda.h.
 
-The kernel itself waits, where it needs to (`griddepcontrol.wait`). CuPy has no such launch. Structures as in cuda.h.
+The blocks of an early one may begin before the launch ahead of it has ended (programmatic dependent launch); the kernel
+itself waits, where it needs to (`griddepcontrol.wait`). Those of a cooperative one may wait for each other.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
+
 # Compute capability, in tenths, from which on devices can do that.
 OVERLAP_CAPABILITY = 90
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SERIALIZATION = 6
+# CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_COOPERATIVE = 2
 
 
 class _Attribute(ctypes.Structure):
@@ -31,10 +37,33 @@ class _Config(ctypes.Structure):
 
 def launch_early(kernel: int, blocks: tuple[int, int], threads: int, argument: int, stream: int) -> None:
     """Launch a kernel (a CUfunction) with one int as its argument; raises RuntimeError with the driver's number."""
-    attribute = _Attribute(_SERIALIZATION, b"", 1)
-    config = _Config((*blocks, 1), (threads, 1, 1), 0, stream, ctypes.pointer(attribute), 1)
     value = ctypes.c_int(argument)
-    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+    _launch(kernel, (*blocks, 1), threads, 0, ctypes.addressof(value), stream, _SERIALIZATION)
+
+
+def launch_together(
+    kernel: int, blocks: int, threads: int, shared: int, words: npt.NDArray[np.int64], stream: int, together: bool
+) -> None:
+    """Launch a kernel with one struct as its argument; raises RuntimeError with the driver's number.
+
+    shared: bytes of shared memory. together: whether blocks wait for each other, so that more of them than fit the
+    device at once are an error.
+    """
+    _launch(kernel, (blocks, 1, 1), threads, shared, words.ctypes.data, stream, _COOPERATIVE if together else None)
+
+
+def _launch(
+    kernel: int,
+    blocks: tuple[int, int, int],
+    threads: int,
+    shared: int,
+    argument: int,
+    stream: int,
+    attribute: int | None,
+) -> None:
+    asked = _Attribute(attribute or 0, b"", 1)
+    config = _Config(blocks, (threads, 1, 1), shared, stream, ctypes.pointer(asked), int(attribute is not None))
+    arguments = (ctypes.c_void_p * 1)(argument)
     failed = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(kernel), arguments, None)
     if failed:
         raise RuntimeError(f"a kernel was not launched: the driver says {failed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class ChunkStore:
         """Make room for a table."""
         entries = self._chunks.plan.tables[table].entries
         if table in self._chunks.on_disk:
-            self.keep(table, self._mapped(entries))
+            self.keep(table, mapped_file(self._folder, (entries,), self._dtype))
         elif self._memory is not None:
             self.keep(table, self._memory.allocate(table, entries))
         else:
@@ -89,19 +90,20 @@ class ChunkStore:
         cuts = self._chunks.cuts.get(table, ())
         self.tables[table] = CutTable(entries, cuts, tuple(self._sizes[v] for v in cuts))
 
-    def _mapped(self, entries: int) -> Array:
-        size = entries * self._dtype.itemsize
-        try:
-            # Reserved at once: a full disk is found out here, not by a signal when a page is written.
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                _reserve(file.fileno(), size)
-                return np.memmap(file, self._dtype, "r+", shape=(entries,))
-        except OSError as error:
-            folder = self._folder or tempfile.gettempdir()
-            raise DiskError(
-                f"{folder}: no file of {format_bytes(size)} can be made for a table that does not fit the memory "
-                f"({error.strerror or error}): make room there, or name another folder with --spill"
-            ) from error
+
+def mapped_file(folder: Path | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array in a file without a name; raises DiskError where there is no room for it in `folder`."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        # Reserved at once: a full disk is found out here, not by a signal when a page is written.
+        with tempfile.TemporaryFile(dir=folder) as file:
+            _reserve(file.fileno(), size)
+            return np.memmap(file, dtype, "r+", shape=shape)
+    except OSError as error:
+        raise DiskError(
+            f"{folder or tempfile.gettempdir()}: no file of {format_bytes(size)} can be made for a table that does not "
+            f"fit the memory ({error.strerror or error}): make room there, or name another folder with --spill"
+        ) from error
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -17,14 +17,14 @@ from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from junctor.devices import DeviceChoice
 from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
 from junctor.machine import spill_folder
 from junctor.query import Query
-from junctor.storage import RunDirectory, aside, explained
+from junctor.storage import Directory, RunDirectory, aside, explained
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,14 +149,14 @@ def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Par
             yield partition.wait_for(writing.popleft())
 
 
-def read_part(directory: RunDirectory, query: Query, number: int) -> Part:
+def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
     """Return what a finished part says of itself, without reading its rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
     from junctor.results import statuses_of
 
-    path = directory.answers_part(query.kind, number)
+    path = directory.answers_part(kind, number)
     try:
         with explained(path), parquet.ParquetFile(path) as file:
             rows, statuses = file.metadata.num_rows, statuses_of(file.schema_arrow)
@@ -178,7 +178,7 @@ class _Partition:
     def read(self) -> None:
         from junctor.evidence.encoded import read_partition
 
-        _refuse_strange_worker(self.task, self._directory)
+        refuse_strange_worker(self.task.junctor_version, self._directory)
         with self.stages.time("reading"):
             self._evidence = read_partition(self._directory.evidence_part(self.task.part))
 
@@ -239,7 +239,7 @@ class _Partition:
             with aside(self._directory.answers_part(task.query.kind, task.part)) as temporary:
                 write_answers(self._answers, temporary)
             self._answers = None
-            return read_part(self._directory, task.query, task.part), self.stages
+            return read_part(self._directory, task.query.kind, task.part), self.stages
 
 
 class _Writing:
@@ -310,10 +310,11 @@ def sampler_for(
     return network, SamplingEngine(network, query, memory, threads)
 
 
-def _refuse_strange_worker(task: PartTask, directory: RunDirectory) -> None:
+def refuse_strange_worker(junctor_version: str, directory: Directory[Any]) -> None:
+    """Raise RunError where this process has another version than the run, or does not see its directory."""
     found = version("junctor")
-    if found != task.junctor_version:
-        raise RunError(f"a worker has junctor {found}, this run needs {task.junctor_version}: install the same on all")
+    if found != junctor_version:
+        raise RunError(f"a worker has junctor {found}, this run needs {junctor_version}: install the same on all")
     if not directory.network.exists():
         raise RunError(
             f"{directory.network} is not there for this worker: the run directory has to be on a disk that all share"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from junctor.progress import Progress, Silence
 from junctor.query import Query
 from junctor.storage import (
     FORMAT_VERSION,
+    Directory,
     Ingested,
     RunDirectory,
     RunSpec,
@@ -104,11 +105,11 @@ class Work:
 class Manifest:
     """A finished run.
 
-    `seconds` is the time of the call that finished it, which found `reused_parts` done already; `stages` says what the
-    other parts took.
+    `spec` is what the run answers. `seconds` is the time of the call that finished it, which found `reused_parts` done
+    already; `stages` says what the other parts took.
     """
 
-    spec: RunSpec
+    spec: Any
     rows: int
     statuses: dict[str, int]
     parts: tuple[Part, ...]
@@ -217,9 +218,9 @@ def ingest_evidence(job: Job, progress: Progress) -> Ingested:
         rows += partition.batch.rows
         partitions += 1
         progress.advance(partition.batch.rows)
-    ingested = Ingested(rows, partitions)
-    write_json(directory.ingested, asdict(ingested))
-    return ingested
+    done = Ingested(rows, partitions)
+    write_json(directory.ingested, asdict(done))
+    return done
 
 
 def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
@@ -232,8 +233,8 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     from junctor.forecast import survey
 
     directory, spec = job.directory, job.directory.read_spec()
-    ingested = _ingested(directory)
-    pending = _pending(directory, spec, ingested)
+    there = ingested(directory)
+    pending = unanswered(directory, spec.query, there.partitions)
     if not pending:
         return Outlook()
     if spec.method != "exact":
@@ -245,7 +246,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     memory = allowed_memory(resources)
     # The very engine that goes on where this process does the work itself.
     threads = threads_for(resources, 1) or 1
-    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, ingested.rows, threads)
+    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, there.rows, threads)
     engine.device = resources.device if resources.device != "auto" else "cpu"
     engine.device_memory = resources.device_memory
     engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
@@ -259,7 +260,7 @@ def _plan_sampling(
     from junctor.evidence.encoded import read_partition
     from junctor.sampling.auto import AutoEngine, explain
 
-    rows = _ingested(directory).rows
+    rows = ingested(directory).rows
     threads = threads_for(resources, 1) or 1
     _, engine = sampler_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
     if isinstance(engine, AutoEngine):
@@ -271,14 +272,14 @@ def _plan_sampling(
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
     """Answer all partitions that have no part yet."""
     directory, spec = job.directory, job.directory.read_spec()
-    ingested = _ingested(directory)
-    pending = _pending(directory, spec, ingested)
+    there = ingested(directory)
+    pending = unanswered(directory, spec.query, there.partitions)
     if pending:
         # It would list parts that are gone.
         with explained(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
-    left = sum(min(spec.partition_rows, ingested.rows - i * spec.partition_rows) for i in pending)
-    progress.stage("propagating", ingested.rows, ingested.rows - left)
+    left = sum(min(spec.partition_rows, there.rows - i * spec.partition_rows) for i in pending)
+    progress.stage("propagating", there.rows, there.rows - left)
     resources = replace(resources, device=device_for(resources, outlook))
     resources = replace(resources, workers=workers_for(resources, outlook))
     threads = threads_for(resources, min(resources.workers or 1, len(pending)))
@@ -289,7 +290,7 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
             query=spec.as_query(),
             network_digest=spec.network_digest,
             junctor_version=spec.junctor_version,
-            rows=ingested.rows,
+            rows=there.rows,
             partition_rows=spec.partition_rows,
             threads=threads,
             device=resources.device,
@@ -303,7 +304,7 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     for part, stages in distribute(propagate_partition, tasks, resources, propagate_here):
         progress.advance(part.rows)
         total += stages
-    return Work(ingested.partitions - len(pending), total.rounded())
+    return Work(there.partitions - len(pending), total.rounded())
 
 
 def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
@@ -346,24 +347,7 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
 def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manifest:
     """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
     directory, spec = job.directory, job.directory.read_spec()
-    if directory.manifest.exists():
-        manifest = replace(
-            read_manifest(directory), reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages
-        )
-    else:
-        progress.stage("finishing")
-        numbers = range(_ingested(directory).partitions)
-        missing = [i for i in numbers if not directory.answers_part(spec.query, i).exists()]
-        if missing:
-            raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-        from junctor.results import status_names
-
-        parts = tuple(read_part(directory, spec.as_query(), i) for i in numbers)
-        statuses = {name: sum(part.statuses[name] for part in parts) for name in status_names(spec.as_query())}
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = sum(part.rows for part in parts)
-        manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
-        write_json(directory.manifest, {"format_version": FORMAT_VERSION, **asdict(manifest)})
+    manifest = finished(directory, spec, spec.query, work, seconds, progress)
     if job.csv and not directory.csv(spec.query).exists():
         from junctor.export import write_csv
 
@@ -374,29 +358,52 @@ def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manife
     return manifest
 
 
-def read_manifest(directory: RunDirectory) -> Manifest:
+def finished(
+    directory: Directory[Any], spec: Any, kind: str, work: Work, seconds: float, progress: Progress
+) -> Manifest:
+    """Return the manifest of a run whose parts are all there, and write it if it is not; kind: of its answers."""
+    if directory.manifest.exists():
+        manifest = read_manifest(directory)
+        return replace(manifest, reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages)
+    progress.stage("finishing")
+    numbers = range(ingested(directory).partitions)
+    missing = [i for i in numbers if not directory.answers_part(kind, i).exists()]
+    if missing:
+        raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
+    parts = tuple(read_part(directory, kind, i) for i in numbers)
+    statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    rows = sum(part.rows for part in parts)
+    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **asdict(manifest)})
+    return manifest
+
+
+def read_manifest(directory: Directory[Any]) -> Manifest:
     """Return the manifest of a finished run; raises RunError where there is none or it is not one."""
     found = read_json(directory.manifest)
     if found is None:
         raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
     try:
-        return manifest_of(found)
+        return manifest_of(found, directory.parse)
     except (KeyError, TypeError) as error:
         raise RunError(f"{directory.manifest}: not a manifest ({error}): delete it and run again") from error
 
 
-def manifest_of(record: dict[str, Any]) -> Manifest:
+def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any] = spec_of) -> Manifest:
     """Return the manifest that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
-    return Manifest(spec=spec_of(record["spec"]), parts=parts, stages=Stages(**record["stages"]), **fields)
+    return Manifest(spec=parse(record["spec"]), parts=parts, stages=Stages(**record["stages"]), **fields)
 
 
-def _pending(directory: RunDirectory, spec: RunSpec, ingested: Ingested) -> list[int]:
-    return [i for i in range(ingested.partitions) if not directory.answers_part(spec.query, i).exists()]
+def unanswered(directory: Directory[Any], kind: str, partitions: int) -> list[int]:
+    """Return the numbers of the partitions that have no answers of a kind yet."""
+    return [i for i in range(partitions) if not directory.answers_part(kind, i).exists()]
 
 
-def _ingested(directory: RunDirectory) -> Ingested:
+def ingested(directory: Directory[Any]) -> Ingested:
+    """Return how much there is to answer; raises RunError while that is not known."""
     found = directory.read_ingested()
     if found is None:
         raise RunError(f"{directory.path}: its evidence is not complete: run the same command again")

@@ -8,6 +8,7 @@
     DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, same rows, same order
     DIR/manifest.json                   written last: the parts, their rows and how they went
 
+A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
 Every file is written under another name, synced and renamed, so one that has its name is whole.
 """
 
@@ -23,14 +24,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from junctor.errors import RunError
 from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.query import Stages as SampledStages
 
 FORMAT_VERSION = 1
-_KINDS: tuple[QueryKind, ...] = ("posteriors", "mpe")
+# Of runs of either kind: one directory holds one run, whatever it is of.
+_KINDS = ("posteriors", "mpe", "viterbi")
+_INPUTS = ("evidence", "sequences")
+_MODELS = ("network.parquet", "model.parquet")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -72,16 +76,29 @@ class Ingested:
     partitions: int
 
 
+Spec = TypeVar("Spec")
+
+
 @dataclass(frozen=True)
-class RunDirectory:
-    """The files of one run. Making one touches nothing."""
+class Directory(Generic[Spec]):
+    """The files of one run, whatever it is of. Making one touches nothing.
+
+    model_file, inputs: names of the file of the model and of the folder of its inputs.
+    """
 
     path: Path
+    model_file: ClassVar[str]
+    inputs: ClassVar[str]
+
+    @staticmethod
+    def parse(record: dict[str, Any]) -> Any:
+        """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+        raise NotImplementedError
 
     @property
     def network(self) -> Path:
-        """The network in Parquet."""
-        return self.path / "network.parquet"
+        """The network, or model, in Parquet."""
+        return self.path / self.model_file
 
     @property
     def manifest(self) -> Path:
@@ -91,7 +108,7 @@ class RunDirectory:
     @property
     def ingested(self) -> Path:
         """The mark that all evidence is encoded."""
-        return self.path / "evidence" / "done.json"
+        return self.path / self.inputs / "done.json"
 
     @property
     def budget(self) -> Path:
@@ -105,19 +122,19 @@ class RunDirectory:
 
     def evidence_part(self, part: int) -> Path:
         """The encoded evidence of one partition."""
-        return self.path / "evidence" / f"part-{part:05d}.parquet"
+        return self.path / self.inputs / f"part-{part:05d}.parquet"
 
-    def answers_part(self, kind: QueryKind, part: int) -> Path:
+    def answers_part(self, kind: str, part: int) -> Path:
         """The answers to one partition."""
         return self.path / kind / f"part-{part:05d}.parquet"
 
-    def csv(self, kind: QueryKind) -> Path:
+    def csv(self, kind: str) -> Path:
         """The answers as one CSV file."""
         return self.path / f"{kind}.csv"
 
-    def read_spec(self) -> RunSpec:
+    def read_spec(self) -> Spec:
         """Return what the run answers; raises RunError where there is no run or it cannot be read."""
-        found = _read_spec(self.spec_file)
+        found = self._read_spec()
         if found is None:
             raise RunError(f"{self.path}: no run here (run.json is missing)")
         return found
@@ -134,12 +151,12 @@ class RunDirectory:
         The kernel drops the lock with its process, however that ends. What a killed process left unfinished is removed.
         """
         with self._lock():
-            for folder in (".", "evidence", "posteriors", "mpe"):
+            for folder in (".", *_INPUTS, *_KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
             yield
 
-    def claim(self, spec: RunSpec, overwrite: bool = False) -> None:
+    def claim(self, spec: Spec, overwrite: bool = False) -> None:
         """Start a run of `spec` here, or go on with it.
 
         Raises RunError where another run lies here, with what differs. That run is removed instead with `overwrite`,
@@ -149,11 +166,11 @@ class RunDirectory:
             replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
-            found = _read_spec(self.spec_file)
+            found = self._read_spec()
             if found is None:
                 if not replaced:
                     self._refuse_foreign_files()
-                write_json(self.spec_file, asdict(spec))
+                write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
             elif found != spec:
                 raise RunError(_difference(self.path, found, spec))
 
@@ -175,10 +192,10 @@ class RunDirectory:
             lock.flush()
             return lock
 
-    def _gives_way(self, spec: RunSpec, overwrite: bool) -> bool:
+    def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return whether the run that lies here is to be removed for one of `spec`."""
         try:
-            return _read_spec(self.spec_file) != spec and (overwrite or not self._has_answers())
+            return self._read_spec() != spec and (overwrite or not self._has_answers())
         except RunError:
             return overwrite
 
@@ -188,7 +205,7 @@ class RunDirectory:
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
     def _refuse_foreign_files(self) -> None:
-        for name in ("network.parquet", "manifest.json", "evidence", "posteriors", "mpe"):
+        for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
             if (self.path / name).exists():
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
@@ -196,16 +213,48 @@ class RunDirectory:
         # The files of a run and nothing else: the user may keep their own beside them. run.json says that the others
         # are ours, so it goes last.
         self.manifest.unlink(missing_ok=True)
-        self.ingested.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in ("evidence", "posteriors", "mpe"):
+        for folder in (*_INPUTS, *_KINDS):
+            (self.path / folder / "done.json").unlink(missing_ok=True)
             for part in (self.path / folder).glob("part-*.parquet"):
                 part.unlink()
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
             with suppress(OSError):
                 (self.path / folder).rmdir()
-        self.network.unlink(missing_ok=True)
+        for name in _MODELS:
+            (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
+
+    def _read_spec(self) -> Spec | None:
+        path = self.spec_file
+        found = read_json(path)
+        if found is None:
+            return None
+        version = found.get("format_version")
+        if version != FORMAT_VERSION:
+            raise RunError(
+                f"{path}: found format_version {version!r}, expected {FORMAT_VERSION}: another version of junctor "
+                "wrote it; name another directory with --output, or start afresh with --overwrite"
+            )
+        try:
+            spec: Spec = self.parse(found)
+            return spec
+        except (TypeError, KeyError) as error:
+            raise RunError(
+                f"{path}: not a run, or one of another kind ({error}): name another directory with --output, or start "
+                "afresh with --overwrite"
+            ) from error
+
+
+class RunDirectory(Directory[RunSpec]):
+    """The files of a run of evidence through a network."""
+
+    model_file, inputs = "network.parquet", "evidence"
+
+    @staticmethod
+    def parse(record: dict[str, Any]) -> RunSpec:
+        """Return the spec that a record is."""
+        return spec_of(record)
 
 
 @contextmanager
@@ -274,23 +323,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _read_spec(path: Path) -> RunSpec | None:
-    found = read_json(path)
-    if found is None:
-        return None
-    version = found.get("format_version")
-    if version != FORMAT_VERSION:
-        raise RunError(
-            f"{path}: found format_version {version!r}, expected {FORMAT_VERSION}: another version of junctor wrote "
-            "it; name another directory with --output, or start afresh with --overwrite"
-        )
-    try:
-        return spec_of(found)
-    except (TypeError, KeyError) as error:
-        raise RunError(f"{path}: not a run ({error}): start afresh with --overwrite") from error
-
-
-def _difference(path: Path, old: RunSpec, new: RunSpec) -> str:
+def _difference(path: Path, old: Any, new: Any) -> str:
     before, after = asdict(old), asdict(new)
     changed = [
         f"{name} was {_brief(before[name])}, now {_brief(after[name])}"

@@ -15,6 +15,7 @@ from junctor.cli.failures import Commands
 from junctor.cli.inspect import inspect
 from junctor.cli.run import run
 from junctor.cli.validate import validate
+from junctor.cli.viterbi import viterbi
 
 app = typer.Typer(
     cls=Commands,
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, demo):
+for command in (run, inspect, convert, validate, calibrate, ask, viterbi, demo):
     app.command()(command)
 
 

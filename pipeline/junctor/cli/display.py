@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
-from junctor.storage import FORMAT_VERSION, RunDirectory
+from junctor.storage import FORMAT_VERSION, Directory
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -52,7 +52,7 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
 
 
-def show_manifest(directory: RunDirectory, manifest: Manifest, as_json: bool) -> None:
+def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
     """Print what a finished run did: for programs, or for people."""
     if as_json:
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from junctor.distribution import Resources
     from junctor.progress import Progress
     from junctor.query import Sampling
-    from junctor.run import Job, Manifest
+    from junctor.run import Manifest
+    from junctor.settings import Settings
 
 
 def run(
@@ -88,7 +90,6 @@ def run(
     An interrupted run goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display, show_manifest
-    from junctor.distribution import Resources
     from junctor.query import Query, Sampling
     from junctor.run import Job
     from junctor.settings import load_settings
@@ -110,42 +111,69 @@ def run(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = Resources(
-        workers=settings.workers if workers is None else workers,
-        memory=settings.memory if memory is None else memory_size(memory),
-        scheduler=settings.scheduler if scheduler is None else scheduler,
-        insecure_scheduler=settings.insecure_scheduler or insecure_scheduler,
-        threads=settings.threads if threads is None else threads,
-        device=(settings.device or "auto") if device is None else device,
-        device_memory=settings.device_memory
-        if device_memory is None
-        else memory_size(device_memory, "--device-memory"),
-        spill=settings.spill if spill is None else spill,
-        disk=settings.disk if disk is None else memory_size(disk, "--disk"),
+    resources = resources_of(
+        settings,
+        workers=workers,
+        memory=None if memory is None else memory_size(memory),
+        scheduler=scheduler,
+        insecure_scheduler=insecure_scheduler,
+        threads=threads,
+        device=device,
+        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
+        spill=spill,
+        disk=None if disk is None else memory_size(disk, "--disk"),
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
     show_manifest(job.directory, manifest, json)
 
 
-def score(job: Job, resources: Resources, prefect: bool | None, progress: Progress) -> Manifest:
-    """Do `job`, as a Prefect flow or plainly; None for a flow where a Prefect server is configured."""
+def resources_of(settings: Settings, insecure_scheduler: bool, **options: Any) -> Resources:
+    """Return where the work is done: what the options say, or where they are None the settings."""
+    from junctor.distribution import Resources
+
+    chosen = {name: getattr(settings, name) if value is None else value for name, value in options.items()}
+    chosen["device"] = chosen["device"] or "auto"
+    return Resources(insecure_scheduler=settings.insecure_scheduler or insecure_scheduler, **chosen)
+
+
+def _plain() -> Callable[..., Manifest]:
+    from junctor.run import run as run_plainly
+
+    return run_plainly
+
+
+def _flow() -> Callable[..., Manifest]:
+    from junctor_flows.batch import score_as_flow
+
+    return score_as_flow
+
+
+def score(
+    job: Any,
+    resources: Resources,
+    prefect: bool | None,
+    progress: Progress,
+    plain: Callable[[], Callable[..., Manifest]] = _plain,
+    flow: Callable[[], Callable[..., Manifest]] = _flow,
+) -> Manifest:
+    """Do `job`, as a Prefect flow or plainly; None for a flow where a Prefect server is configured.
+
+    plain, flow: import and return who does the job without Prefect and with it.
+    """
     from junctor.cli.failures import interrupted
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
 
     configured = is_configured()
     try:
         if not (configured if prefect is None else prefect):
-            from junctor.run import run as run_plainly
-
-            return run_plainly(job, resources, progress)
+            return plain()(job, resources, progress)
         server = None if configured else EmbeddedServer(embed(job.directory.path))
         # Imported beside the server, which takes longer to start.
-        from junctor_flows.batch import score_as_flow
-
+        as_flow = flow()
         if server is not None:
             server.wait()
-        return score_as_flow(job, resources, progress)
+        return as_flow(job, resources, progress)
     except KeyboardInterrupt:
         raise interrupted("run the same command again to go on") from None
 

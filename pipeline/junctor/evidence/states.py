@@ -41,7 +41,8 @@ _SHOWN_LENGTH = 40
 class StateCells:
     """Reads the cells of one variable. `code` is cheap; `reason` is for what `code` does not know."""
 
-    def __init__(self, variable: Variable) -> None:
+    def __init__(self, variable: Variable, noun: str = "state") -> None:
+        self._noun = noun
         self._states = variable.states
         self._codes = {name: code for code, name in enumerate(variable.states)}
         self._by_index = not any(_NUMBER.fullmatch(name.strip()) for name in variable.states)
@@ -77,7 +78,7 @@ class StateCells:
         names = ", ".join(_short(name) for name in self._states[:_STATES_SHOWN])
         if len(self._states) > _STATES_SHOWN:
             names += f", ... ({len(self._states)} in all)"
-        return f"unknown state {shown}{self._hint(cell)}; states are {names}"
+        return f"unknown {self._noun} {shown}{self._hint(cell)}; {self._noun}s are {names}"
 
     def _hint(self, cell: Cell) -> str:
         if not isinstance(cell, str) or len(cell) > _HINT_LENGTH:

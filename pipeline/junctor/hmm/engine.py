@@ -1,0 +1,242 @@
+"""Answers to batches of sequences: most probable paths, or log-likelihoods and posteriors of the states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.answers import IMPOSSIBLE, INVALID, OK
+from junctor.devices import DeviceChoice, has_gpu
+from junctor.errors import BudgetError, DeviceError, EvidenceError
+from junctor.hmm.blocks import Room, plan_blocks
+from junctor.hmm.decode import CpuMachine, Machine, decode
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+from junctor.hmm.numbers import PathNumbers, logarithms
+from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.hmm.smooth import Smoother
+from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
+from junctor.query import Precision
+from junctor.threads import in_threads
+
+SequenceKind = Literal["viterbi", "posteriors"]
+NO_PROBABILITY = "the sequence has probability 0"
+# Sequences side by side on a CPU: the matrix is read once for all of them.
+TOGETHER = 64
+# Sequences that rather stay together, though their trellis goes in blocks, than be fewer.
+COMPANY = 8
+# Terms of a run (transitions times steps) from which on a GPU is worth its while.
+DEVICE_TERMS = 1 << 36
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SequenceAnswers:
+    """Answers to a batch of sequences; those whose status is not OK hold no numbers to be read.
+
+    starts: int64 [sequences + 1], where the steps of each begin. status: int8 [sequences]. log_value: float64
+    [sequences], natural log of P(path, sequence), or of P(sequence). states: [steps], the smallest unsigned type; None
+    for posteriors: float [steps, states]. reasons: sequence -> why it is not OK.
+    """
+
+    starts: npt.NDArray[np.int64]
+    status: npt.NDArray[np.int8]
+    log_value: npt.NDArray[np.float64]
+    states: npt.NDArray[Any] | None = None
+    posteriors: npt.NDArray[Any] | None = None
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class SequenceEngine:
+    """Answers batches of one model.
+
+    memory: bytes for rows and posteriors beside the model and the sequences, None for a share of what is free. threads:
+    no answer depends on it. device: "gpu" for most probable paths; posteriors stay on the CPU. device_memory: bytes for
+    rows there. spill, disk: folder and bytes of files for rows that exceed the memory.
+    """
+
+    model: HiddenMarkovModel
+    kind: SequenceKind = "viterbi"
+    precision: Precision = "double"
+    memory: int | None = None
+    threads: int = 1
+    device: DeviceChoice = "cpu"
+    device_memory: int | None = None
+    spill: str | None = None
+    disk: int | None = None
+
+    def answer(self, batch: SequenceBatch) -> SequenceAnswers:
+        """Answer a batch. Raises BudgetError where the memory is too small, DiskError, DeviceError."""
+        self._refuse_other_kind(batch)
+        status = np.full(len(batch), OK, np.int8)
+        reasons = dict(batch.invalid or {})
+        for n in np.flatnonzero(batch.lengths == 0).tolist():
+            reasons.setdefault(n, "the sequence is empty")
+        status[list(reasons)] = INVALID
+        log_value = np.full(len(batch), -np.inf)
+        found = np.flatnonzero(status == OK)
+        if self.kind == "viterbi":
+            states = np.zeros(int(batch.starts[-1]), np.min_scalar_type(self.model.states - 1))
+            self._decode(batch, found, states)
+            log_value[found] = log_probabilities(self.model, batch, states)[found]
+            answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
+        else:
+            posteriors = self._smoother.answer(batch, found, self._allowed, self.threads, log_value)
+            answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
+        for n in found[log_value[found] == -np.inf].tolist():
+            status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
+        return answers
+
+    @cached_property
+    def _allowed(self) -> int:
+        return self.memory if self.memory is not None else int(DEFAULT_SHARE * available_memory())
+
+    @cached_property
+    def _folder(self) -> Path:
+        return spill_folder(self.spill)
+
+    @cached_property
+    def _files(self) -> int:
+        return allowed_disk(self._folder) if self.disk is None else self.disk
+
+    @cached_property
+    def _numbers(self) -> PathNumbers:
+        # Maxima of logarithms lose nothing, so log space is what double precision is.
+        return PathNumbers(self.model, np.float32 if self.precision == "single" else np.float64)
+
+    @cached_property
+    def _smoother(self) -> Smoother:
+        return Smoother(self.model, self.precision)
+
+    @cached_property
+    def _gpu(self) -> Any:
+        from junctor.hmm.decode_gpu import GpuMachine
+
+        return GpuMachine(self.model, np.float32 if self.precision == "single" else np.float64, self.device_memory)
+
+    def _decode(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
+        if not len(found):
+            return
+        # Log-likelihoods that sequences bring take as much as the rows.
+        share = 1 if batch.likelihoods is None else 2
+        if self._on_gpu(int(batch.lengths[found].sum())):
+            machine: Machine = self._gpu
+            room = Room(self._gpu.allowed // share, self._allowed, self._files)
+            for steps in fitting(batch, found, self._gpu.together, self._gpu.company, machine.row_bytes, room):
+                self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
+            return
+        room = Room(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
+        if len(found) < 2 * self.threads:
+            # Too few to go round: threads share the ticks.
+            machine = CpuMachine(self._numbers, self.threads)
+            for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, room):
+                self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
+        else:
+            self._decode_in_threads(batch, found, states, room)
+
+    def _decode_in_threads(
+        self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any], room: Room
+    ) -> None:
+        machine, each = CpuMachine(self._numbers), Room(room.here // self.threads, 0, room.disk // self.threads)
+        # Every thread gets as many groups, of whole tiles of four.
+        groups = self.threads * -(-len(found) // (TOGETHER * self.threads))
+        together = -(-len(found) // groups // 4) * 4
+        in_threads(
+            lambda steps, _: self._put(decode(machine, batch, steps, each, self._folder), batch, steps, states),
+            list(fitting(batch, found, together, COMPANY, machine.row_bytes, each)),
+            self.threads,
+        )
+
+    def _put(
+        self, path: npt.NDArray[np.int32], batch: SequenceBatch, steps: Lockstep, states: npt.NDArray[Any]
+    ) -> None:
+        states[steps.steps(batch.starts, 0, steps.ticks - 1)] = path
+
+    def _on_gpu(self, steps: int) -> bool:
+        if self.device != "auto":
+            return self.device == "gpu"
+        if steps * _entries(self.model) < DEVICE_TERMS or not has_gpu():
+            return False
+        try:
+            return self._gpu is not None
+        except (BudgetError, DeviceError) as error:
+            logger.warning("not on the GPU: %s", error)
+            return False
+
+    def _refuse_other_kind(self, batch: SequenceBatch) -> None:
+        if batch.symbols is not None and self.model.emission is None:
+            raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
+
+
+def fitting(
+    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: Room
+) -> Iterator[Lockstep]:
+    """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
+
+    company: that stay together all the same where their trellis fits in blocks. Raises BudgetError where that of a
+    single one does not.
+    """
+    for steps in locksteps(batch.lengths, found, together):
+        yield from _halved(steps, company, row_bytes, room)
+
+
+def _halved(steps: Lockstep, company: int, row_bytes: int, room: Room) -> Iterator[Lockstep]:
+    count = len(steps.sequences)
+    try:
+        blocks = len(plan_blocks(steps.starts, row_bytes, room))
+    except BudgetError:
+        if count == 1:
+            raise
+        blocks = 0
+    if blocks == 1 or (blocks and count <= company):
+        yield steps
+        return
+    half = -(-count // 2)
+    for part in (slice(0, half), slice(half, count)):
+        yield from _halved(Lockstep(steps.sequences[part], steps.lengths[part]), company, row_bytes, room)
+
+
+def log_probabilities(
+    model: HiddenMarkovModel, batch: SequenceBatch, states: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return log P(path, sequence) of each sequence of a batch, in double precision; 0 for an empty one."""
+    inner = np.ones(len(states), np.bool_)
+    firsts = batch.starts[:-1][batch.lengths > 0]
+    inner[firsts] = False
+    transition = model.transition
+    terms = np.empty(len(states))
+    terms[firsts] = logarithms(model.start[states[firsts]])
+    later = np.flatnonzero(inner)
+    before, after = states[later - 1], states[later]
+    if isinstance(transition, SparseMatrix):
+        terms[later] = logarithms(transition.at(before, after))
+    else:
+        terms[later] = logarithms(transition[before, after])
+    terms += _emitted(model, batch, states)
+    sums = np.zeros(len(batch))
+    if len(firsts):
+        sums[batch.lengths > 0] = np.add.reduceat(terms, firsts)
+    return sums
+
+
+def _emitted(model: HiddenMarkovModel, batch: SequenceBatch, states: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    if batch.symbols is None:
+        assert batch.likelihoods is not None
+        emitted: npt.NDArray[np.float64] = batch.likelihoods[np.arange(len(states)), states]
+        return emitted
+    assert model.emission is not None
+    observed = batch.symbols >= 0
+    found = logarithms(model.emission[states, np.where(observed, batch.symbols, 0)])
+    return np.where(observed, found, 0.0)
+
+
+def _entries(model: HiddenMarkovModel) -> int:
+    return len(model.transition.values) if isinstance(model.transition, SparseMatrix) else model.transition.size

@@ -1,0 +1,195 @@
+"""Models in files: Parquet, one row a state, or JSON; a two-slice network in any format that networks come in.
+
+Parquet (`.parquet`), columns:
+
+    state        string       name of the state; no such column where states have none
+    start        double       P(first state)
+    transition   list<double> P(next state), one number for each state; or, where the matrix is kept sparse,
+    to           list<int32>  the states that can be next, and
+    probability  list<double> their probabilities
+    emission     list<double> P(symbol); no such column where sequences bring log-likelihoods
+
+Metadata `junctor.hmm`: JSON with `format_version` and, where symbols have names, `symbols`.
+
+JSON (`.json`, `.json.gz`): an object with `start`, `transition`, `emission` (lists as above), `states`, `symbols`
+(names); the transition may be {"to": [[...]], "probability": [[...]]}.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
+from junctor.storage import aside
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT_VERSION = 1
+_METADATA = b"junctor.hmm"
+_KEYS = {"start", "transition", "emission", "states", "symbols"}
+
+
+def read_model(path: str | os.PathLike[str], format: str | None = None) -> HiddenMarkovModel:
+    """Read a model; by its name Parquet or JSON, anything else as a two-slice network (`junctor.hmm.slices`).
+
+    format: "parquet", "json", or a format of networks. Raises ModelError with the place of what is wrong.
+    """
+    source = Path(path)
+    name = source.name.lower()
+    if format == "json" or (format is None and name.endswith((".json", ".json.gz"))):
+        return _from_json(source)
+    if format in (None, "parquet") and name.endswith(".parquet") and _is_model(source):
+        return _from_parquet(source)
+    from junctor.formats import read_network
+    from junctor.hmm.slices import from_slices
+
+    return from_slices(read_network(source, format), Place(str(source)))
+
+
+def write_model(model: HiddenMarkovModel, path: str | os.PathLike[str]) -> None:
+    """Write a model as Parquet or, where the name ends in `.json` or `.json.gz`, as JSON; whole or not at all."""
+    target = Path(path)
+    with aside(target) as temporary:
+        if target.name.lower().endswith((".json", ".json.gz")):
+            text = json.dumps(_record(model)).encode()
+            temporary.write_bytes(gzip.compress(text, mtime=0) if target.suffix.lower() == ".gz" else text)
+        else:
+            from pyarrow import parquet
+
+            parquet.write_table(_table(model), temporary, compression="zstd", row_group_size=256)
+
+
+def _record(model: HiddenMarkovModel) -> dict[str, Any]:
+    transition: Any
+    if isinstance(model.transition, SparseMatrix):
+        rows = model.transition.starts[1:-1]
+        transition = {
+            "to": [each.tolist() for each in np.split(model.transition.columns, rows)],
+            "probability": [each.tolist() for each in np.split(model.transition.values, rows)],
+        }
+    else:
+        transition = model.transition.tolist()
+    record: dict[str, Any] = {"states": model.state_names, "symbols": model.symbol_names}
+    record |= {"start": model.start.tolist(), "transition": transition}
+    if model.emission is not None:
+        record["emission"] = model.emission.tolist()
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _from_json(source: Path) -> HiddenMarkovModel:
+    place = Place(str(source))
+    try:
+        data = source.read_bytes()
+        record = json.loads(gzip.decompress(data) if source.suffix.lower() == ".gz" else data)
+    except (OSError, EOFError, ValueError) as error:
+        raise ModelError(f"cannot be read as JSON: {error}", place) from None
+    if not isinstance(record, dict) or not {"start", "transition"} <= record.keys() <= _KEYS:
+        found = sorted(record) if isinstance(record, dict) else type(record).__name__
+        raise ModelError(f"found {found}, expected an object with start, transition and maybe others of {_KEYS}", place)
+    transition = record["transition"]
+    if isinstance(transition, dict):
+        if transition.keys() != {"to", "probability"}:
+            raise ModelError(f"transition: found {sorted(transition)}, expected 'to' and 'probability'", place)
+        transition = _sparse_of_lists(transition["to"], transition["probability"], place)
+    states, symbols = record.get("states"), record.get("symbols")
+    return build_model(record["start"], transition, record.get("emission"), states, symbols, place)
+
+
+def _sparse_of_lists(to: Any, probability: Any, place: Place) -> SparseMatrix:
+    try:
+        lengths = [len(row) for row in to]
+        if lengths != [len(row) for row in probability]:
+            raise ValueError("a state has more or fewer probabilities than next states")
+        columns = np.array([state for row in to for state in row])
+        if columns.size and columns.dtype.kind != "i":
+            raise ValueError("next states have to be numbers, from 0")
+        values = np.array([number for row in probability for number in row], np.float64)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"transition: {error}", place) from None
+    return SparseMatrix(np.cumsum([0, *lengths]), columns.astype(np.int32), values)
+
+
+def _is_model(source: Path) -> bool:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return _METADATA in (parquet.read_schema(source).metadata or {})
+    except (OSError, pa.ArrowException):
+        return False  # whoever reads networks says what is wrong
+
+
+def _table(model: HiddenMarkovModel) -> pa.Table:
+    import pyarrow as pa
+
+    from junctor.arrays import number_array, string_array
+
+    columns: dict[str, pa.Array] = {}
+    if model.state_names is not None:
+        columns["state"] = string_array(model.state_names)
+    columns["start"] = number_array(model.start)
+    if isinstance(model.transition, SparseMatrix):
+        offsets = number_array(model.transition.starts)
+        columns["to"] = pa.LargeListArray.from_arrays(offsets, number_array(model.transition.columns))
+        columns["probability"] = pa.LargeListArray.from_arrays(offsets, number_array(model.transition.values))
+    else:
+        columns["transition"] = _lists(model.transition)
+    if model.emission is not None:
+        columns["emission"] = _lists(model.emission)
+    facts: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    if model.symbol_names is not None:
+        facts["symbols"] = model.symbol_names
+    return pa.table(columns, metadata={_METADATA: json.dumps(facts).encode()})
+
+
+def _lists(rows: npt.NDArray[np.float64]) -> pa.Array:
+    import pyarrow as pa
+
+    from junctor.arrays import number_array
+
+    offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
+    return pa.LargeListArray.from_arrays(number_array(offsets), number_array(rows.reshape(-1)))
+
+
+def _from_parquet(source: Path) -> HiddenMarkovModel:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    place = Place(str(source))
+    try:
+        table = parquet.read_table(source, use_threads=False)
+        facts = json.loads(table.schema.metadata[_METADATA])
+        if facts.get("format_version") != FORMAT_VERSION:
+            raise ModelError(f"found format_version {facts.get('format_version')!r}, expected {FORMAT_VERSION}", place)
+        names = table.column("state").to_pylist() if "state" in table.column_names else None
+        start = table.column("start").to_numpy()
+        emission = _matrix(table, "emission", place) if "emission" in table.column_names else None
+        transition: Any
+        if "to" in table.column_names:
+            to, probability = table.column("to").combine_chunks(), table.column("probability").combine_chunks()
+            lengths = to.value_lengths().to_numpy(zero_copy_only=False)
+            columns, values = (each.flatten().to_numpy(zero_copy_only=False) for each in (to, probability))
+            transition = SparseMatrix(np.cumsum([0, *lengths]), columns, values)
+        else:
+            transition = _matrix(table, "transition", place)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot be read as a hidden Markov model: {error}", place) from None
+    return build_model(start, transition, emission, names, facts.get("symbols"), place)
+
+
+def _matrix(table: pa.Table, name: str, place: Place) -> npt.NDArray[np.float64]:
+    column = table.column(name).combine_chunks()
+    lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+    if len(lengths) != 1:
+        raise ModelError(f"{name}: found lists of lengths {lengths.tolist()[:5]}, expected one length", place)
+    matrix: npt.NDArray[np.float64] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    return matrix

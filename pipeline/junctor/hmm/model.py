@@ -1,0 +1,227 @@
+"""Hidden Markov models: a start distribution, a transition matrix and emissions. Immutable, valid once they exist."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place
+from junctor.model import ROW_SUM_EXACT, ROW_SUM_TOLERANCE
+
+Doubles = npt.NDArray[np.float64]
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SparseMatrix:
+    """The entries of a square matrix that are not zero, row by row, columns ascending.
+
+    starts: int64 [states + 1], where each row begins. columns: int32 [entries]. values: float64 [entries].
+    """
+
+    starts: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int32]
+    values: Doubles
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.starts) - 1, len(self.starts) - 1
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The row of each entry."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+    def at(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> Doubles:
+        """Return the entries at pairs of row and column [n]."""
+        size = len(self.starts) - 1
+        keys, asked = self.rows * size + self.columns, rows.astype(np.int64) * size + columns
+        if not len(keys):
+            return np.zeros(len(asked))
+        places = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
+        return np.where(keys[places] == asked, self.values[places], 0.0)
+
+    def dense(self) -> Doubles:
+        """Return the whole matrix."""
+        table = np.zeros(self.shape)
+        table[self.rows, self.columns] = self.values
+        return table
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenMarkovModel:
+    """A hidden Markov model over numbered states; rows of probabilities sum to 1, and zeros are true zeros.
+
+    start: float64 [states]. transition: float64 [states, states], from the row to the column, or sparse. emission:
+    float64 [states, symbols], None where sequences bring the log-likelihoods of their steps. state_names,
+    symbol_names: None where they have no names but their numbers.
+    """
+
+    start: Doubles
+    transition: Doubles | SparseMatrix
+    emission: Doubles | None = None
+    state_names: Names | None = None
+    symbol_names: Names | None = None
+
+    @property
+    def states(self) -> int:
+        """Number of states."""
+        return len(self.start)
+
+    @property
+    def symbols(self) -> int:
+        """Number of symbols, 0 without emissions."""
+        return 0 if self.emission is None else self.emission.shape[1]
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the transition matrix is kept sparse."""
+        return isinstance(self.transition, SparseMatrix)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that an answer depends on."""
+        sha = hashlib.sha256(repr((self.states, self.state_names, self.symbol_names, self.sparse)).encode())
+        arrays: list[npt.NDArray[Any]]
+        if isinstance(self.transition, SparseMatrix):
+            arrays = [self.transition.starts, self.transition.columns, self.transition.values]
+        else:
+            arrays = [self.transition]
+        for array in (self.start, *arrays, *([] if self.emission is None else [self.emission])):
+            sha.update(repr(array.shape).encode())
+            sha.update(np.ascontiguousarray(array).data)
+        return sha.hexdigest()
+
+    def __repr__(self) -> str:
+        kind = f"{len(self.transition.values):,} transitions" if isinstance(self.transition, SparseMatrix) else "dense"
+        return f"HiddenMarkovModel({self.states:,} states, {self.symbols:,} symbols, {kind})"
+
+
+def build_model(
+    start: npt.ArrayLike,
+    transition: Any,
+    emission: npt.ArrayLike | None = None,
+    states: Sequence[str] | None = None,
+    symbols: Sequence[str] | None = None,
+    place: Place | None = None,
+) -> HiddenMarkovModel:
+    """Check arrays and names and return the model.
+
+    transition: an array, a `SparseMatrix`, or a sparse matrix of SciPy. Rows that miss 1 by up to 1e-2 are divided by
+    their sum unless they are within 2e-6. Raises ModelError, with `place`, for wrong shapes, negative or non-finite
+    numbers, rows that do not sum to 1, and names that are empty, repeated or of the wrong number.
+    """
+    first = _numbers(start, "start", 1, place)
+    size = len(first)
+    if not size:
+        raise ModelError("no states found, expected at least one", place)
+    matrix: Doubles | SparseMatrix
+    if isinstance(transition, SparseMatrix):
+        matrix = _checked_sparse(transition, size, place)
+    elif hasattr(transition, "tocsr"):
+        matrix = _checked_sparse(_from_scipy(transition), size, place)
+    else:
+        matrix = _numbers(transition, "transition", 2, place)
+        _refuse_shape(matrix, (size, size), "transition", place)
+        matrix = _rows_of_one(matrix, "transition", place)
+    table = None
+    if emission is not None:
+        table = _numbers(emission, "emission", 2, place)
+        _refuse_shape(table, (size, table.shape[1]), "emission", place)
+        table = _rows_of_one(table, "emission", place)
+    elif symbols is not None:
+        raise ModelError("symbols have names, but there is no emission matrix", place)
+    return HiddenMarkovModel(
+        _frozen(_rows_of_one(first[None], "start", place)[0]),
+        matrix if isinstance(matrix, SparseMatrix) else _frozen(matrix),
+        None if table is None else _frozen(table),
+        _checked_names(states, size, "state", place),
+        None if table is None else _checked_names(symbols, table.shape[1], "symbol", place),
+    )
+
+
+def _frozen(array: Doubles) -> Doubles:
+    array = np.array(array)
+    array.setflags(write=False)
+    return array
+
+
+def _numbers(values: npt.ArrayLike, what: str, axes: int, place: Place | None) -> Doubles:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{what}: not an array of numbers ({error})", place) from None
+    if array.ndim != axes or array.shape[-1] == 0:
+        raise ModelError(f"{what}: found an array of shape {array.shape}, expected {axes} axes, none empty", place)
+    bad = ~np.isfinite(array) | (array < 0)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ModelError(f"{what}{list(at)}: found {float(array[at])!r}, expected a number from 0 to 1", place)
+    return array
+
+
+def _refuse_shape(array: Doubles, shape: tuple[int, ...], what: str, place: Place | None) -> None:
+    if array.shape != shape:
+        raise ModelError(f"{what}: found shape {array.shape}, expected {shape}", place)
+
+
+def _rows_of_one(table: Doubles, what: str, place: Place | None) -> Doubles:
+    sums = table.sum(axis=-1, keepdims=True)
+    return np.where(_divided(sums[:, 0], what, place)[:, None], table / sums, table)
+
+
+def _divided(sums: npt.NDArray[Any], what: str, place: Place | None) -> npt.NDArray[np.bool_]:
+    """Return which rows are to be divided by their sum; raises ModelError where one is too far from 1."""
+    off = np.abs(sums - 1.0)
+    if off.max() > ROW_SUM_TOLERANCE:
+        row = int(off.argmax())
+        where = f"{what}: row {row}" if what != "start" else what
+        raise ModelError(f"{where} sums to {sums[row]:.9g}, expected 1 (up to {ROW_SUM_TOLERANCE:g} off)", place)
+    divided: npt.NDArray[np.bool_] = off > ROW_SUM_EXACT
+    return divided
+
+
+def _from_scipy(matrix: Any) -> SparseMatrix:
+    rows = matrix.tocsr(copy=True)
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
+    return SparseMatrix(rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data.astype(np.float64))
+
+
+def _checked_sparse(matrix: SparseMatrix, size: int, place: Place | None) -> SparseMatrix:
+    starts, columns = np.asarray(matrix.starts, np.int64), np.asarray(matrix.columns, np.int64)
+    if len(starts) != size + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] != len(columns):
+        raise ModelError(f"transition: where its rows begin does not fit {size} states", place)
+    values = _numbers(matrix.values, "transition", 1, place)
+    if len(values) != len(columns) or ((columns < 0) | (columns >= size)).any():
+        raise ModelError(f"transition: an entry has no state between 0 and {size - 1}, or no value", place)
+    rows = np.repeat(np.arange(size), np.diff(starts))
+    order = np.argsort(rows * size + columns, kind="stable")
+    columns, values = columns[order], values[order]
+    if (np.diff(rows * size + columns) == 0).any():
+        raise ModelError("transition: a pair of states stands there twice", place)
+    sums = np.bincount(rows, values, size)
+    values = np.where(_divided(sums, "transition", place)[rows], values / sums[rows], values)
+    kept = values > 0
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=size))]).astype(np.int64)
+    return SparseMatrix(starts, columns[kept].astype(np.int32), _frozen(values[kept]))
+
+
+def _checked_names(names: Sequence[str] | None, count: int, what: str, place: Place | None) -> Names | None:
+    if names is None:
+        return None
+    if len(names) != count:
+        raise ModelError(f"found {len(names)} {what} names, expected {count}", place)
+    seen: set[str] = set()
+    for name in names:
+        if not isinstance(name, str) or not name or name in seen:
+            raise ModelError(f"found the {what} name {name!r}, expected names that are all different", place)
+        seen.add(name)
+    return tuple(names)

@@ -1,0 +1,146 @@
+"""The numbers of a model as kernels take them: logarithms or probabilities, rows padded, matrices packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.hmm_cpu import Matrix, dense, packed, padded
+
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+
+Array = npt.NDArray[Any]
+# Logarithms nearer to zero are zero: in single precision some machines take numbers below 1e-38 for zero, others not.
+NEAR_ZERO = 1e-30
+
+
+def logarithms(probabilities: Array) -> Array:
+    """Return natural logarithms, -inf for zero."""
+    with np.errstate(divide="ignore"):
+        logs: Array = np.log(probabilities)
+    return logs
+
+
+def in_format(logs: Array, dtype: npt.DTypeLike) -> Array:
+    """Return logarithms in a number format, the same on every machine."""
+    return np.where(np.abs(logs) < NEAR_ZERO, 0.0, logs).astype(dtype)
+
+
+def log_transitions(model: HiddenMarkovModel, dtype: npt.DTypeLike) -> Array:
+    """Return the logarithms of the transition matrix, of its entries where it is sparse, none above 0.
+
+    A row that misses 1 may have an entry above it; the same factor for every transition changes no path.
+    """
+    values = model.transition.values if isinstance(model.transition, SparseMatrix) else model.transition
+    logs = logarithms(values)
+    return in_format(logs - max(0.0, float(logs.max(initial=-np.inf))), dtype)
+
+
+def padded_rows(rows: Array, stride: int, nothing: float, dtype: npt.DTypeLike) -> Array:
+    """Return rows [n, states] in memory rows [n, stride]."""
+    wide = np.full((len(rows), stride), nothing, dtype)
+    wide[:, : rows.shape[1]] = rows
+    return wide
+
+
+def by_columns(matrix: SparseMatrix, values: Array) -> Matrix:
+    """Return a sparse matrix by columns, with other numbers in place of its values."""
+    order = np.argsort(matrix.columns, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(matrix.columns, minlength=matrix.shape[0]))])
+    return Matrix(starts.astype(np.int64), matrix.rows[order].astype(np.int32), values[order])
+
+
+def by_rows(matrix: SparseMatrix, values: Array) -> Matrix:
+    """Return the transposed sparse matrix by columns."""
+    return Matrix(matrix.starts, matrix.columns, np.ascontiguousarray(values))
+
+
+class PathNumbers:
+    """What most probable paths need of a model, in single or double precision.
+
+    matrix: packed for products. columns: the matrix by columns, for the way back; the same one where it is sparse.
+    start: [stride], logarithms. emissions: [symbols + 1, stride], of each symbol, and zeros for what is not observed.
+    """
+
+    def __init__(self, model: HiddenMarkovModel, dtype: npt.DTypeLike) -> None:
+        self.states, self.dtype = model.states, np.dtype(dtype)
+        self.stride = padded(model.states, dtype)
+        logs = log_transitions(model, dtype)
+        if isinstance(model.transition, SparseMatrix):
+            self.matrix = self.columns = by_columns(model.transition, logs)
+        else:
+            self.matrix = packed(logs, -np.inf)
+            self.columns = dense(padded_rows(logs.T, self.stride, -np.inf, dtype))
+        start = in_format(logarithms(model.start), dtype)
+        self.start = padded_rows(start[None], self.stride, -np.inf, dtype)[0]
+        self.emissions = emission_rows(model, self.stride, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices and the emissions."""
+        matrices = {id(each.numbers): each.numbers.nbytes for each in (self.matrix, self.columns)}
+        return sum(matrices.values()) + self.emissions.nbytes
+
+
+def emission_rows(model: HiddenMarkovModel, stride: int, dtype: npt.DTypeLike) -> Array:
+    """Return the logarithms of emissions [symbols + 1, stride], the last row for what is not observed."""
+    emission = np.ones((model.states, 0)) if model.emission is None else model.emission
+    logs = in_format(logarithms(emission.T), dtype)
+    return np.concatenate([padded_rows(logs, stride, 0.0, dtype), np.zeros((1, stride), dtype)])
+
+
+class SumNumbers:
+    """What log-likelihoods and posteriors need of a model: probabilities, or logarithms in double precision.
+
+    forward, backward: the transition matrix and the transposed one, packed for products. least: the smallest number
+    above zero in it. start, emissions: as in `PathNumbers`, but with probabilities 0 for padding and 1 for what is not
+    observed. leasts: the smallest number above zero in each row of emissions. fits: whether the start is in the range
+    of the format; whether the others are, the kernels see.
+    """
+
+    def __init__(self, model: HiddenMarkovModel, dtype: npt.DTypeLike, logs: bool) -> None:
+        self.states, self.dtype, self.logs = model.states, np.dtype(dtype), logs
+        self.stride = padded(model.states, dtype)
+        self.nothing = -np.inf if logs else 0.0
+        convert = logarithms if logs else np.asarray
+        transition = model.transition
+        if isinstance(transition, SparseMatrix):
+            exact = transition.values
+            values = convert(exact).astype(dtype)
+            self.forward, self.backward = by_columns(transition, values), by_rows(transition, values)
+        else:
+            exact = transition
+            values = convert(exact).astype(dtype)
+            self.forward = packed(values, self.nothing)
+            self.backward = packed(np.ascontiguousarray(values.T), self.nothing)
+        self.least = least_above_zero(exact.reshape(1, -1), dtype)[0]
+        self.fits = logs or least_above_zero(model.start[None], dtype)[0] >= np.finfo(dtype).tiny
+        self.start = padded_rows(convert(model.start)[None], self.stride, self.nothing, dtype)[0]
+        emission = np.ones((model.states, 0)) if model.emission is None else model.emission
+        rows = np.concatenate([emission.T, np.ones((1, model.states))])
+        self.emissions = padded_rows(convert(rows), self.stride, self.nothing, dtype)
+        self.leasts = least_above_zero(rows, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices and the emissions."""
+        return int(self.forward.numbers.nbytes + self.backward.numbers.nbytes + self.emissions.nbytes)
+
+    def scaled(self, likelihoods: Array) -> tuple[Array, Array, Array]:
+        """Return what `emissions` and `leasts` are of log-likelihoods [n, states], and what was subtracted [n]."""
+        if self.logs:
+            rows = padded_rows(likelihoods, self.stride, self.nothing, self.dtype)
+            return rows, np.ones(len(rows), self.dtype), np.zeros(len(rows))
+        largest = likelihoods.max(axis=1)
+        largest = np.where(largest == -np.inf, 0.0, largest)
+        shifted = likelihoods - largest[:, None]
+        lowest = np.where(shifted == -np.inf, 0.0, shifted).min(axis=1)
+        rows = padded_rows(np.exp(shifted), self.stride, 0.0, self.dtype)
+        return rows, np.exp(lowest).astype(self.dtype), largest
+
+
+def least_above_zero(rows: Array, dtype: npt.DTypeLike) -> Array:
+    """Return the least number above zero of each row, 1 where there is none, 0 where the format has none so small."""
+    least = np.where(rows > 0, rows, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isinf(least), 1.0, least).astype(dtype)

@@ -1,0 +1,126 @@
+"""Answers to sequences as an Arrow table, one row a sequence; and encoded partitions of sequences on disk.
+
+Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number where states
+have no names), or for posteriors `posterior` (a list with one fixed-size list a step, one number a state);
+`log_probability` (of path and sequence) or `log_likelihood` (of the sequence), natural logarithms; `status`; `reason`.
+A row that is not `ok` has its reason and is null in its answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
+
+from junctor.answers import OK, STATUS_NAMES
+from junctor.arrays import list_array, number_array, numbers_of, string_array
+from junctor.errors import RunError
+from junctor.hmm.engine import SequenceAnswers
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.packing import SequenceBatch
+from junctor.hmm.sequences import EncodedSequences
+from junctor.results import METADATA_KEY, PART_KEY
+from junctor.storage import aside
+
+FORMAT_VERSION = 1
+_ENCODED = b"junctor.sequences"
+
+
+def answers_table(answers: SequenceAnswers, case_ids: pa.Array, model: HiddenMarkovModel) -> pa.Table:
+    """Return the answers to a batch; the number of rows of each status goes into the metadata under `junctor.part`."""
+    bad = answers.status != OK
+    kept = np.repeat(~bad, np.diff(answers.starts))
+    if answers.states is not None:
+        names, steps = ("path", "log_probability"), _states(answers.states[kept], model)
+    else:
+        assert answers.posteriors is not None
+        whole = bool(kept.all())
+        names = "posterior", "log_likelihood"
+        steps = list_array(answers.posteriors if whole else answers.posteriors[kept])
+    columns = {
+        "case_id": case_ids,
+        names[0]: _lists(steps, np.where(bad, 0, np.diff(answers.starts)), bad),
+        names[1]: number_array(answers.log_value, bad),
+        "status": pa.DictionaryArray.from_arrays(number_array(answers.status), string_array(STATUS_NAMES)),
+        "reason": string_array([answers.reasons.get(n) for n in range(len(bad))]),
+    }
+    facts = {"format_version": FORMAT_VERSION, "model_digest": model.digest, "states": model.state_names}
+    counts = np.bincount(answers.status, minlength=len(STATUS_NAMES)).tolist()
+    part = {"statuses": dict(zip(STATUS_NAMES, counts, strict=True))}
+    return pa.table(columns, metadata={METADATA_KEY: json.dumps(facts).encode(), PART_KEY: json.dumps(part).encode()})
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table as Parquet."""
+    parquet.write_table(table, path, compression="zstd", compression_level=1, write_statistics=False)
+
+
+def write_sequences(part: EncodedSequences, path: Path) -> None:
+    """Write a partition, aside first and then renamed to `path`, so that a file of that name is whole."""
+    batch = part.batch
+    none = np.zeros(len(batch), np.bool_)
+    if batch.symbols is not None:
+        name, width, steps = "symbols", 1, number_array(batch.symbols)
+    else:
+        assert batch.likelihoods is not None
+        name, width, steps = "likelihoods", batch.likelihoods.shape[1], number_array(batch.likelihoods.reshape(-1))
+    columns = {
+        "case_id": part.case_ids,
+        name: _lists(steps, batch.lengths * width, none),
+        "reason": string_array([(batch.invalid or {}).get(n) for n in range(len(batch))]),
+    }
+    kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
+    facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
+    with aside(path) as temporary:
+        write_table(pa.table(columns, metadata={_ENCODED: json.dumps(facts).encode()}), temporary)
+
+
+def read_sequences(path: Path) -> EncodedSequences:
+    """Read what `write_sequences` wrote; raises RunError for anything else."""
+    try:
+        table = parquet.read_table(path, use_threads=False).combine_chunks()
+        facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])
+        if facts["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format_version {facts['format_version']}, expected {FORMAT_VERSION}")
+        kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(facts["case_id"]))).field(0).type
+        name = "symbols" if "symbols" in table.column_names else "likelihoods"
+        lists = _chunk(table, name)
+        lengths = numbers_of(lists.value_lengths(), 0) // facts["width"]
+        values = numbers_of(lists.flatten(), 0)
+        reasons = _chunk(table, "reason").to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: cannot be read as encoded sequences ({error}): start the run anew") from error
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    batch = SequenceBatch(
+        starts,
+        values if name == "symbols" else None,
+        values.reshape(-1, facts["width"]) if name != "symbols" else None,
+        {n: reason for n, reason in enumerate(reasons) if reason is not None},
+    )
+    return EncodedSequences(batch, _chunk(table, "case_id").cast(kind), facts["first_row"])
+
+
+def _chunk(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _states(states: npt.NDArray[Any], model: HiddenMarkovModel) -> pa.Array:
+    if model.state_names is None:
+        return number_array(states)
+    return pa.DictionaryArray.from_arrays(number_array(states.astype(np.int32)), string_array(model.state_names))
+
+
+def _lists(steps: pa.Array, lengths: npt.NDArray[Any], null: npt.NDArray[np.bool_]) -> pa.Array:
+    offsets = number_array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    lists = pa.LargeListArray.from_arrays(offsets, steps)
+    if not null.any():
+        return lists
+    validity = pa.py_buffer(np.packbits(~null, bitorder="little"))
+    return pa.Array.from_buffers(lists.type, len(lists), [validity, lists.buffers()[1]], children=[steps])

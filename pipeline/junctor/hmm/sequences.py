@@ -1,0 +1,267 @@
+"""Sequences from tables with a list column: symbols by name or index, or the log-likelihoods of the states.
+
+A row is a sequence. Its list holds symbols (strings or integers; null where nothing was observed), or for each step a
+list of natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from junctor.arrays import number_array
+from junctor.errors import EvidenceError, Place, nearest
+from junctor.evidence.columnar import ArrowTable, ParquetTable
+from junctor.evidence.columns import encode_states, is_list
+from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.states import StateCells
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.packing import SequenceBatch
+from junctor.model import Variable
+
+CASE_ID = "case_id"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EncodedSequences:
+    """A batch, one case id for each sequence, and the number of its first row in the input, from 0."""
+
+    batch: SequenceBatch
+    case_ids: pa.Array
+    first_row: int
+
+
+class _Table(Protocol):
+    path: Path
+    schema: pa.Schema
+
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]: ...
+
+
+class SequenceEncoder:
+    """Reads lists of symbols, or of log-likelihoods, of one model."""
+
+    def __init__(self, model: HiddenMarkovModel) -> None:
+        self.model = model
+        names = model.symbol_names or tuple(map(str, range(model.symbols)))
+        self._cells = StateCells(Variable("symbol", names), "symbol") if names else None
+
+    def encode(self, column: pa.Array) -> SequenceBatch:
+        """Return the sequences of a list column; raises EvidenceError where the model cannot read such lists at all."""
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        invalid = {int(n): "there is no sequence" for n in np.flatnonzero(_flags(column.is_null()))}
+        values = column.flatten()
+        if is_list(values.type):
+            likelihoods, bad = _likelihoods(values, self.model.states)
+            batch = SequenceBatch(starts, None, likelihoods, invalid)
+        else:
+            if self._cells is None:
+                raise EvidenceError("the model has no emissions: its sequences have to bring lists of log-likelihoods")
+            symbols, bad = encode_states(values, self._cells)
+            batch = SequenceBatch(starts, symbols, None, invalid)
+        for step, reason in sorted(bad):
+            sequence = int(np.searchsorted(starts, step, side="right")) - 1
+            invalid.setdefault(sequence, f"step {step - starts[sequence]}: {reason}")
+        return batch
+
+
+def _flags(column: pa.Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Return log-likelihoods [steps, states], zeros for steps that are null or bad, and the bad."""
+    lengths = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
+    fits = lengths == states
+    wrong = np.flatnonzero(~fits & (lengths >= 0)).tolist()
+    bad = [(step, f"found {lengths[step]} log-likelihoods, expected {states}, one for each state") for step in wrong]
+    logs = np.zeros((len(values), states))
+    flat = values.filter(pa.array(fits)).flatten().cast(pa.float64(), safe=False)
+    logs[fits] = pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False).reshape(-1, states)
+    broken = np.flatnonzero((np.isnan(logs) | (logs == np.inf)).any(axis=1))
+    logs[broken] = 0.0
+    return logs, bad + [(step, "a log-likelihood is missing, or not below infinity") for step in broken.tolist()]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SequenceSource:
+    """Files of sequences that were opened. positions: of the case ids, None for numbers, and of the lists."""
+
+    tables: tuple[_Table, ...]
+    positions: tuple[int | None, int]
+    encoder: SequenceEncoder
+    strict: bool
+
+    @property
+    def no_case_ids(self) -> pa.Array:
+        """The case ids of no sequences."""
+        at = self.positions[0]
+        return pa.nulls(0, pa.int64() if at is None else self.tables[0].schema.field(at).type)
+
+    def partitions(self, rows: int, steps: int) -> Iterator[EncodedSequences]:
+        """Yield partitions of at most `rows` sequences and `steps` steps, or of one longer sequence, in order.
+
+        Raises EvidenceError for what cannot be read and, if the source is strict, for the first invalid sequence.
+        """
+        held: list[EncodedSequences] = []
+        for piece in self._pieces():
+            first = 0
+            for last, full in _cuts(piece.batch.lengths, rows, steps, held):
+                held.append(_slice(piece, first, last))
+                first = last
+                if full:
+                    yield _together(held)
+                    held = []
+        if held:
+            yield _together(held)
+
+    def _pieces(self) -> Iterator[EncodedSequences]:
+        first_row = 0
+        at, lists = self.positions
+        for table in self.tables:
+            with explained(table.path):
+                for batch in table.batches([lists] if at is None else [lists, at]):
+                    encoded = self.encoder.encode(batch.column(0))
+                    if self.strict and encoded.invalid:
+                        row = min(encoded.invalid)
+                        raise EvidenceError(f"row {first_row + row}: {encoded.invalid[row]}", Place(str(table.path)))
+                    ids = _numbers(first_row, batch.num_rows)
+                    if at is not None:
+                        # Text comes as a dictionary.
+                        ids = batch.column(1).cast(table.schema.field(at).type)
+                    yield EncodedSequences(encoded, ids, first_row)
+                    first_row += batch.num_rows
+
+
+def open_sequences(
+    path: str | os.PathLike[str],
+    model: HiddenMarkovModel,
+    *,
+    column: str | None = None,
+    case_id: str | None = None,
+    strict: bool = False,
+    format: str | None = None,
+) -> SequenceSource:
+    """Open a Parquet or Arrow file, or a folder of them, with a list column; no rows are read yet.
+
+    column: the lists; by default the only column of lists. case_id: the column that is carried through; by default
+    `case_id`, and row numbers where there is none. strict: refuse invalid sequences instead of marking them. Raises
+    EvidenceError.
+    """
+    source = Path(path)
+    with explained(source):
+        paths = files_of(source) if source.is_dir() else [source]
+        if not paths:
+            raise EvidenceError("the folder has no files", Place(str(source)))
+        tables = tuple(_open(each, checked_format(format)) for each in paths)
+        found = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
+    for table in tables[1:]:
+        if not table.schema.equals(tables[0].schema):
+            raise EvidenceError(f"other columns than {tables[0].path}", Place(str(table.path)))
+    return SequenceSource(tables, found[0], SequenceEncoder(model), strict)
+
+
+def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequences:
+    """Encode sequences in memory: a list of lists, or an Arrow array or table. Raises EvidenceError."""
+    ids = None
+    if isinstance(sequences, pa.Table):
+        at, lists = _positions(sequences.schema, None, None, None)
+        ids = None if at is None else _whole(sequences.column(at))
+        sequences = sequences.column(lists)
+    try:
+        array = sequences if isinstance(sequences, pa.Array | pa.ChunkedArray) else pa.array(list(sequences))
+    except (pa.ArrowException, TypeError) as error:
+        raise EvidenceError(f"sequences cannot be read: {error}") from None
+    array = _whole(array)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.large_list(pa.int64() if model.symbols else pa.list_(pa.float64())))
+    if not is_list(array.type):
+        raise EvidenceError(f"found sequences of type {array.type}, expected lists")
+    return EncodedSequences(SequenceEncoder(model).encode(array), _numbers(0, len(array)) if ids is None else ids, 0)
+
+
+def _whole(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _open(path: Path, format: str | None) -> _Table:
+    with explained(path):
+        found = format or format_of(path)
+        if found not in ("parquet", "arrow"):
+            raise EvidenceError(f"found {found}, expected sequences as Parquet or Arrow", Place(str(path)))
+        return ParquetTable(path) if found == "parquet" else ArrowTable(path)
+
+
+def _positions(
+    schema: pa.Schema, column: str | None, case_id: str | None, place: Place | None
+) -> tuple[int | None, int]:
+    """Return where the case ids and the lists are."""
+    lists = [field.name for field in schema if is_list(field.type)]
+    if column is None:
+        if len(lists) != 1:
+            raise EvidenceError(f"found the list columns {lists}, expected one; --column names it", place)
+        column = lists[0]
+    elif column not in lists:
+        raise EvidenceError(f"no list column {column!r}{nearest(column, lists)}; found {lists}", place)
+    if case_id is not None and case_id not in schema.names:
+        raise EvidenceError(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}", place)
+    name = case_id or CASE_ID
+    at = schema.get_field_index(name) if name in schema.names and name != column else None
+    return at, schema.get_field_index(column)
+
+
+def _cuts(
+    lengths: npt.NDArray[np.int64], rows: int, steps: int, held: Iterable[EncodedSequences]
+) -> Iterator[tuple[int, bool]]:
+    """Yield where a piece is cut, and whether the partition is full there; held: what it has already."""
+    have_rows = sum(len(each.batch) for each in held)
+    have_steps = sum(int(each.batch.starts[-1]) for each in held)
+    for n, length in enumerate(lengths.tolist()):
+        if have_rows == rows or (have_rows and have_steps + length > steps):
+            yield n, True
+            have_rows = have_steps = 0
+        have_rows, have_steps = have_rows + 1, have_steps + length
+    yield len(lengths), False
+
+
+def _slice(piece: EncodedSequences, first: int, last: int) -> EncodedSequences:
+    batch = piece.batch
+    begin, end = int(batch.starts[first]), int(batch.starts[last])
+    part = SequenceBatch(
+        batch.starts[first : last + 1] - begin,
+        None if batch.symbols is None else batch.symbols[begin:end],
+        None if batch.likelihoods is None else batch.likelihoods[begin:end],
+        {n - first: reason for n, reason in (batch.invalid or {}).items() if first <= n < last},
+    )
+    return EncodedSequences(part, piece.case_ids.slice(first, last - first), piece.first_row + first)
+
+
+def _together(pieces: Sequence[EncodedSequences]) -> EncodedSequences:
+    batches = [piece.batch for piece in pieces]
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    invalid: dict[int, str] = {}
+    for first, batch in zip(np.cumsum([0, *map(len, batches)]).tolist(), batches, strict=False):
+        invalid |= {n + first: reason for n, reason in (batch.invalid or {}).items()}
+    symbols = [batch.symbols for batch in batches if batch.symbols is not None]
+    likelihoods = [batch.likelihoods for batch in batches if batch.likelihoods is not None]
+    whole = SequenceBatch(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.concatenate(symbols) if symbols else None,
+        np.concatenate(likelihoods) if likelihoods else None,
+        invalid,
+    )
+    return EncodedSequences(whole, pa.concat_arrays([piece.case_ids for piece in pieces]), pieces[0].first_row)
+
+
+def _numbers(first: int, rows: int) -> pa.Array:
+    return number_array(np.arange(first, first + rows, dtype=np.int64))

@@ -1,0 +1,103 @@
+"""A two-slice Bayesian network read as a hidden Markov model, where it is one.
+
+Variables of the two slices have the same name but for a 0 and a 1 at the end (`Rain_0`, `Rain_1`), or an apostrophe
+after the second. Those of the first slice that have a child in the second are the state, all together; the rest of the
+second slice is observed, all together. What is observed may depend on its own slice only, and if the first slice has it
+too, it has to depend on the state in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.errors import ModelError, Place
+from junctor.hmm.model import HiddenMarkovModel, build_model
+from junctor.model import Network, table_size
+
+Doubles = npt.NDArray[np.float64]
+
+
+def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovModel:
+    """Return the hidden Markov model that a two-slice network is; several variables make states such as "a,b".
+
+    Raises ModelError, with `place`, where the network is something else, saying what does not fit.
+    """
+    if network.kind != "bayes":
+        raise ModelError("a Markov network cannot be read as a hidden Markov model", place)
+    later = _pairs(network)
+    firsts = [v for v in later if any(v in network.factors[w].scope[:-1] for w in later.values())]
+    if not firsts:
+        raise ModelError(
+            "not a two-slice network: expected variables with the same name but for a 0 and a 1 at the end, and an "
+            "arrow from one slice to the next",
+            place,
+        )
+    seconds = [later[v] for v in firsts]
+    doubled = [v for v in later if v not in firsts]
+    observed = [v for v in range(len(network.variables)) if v not in (*firsts, *seconds, *doubled)]
+    for children, parents in ((firsts, firsts), (seconds, firsts + seconds), (observed, seconds + observed)):
+        _refuse_other_parents(network, children, parents, place)
+    for v in doubled:
+        _refuse_other_emission(network, v, later, place)
+    return build_model(
+        _joint(network, firsts, [], place).reshape(-1),
+        _joint(network, seconds, firsts, place),
+        _joint(network, observed, seconds, place) if observed else None,
+        _names(network, firsts),
+        _names(network, observed) if observed else None,
+        place,
+    )
+
+
+def _pairs(network: Network) -> dict[int, int]:
+    """Return the second variable of each that stands in both slices."""
+    pairs = {}
+    for name, v in network.index.items():
+        other = name[:-1] + "1" if name.endswith("0") else name + "'"
+        w = network.index.get(other)
+        if w is not None and network.variables[v].states == network.variables[w].states:
+            pairs[v] = w
+    return pairs
+
+
+def _refuse_other_parents(
+    network: Network, children: Sequence[int], parents: Sequence[int], place: Place | None
+) -> None:
+    for child in children:
+        for parent in network.factors[child].scope[:-1]:
+            if parent not in parents:
+                names = network.variables[child].name, network.variables[parent].name
+                raise ModelError(f"no hidden Markov model: {names[0]!r} depends on {names[1]!r}", place)
+
+
+def _refuse_other_emission(network: Network, v: int, later: dict[int, int], place: Place | None) -> None:
+    one, other = network.factors[v], network.factors[later[v]]
+    if tuple(later.get(w, w) for w in one.scope) != other.scope or not np.allclose(one.table, other.table, rtol=1e-12):
+        names = network.variables[v].name, network.variables[later[v]].name
+        raise ModelError(f"no hidden Markov model: {names[0]!r} and {names[1]!r} have different tables", place)
+
+
+def _joint(network: Network, children: Sequence[int], given: Sequence[int], place: Place | None) -> Doubles:
+    """Return P(children | given) [states of given, states of children]."""
+    sizes = [network.cardinalities[v] for v in (*given, *children)]
+    table_size(sizes, "the joint table of " + ", ".join(network.variables[v].name for v in children), place)
+    scopes = [[*given, *children], *(list(network.factors[child].scope) for child in children)]
+    axes = {v: i for i, v in enumerate(dict.fromkeys(v for scope in scopes for v in scope))}
+    # Every axis is there from the beginning, also where no table has it.
+    tables = [np.ones(sizes), *(network.factors[child].table for child in children)]
+    operands: list[Any] = [x for table, scope in zip(tables, scopes, strict=True) for x in (table, _at(axes, scope))]
+    joint: Doubles = np.einsum(*operands, _at(axes, scopes[0]))
+    return joint.reshape(int(np.prod(sizes[: len(given)])), -1)
+
+
+def _at(axes: dict[int, int], scope: Sequence[int]) -> list[int]:
+    return [axes[v] for v in scope]
+
+
+def _names(network: Network, variables: Sequence[int]) -> tuple[str, ...]:
+    return tuple(",".join(states) for states in product(*(network.variables[v].states for v in variables)))

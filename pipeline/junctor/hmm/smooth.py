@@ -1,0 +1,129 @@
+"""Log-likelihoods and posteriors of the states of sequences, climbing through number formats where numbers get lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import forward_backward_cpu
+
+from junctor.errors import BudgetError
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.numbers import SumNumbers
+from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.planning.budget import format_bytes
+from junctor.query import Precision
+from junctor.threads import in_threads
+
+Array = npt.NDArray[Any]
+# Number format, and whether numbers are logarithms.
+_LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
+    "single": ((np.float32, False), (np.float64, False), (np.float64, True)),
+    "double": ((np.float64, False), (np.float64, True)),
+    "log": ((np.float64, True),),
+}
+# Sequences side by side.
+TOGETHER = 16
+
+
+class Smoother:
+    """Answers batches of one model; what kernels take of the model is made once for each number format."""
+
+    def __init__(self, model: HiddenMarkovModel, precision: Precision) -> None:
+        self.model, self.precision = model, precision
+        self._numbers: dict[int, SumNumbers] = {}
+
+    def answer(
+        self, batch: SequenceBatch, found: npt.NDArray[np.int64], memory: int, threads: int, log_value: Array
+    ) -> Array:
+        """Return the posteriors [steps, states] of the sequences `found`, and put log P into `log_value` [sequences].
+
+        memory: bytes for posteriors and rows; raises BudgetError where that is too small.
+        """
+        dtype = np.float32 if self.precision == "single" else np.float64
+        steps = int(batch.starts[-1])
+        left = memory - steps * self.model.states * np.dtype(dtype).itemsize
+        posteriors = np.zeros((steps, self.model.states), dtype) if left >= 0 else None
+        for rung in range(len(_LADDER[self.precision])):
+            if len(found):
+                numbers = self._format(rung)
+                share = left // threads - 3 * numbers.stride * numbers.dtype.itemsize
+                allowed = share // (numbers.stride * numbers.dtype.itemsize)
+                longest = int(batch.lengths[found].max())
+                if posteriors is None or longest > allowed:
+                    needed = steps * self.model.states * 8 + threads * (longest + 3) * numbers.stride * 8
+                    raise BudgetError(
+                        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are "
+                        f"{format_bytes(memory)}: raise --memory, or lower --partition-rows"
+                    )
+                found = self._climb(numbers, batch, found, posteriors, log_value, threads, allowed)
+        assert posteriors is not None or not len(found)
+        return posteriors if posteriors is not None else np.zeros((0, self.model.states), dtype)
+
+    def _format(self, rung: int) -> SumNumbers:
+        if rung not in self._numbers:
+            dtype, logs = _LADDER[self.precision][rung]
+            self._numbers[rung] = SumNumbers(self.model, dtype, logs)
+        return self._numbers[rung]
+
+    def _climb(
+        self,
+        numbers: SumNumbers,
+        batch: SequenceBatch,
+        found: npt.NDArray[np.int64],
+        posteriors: Array,
+        log_value: Array,
+        threads: int,
+        allowed: int,
+    ) -> npt.NDArray[np.int64]:
+        """Answer sequences in one format; return those that lost something, in order."""
+        if not numbers.fits:
+            return found
+        together = min(TOGETHER, -(-len(found) // threads))
+        tasks = [part for steps in locksteps(batch.lengths, found, together) for part in parts_of(steps, allowed)]
+        lost = in_threads(lambda steps, _: _smooth(numbers, batch, steps, posteriors, log_value), tasks, threads)
+        return np.sort(np.concatenate(lost)) if lost else found[:0]
+
+
+def parts_of(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
+    """Return sequences in groups of at most so many rows, or of one."""
+    count = len(steps.sequences)
+    if steps.rows <= rows or count == 1:
+        return [steps]
+    half = -(-count // 2)
+    return [
+        each
+        for part in (slice(0, half), slice(half, count))
+        for each in parts_of(Lockstep(steps.sequences[part], steps.lengths[part]), rows)
+    ]
+
+
+def _smooth(
+    numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, posteriors: Array, log_value: Array
+) -> npt.NDArray[np.int64]:
+    """Answer some sequences; return those that lost something."""
+    where = steps.steps(batch.starts, 0, steps.ticks - 1)
+    offsets: Array = np.zeros(len(steps.sequences))
+    if batch.symbols is not None:
+        symbols = batch.symbols[where]
+        which = np.where(symbols < 0, len(numbers.emissions) - 1, symbols).astype(np.int32)
+        emissions, leasts = numbers.emissions, numbers.leasts
+    else:
+        assert batch.likelihoods is not None
+        which = np.arange(len(where), dtype=np.int32)
+        emissions, leasts, largest = numbers.scaled(batch.likelihoods[where])
+        slots = np.arange(len(where)) - np.repeat(steps.starts[:-1], steps.counts)
+        offsets = np.bincount(slots, largest, len(offsets))
+    trellis = np.empty(len(where) * numbers.stride, numbers.dtype)
+    logs = True if numbers.logs else None
+    shared = trellis, numbers.stride, steps.starts, which, emissions.reshape(-1), leasts, logs
+    size, least = numbers.states, numbers.least
+    totals, lost = forward_backward_cpu.forward(numbers.forward, size, least, numbers.start, *shared)
+    # A sequence that lost nothing on the way forward and is impossible is so for certain.
+    lost |= forward_backward_cpu.backward(numbers.backward, size, least, *shared) & (totals > -np.inf)
+    log_value[steps.sequences] = totals + offsets
+    posteriors[where] = trellis.reshape(-1, numbers.stride)[:, :size]
+    found: npt.NDArray[np.int64] = steps.sequences[lost]
+    return found

@@ -1,0 +1,83 @@
+"""A device in plain memory for most probable paths: their GPU kernels compiled for the CPU, with small blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import viterbi_gpu
+from junctor_kernels.viterbi_gpu import Launch
+
+HERE = Path(__file__).parent
+THREADS, SIDE = 64, 8
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """An array that pretends to lie on a device."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class EmulatedViterbi:
+    """The interface of `ViterbiDevice`."""
+
+    def __init__(self, dtype: npt.DTypeLike, processors: int = 2, shared: int = 1 << 17) -> None:
+        self.dtype, self.processors, self.shared = np.dtype(dtype), processors, shared
+        self.kernels: list[str] = []
+
+    def free(self) -> int:
+        return 1 << 26
+
+    def put(self, array: npt.NDArray[Any]) -> DeviceArray:
+        memory = self.empty(array.size, array.dtype)
+        memory[:] = array.reshape(-1)
+        return memory
+
+    def empty(self, entries: int, dtype: npt.DTypeLike) -> DeviceArray:
+        dtype = np.dtype(dtype)
+        memory = np.full(entries * dtype.itemsize + 64, 0x7F, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + entries * dtype.itemsize].view(dtype).view(DeviceArray)
+
+    def get(self, array: Any, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        out[:] = array
+        return out
+
+    def set(self, array: Any, values: npt.NDArray[Any]) -> None:
+        array[: values.size] = values
+
+    def forget(self, array: Any) -> None:
+        array.view(np.uint8)[:] = 0xFF
+
+    def launch(self, launch: Launch, fields: dict[str, int], blocks: int) -> None:
+        self.kernels.append(launch.kernel)
+        barrier = np.zeros(1, np.uint64)
+        words = viterbi_gpu.record(
+            {**fields, "barrier": barrier.ctypes.data, "first": launch.first, "last": launch.last}
+        )
+        threads = SIDE * SIDE if launch.kernel.startswith("many") else THREADS
+        name = launch.kernel.encode()
+        library(self.dtype.str).launch(name, blocks or self.processors, threads, ctypes.c_void_p(words.ctypes.data))
+
+    def synchronize(self) -> None: ...
+
+
+@cache
+def library(dtype: str) -> ctypes.CDLL:
+    """Compile the kernels."""
+    folder = Path(mkdtemp(prefix="junctor-emulated-"))
+    before, after = (HERE / "emulated_viterbi.h").read_text().split("// ---\n")
+    source = viterbi_gpu.source(np.dtype(dtype), THREADS, SIDE)
+    (folder / "kernels.cpp").write_text("\n".join([(HERE / "emulated.h").read_text(), before, source, after]))
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
+    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))

@@ -1,0 +1,67 @@
+"""Hidden Markov models and sequences for tests, and an oracle that enumerates paths and shares no code."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
+from junctor.hmm.packing import SequenceBatch
+
+
+def rows_of_one(rng: np.random.Generator, rows: int, columns: int, zeros: float) -> Any:
+    """Rows of probabilities; some are zero."""
+    table = rng.random((rows, columns)) * (rng.random((rows, columns)) >= zeros)
+    table[np.arange(rows), rng.integers(0, columns, rows)] += 0.1
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def sparse_of(matrix: Any) -> SparseMatrix:
+    rows, columns = np.nonzero(matrix)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(matrix)))])
+    return SparseMatrix(starts.astype(np.int64), columns.astype(np.int32), matrix[rows, columns])
+
+
+def random_model(
+    states: int, symbols: int, seed: int = 0, zeros: float = 0.0, sparse: bool = False
+) -> HiddenMarkovModel:
+    rng = np.random.default_rng(seed)
+    transition = rows_of_one(rng, states, states, zeros)
+    start, emission = rows_of_one(rng, 1, states, zeros)[0], rows_of_one(rng, states, symbols, zeros)
+    return build_model(start, sparse_of(transition) if sparse else transition, emission)
+
+
+def batch_of(sequences: Any) -> SequenceBatch:
+    starts = np.cumsum([0, *map(len, sequences)]).astype(np.int64)
+    return SequenceBatch(starts, np.array([s for each in sequences for s in each], np.int32))
+
+
+def random_batch(model: HiddenMarkovModel, lengths: Any, seed: int = 0) -> SequenceBatch:
+    rng = np.random.default_rng(seed)
+    # -1: nothing was observed.
+    return batch_of([rng.integers(-1, model.symbols, length) for length in lengths])
+
+
+def paths(model: HiddenMarkovModel, symbols: Any) -> list[tuple[float, tuple[int, ...]]]:
+    """All paths of one sequence with their probabilities, most probable first, as Python multiplies."""
+    transition = model.transition.dense() if isinstance(model.transition, SparseMatrix) else model.transition
+    found = []
+    for path in product(range(model.states), repeat=len(symbols)):
+        factors = [float(model.start[path[0]])]
+        factors += [float(transition[i, j]) for i, j in pairwise(path)]
+        factors += [float(model.emission[i, s]) for i, s in zip(path, symbols, strict=True) if s >= 0]  # type: ignore[index]
+        found.append((math.prod(factors), path))
+    return sorted(found, key=lambda each: -each[0])
+
+
+@st.composite
+def small_cases(draw: st.DrawFn) -> tuple[HiddenMarkovModel, list[list[int]]]:
+    states, symbols = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    model = random_model(
+        states, symbols, draw(st.integers(0, 999)), draw(st.sampled_from([0.0, 0.4, 0.8])), draw(st.booleans())
+    )
+    symbol = st.integers(-1, symbols - 1)
+    return model, draw(st.lists(st.lists(symbol, min_size=1, max_size=5), min_size=1, max_size=5))
