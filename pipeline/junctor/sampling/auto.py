@@ -16,12 +16,15 @@ import numpy.typing as npt
 
 from junctor.answers import Answers, SampledAnswers
 from junctor.devices import DeviceChoice
-from junctor.engine import Engine
+from junctor.engine import Engine, rounded
+from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch, Likelihood
 from junctor.forecast import Forecast, forecast
 from junctor.grouping import Group, patterns_of
 from junctor.machine import allowed_disk, spill_folder
 from junctor.model import Network
+from junctor.oversize import Chunking
+from junctor.planning.shape import Pattern
 from junctor.query import Query
 from junctor.sampling.engine import SamplingEngine
 from junctor.storage import RunDirectory, read_json, write_json
@@ -42,6 +45,25 @@ class Beyond:
     reason: str
 
 
+class _Judge(Engine):
+    """An engine that is only asked; it remembers what it refused, because a refusal takes as long as a plan."""
+
+    def __init__(self, network: Network, query: Query, memory: int, rows: int) -> None:
+        super().__init__(network, query, memory, rows)
+        self._refused: dict[tuple[object, ...], BudgetError] = {}
+
+    def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
+        """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
+        key = pattern, rounded(uses), itemsize, free, self.disk
+        if key in self._refused:
+            raise self._refused[key]
+        try:
+            return super().chunking(pattern, uses, itemsize, free, on_gpu)
+        except BudgetError as error:
+            self._refused[key] = error
+            raise
+
+
 class AutoEngine:
     """Answers batches of evidence exactly where that fits, by sampling elsewhere. Errors as of both engines."""
 
@@ -50,7 +72,7 @@ class AutoEngine:
     ) -> None:
         self.network, self.query = network, query
         self._exact = Engine(network, query, memory, rows, threads)
-        self._judge = Engine(network, query, self._exact.allowed, rows)
+        self._judge = _Judge(network, query, self._exact.allowed, rows)
         self._memory, self._threads = self._exact.allowed, threads
         self._samples: SamplingEngine | None = None
 
