@@ -152,7 +152,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["statuses"]["ok"] == 22
     result = CliRunner().invoke(app, [*command, "--strict", "--overwrite"])
     assert result.exit_code == EvidenceError.exit_code
-    assert "row 23: step 0: unknown symbol 'uno'" in result.output
+    assert "row 23: the sequence is empty" in result.output
     result = CliRunner().invoke(app, [*command, "--posteriors", "--overwrite", "-q"])
     assert result.exit_code == 0, result.output
     assert "posteriors: 1 part" in result.output

@@ -36,7 +36,8 @@ def test_symbols_by_name_and_by_index(column: pa.Array) -> None:
     assert batch.symbols.tolist()[:4] == [0, -1, 2, 1]
     assert batch.lengths.tolist() == [3, 1, 0, 0, 2, 1]
     assert batch.invalid is not None
-    assert set(batch.invalid) == {3, 4}
+    assert set(batch.invalid) == {2, 3, 4}
+    assert batch.invalid[2] == "the sequence is empty"
     assert batch.invalid[3] == "there is no sequence"
     assert batch.invalid[4].startswith("step 0: unknown symbol ")
     assert batch.invalid[4].endswith("symbols are one, two, three")
@@ -132,7 +133,7 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
 
 def test_strict_names_the_row(tmp_path: Path) -> None:
     path = write(pa.table({"a": [["one"], ["uno"]]}), tmp_path / "s.parquet")
-    with pytest.raises(EvidenceError, match=r"s.parquet: row 1: step 0: unknown symbol 'uno'"):
+    with pytest.raises(EvidenceError, match=r"s.parquet: row 2: step 0: unknown symbol 'uno'"):
         list(open_sequences(path, named(), strict=True).partitions(9, 9))
 
 

@@ -19,7 +19,7 @@ from junctor.hmm.blocks import Room, plan_blocks
 from junctor.hmm.decode import CpuMachine, Machine, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import PathNumbers, logarithms
-from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch, locksteps
 from junctor.hmm.smooth import Smoother
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.query import Precision
@@ -79,7 +79,7 @@ class SequenceEngine:
         status = np.full(len(batch), OK, np.int8)
         reasons = dict(batch.invalid or {})
         for n in np.flatnonzero(batch.lengths == 0).tolist():
-            reasons.setdefault(n, "the sequence is empty")
+            reasons.setdefault(n, EMPTY)
         status[list(reasons)] = INVALID
         log_value = np.full(len(batch), -np.inf)
         found = np.flatnonzero(status == OK)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
+# Why a sequence without steps has no answer.
+EMPTY = "the sequence is empty"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

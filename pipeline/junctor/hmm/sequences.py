@@ -24,7 +24,7 @@ from junctor.evidence.columns import encode_states, is_list
 from junctor.evidence.files import checked_format, explained, files_of, format_of
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.hmm.packing import SequenceBatch
+from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.model import Variable
 
 CASE_ID = "case_id"
@@ -71,6 +71,8 @@ class SequenceEncoder:
         for step, reason in sorted(bad):
             sequence = int(np.searchsorted(starts, step, side="right")) - 1
             invalid.setdefault(sequence, f"step {step - starts[sequence]}: {reason}")
+        for sequence in np.flatnonzero(lengths == 0).tolist():
+            invalid.setdefault(sequence, EMPTY)
         return batch
 
 
@@ -134,7 +136,7 @@ class SequenceSource:
                     encoded = self.encoder.encode(batch.column(0))
                     if self.strict and encoded.invalid:
                         row = min(encoded.invalid)
-                        raise EvidenceError(f"row {first_row + row}: {encoded.invalid[row]}", Place(str(table.path)))
+                        raise EvidenceError(f"row {first_row + row + 1}: {encoded.invalid[row]}", Place(str(table.path)))
                     ids = _numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
