@@ -19,7 +19,8 @@ from junctor.devices import DeviceChoice
 from junctor.distribution import Resources
 from junctor.errors import JunctorError, RunError
 from junctor.progress import Progress, Silence
-from junctor.query import Precision, Query, QueryKind
+from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.query import Stages as SampledStages
 from junctor.storage import spec_of
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
@@ -119,6 +120,12 @@ def score_batch(
     device_memory: int | None = None,
     spill: str | None = None,
     disk: int | None = None,
+    method: Method = "exact",
+    sampler: Sampler = "epis-bn",
+    samples: int | None = None,
+    error: float | None = None,
+    seed: int = 0,
+    stages: SampledStages = "all",
 ) -> Any:
     """Answer every row of an evidence file into `output`; returns the manifest as a JSON-able record.
 
@@ -128,7 +135,13 @@ def score_batch(
         network=network,
         evidence=evidence,
         output=output,
-        query=Query(query, None if targets is None else tuple(targets), precision),
+        query=Query(
+            query,
+            None if targets is None else tuple(targets),
+            precision,
+            method,
+            Sampling(sampler, samples, error, seed, stages),
+        ),
         partition_rows=partition_rows,
         case_id=case_id,
         ignore_extra=ignore_extra,
@@ -155,6 +168,8 @@ def score_as_flow(job: steps.Job, resources: Resources, progress: Progress) -> s
         "query": job.query.kind,
         "targets": None if job.query.targets is None else list(job.query.targets),
         "precision": job.query.precision,
+        "method": job.query.method,
+        **asdict(job.query.sampling),
         **asdict(resources),
     }
     return manifest_of(score_batch, arguments, progress)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-OK, IMPOSSIBLE, INVALID = 0, 1, 2
+OK, IMPOSSIBLE, INVALID, MISSED = 0, 1, 2, 3
 # What rows are before anybody has answered them.
 UNANSWERED = -1
 NO_PROBABILITY = "the evidence has probability 0"
 STATUS_NAMES = ("ok", "impossible", "invalid")
+# The same where rows are sampled, which may all have missed the evidence.
+SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -43,6 +45,28 @@ class Answers:
         """Bytes of all arrays."""
         tables = sum(array.nbytes for array in self.posteriors.values()) if self.memory is None else self.memory.nbytes
         return self.status.nbytes + self.log_value.nbytes + tables + sum(array.nbytes for array in self.states.values())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SampledAnswers(Answers):
+    """Answers of which some or all are estimates; of a row that is not OK no number is to be read.
+
+    errors: variable index -> float [rows, cardinality], standard errors of the posteriors. log_error: float64 [rows],
+    of log P(e). effective: float64 [rows], the independent samples that the samples are worth. samples: int64 [rows],
+    that were drawn. sampled: bool [rows], False where an answer is exact: its errors are 0, and it has no samples.
+    status may be MISSED. reasons: also why the error that was asked for was not reached, for rows that are OK.
+    """
+
+    errors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
+    log_error: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    effective: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    samples: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    def leave(self, row: int, status: int, reason: str) -> None:
+        """Give a row a status instead of numbers."""
+        self.status[row] = status
+        self.reasons[row] = reason
 
 
 def posteriors_in(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from junctor.devices import DeviceChoice
 from junctor.model import Network
 from junctor.planning.budget import parse_bytes
-from junctor.query import Precision, Query, QueryKind, target_names
+from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from junctor.answers import Answers
+    from junctor.evidence.batch import EvidenceBatch
 
 __all__ = ["most_probable", "posteriors"]
 
@@ -32,6 +36,12 @@ def posteriors(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    method: Method = "exact",
+    sampler: Sampler = "epis-bn",
+    samples: int | None = None,
+    error: float | None = None,
+    seed: int = 0,
+    stages: Stages = "all",
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 
@@ -41,14 +51,17 @@ def posteriors(
     answers do not depend on it. device: "auto" is a GPU where there is one and the rows are worth it. device_memory:
     bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside `memory`. spill,
     disk: folder and bytes of files for tables that exceed the memory, None for the system's temporary folder and half
-    of what is free there. case_id, ignore_extra, strict: as for evidence files.
+    of what is free there. case_id, ignore_extra, strict: as for evidence files. method: "sampling" estimates posteriors
+    of a directed network, "auto" does so for rows whose exact answers exceed the memory. sampler, samples, error, seed,
+    stages: how, as in `junctor.query.Sampling`; there are more columns then (`junctor.results`).
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError.
     """
-    query = _query("posteriors", targets, precision)
+    how = Sampling(sampler, samples, error, seed, stages)
+    query = replace(_query("posteriors", targets, precision), method=method, sampling=how)
     limits = {"memory": _size(memory), "device_memory": _size(device_memory), "spill": spill, "disk": _size(disk)}
     return _answer(network, evidence, query, limits, threads, device, case_id, ignore_extra, strict)
 
@@ -100,7 +113,6 @@ def _answer(
 ) -> pa.Table:
     import pyarrow as pa
 
-    from junctor.engine import Engine
     from junctor.evidence.encode import as_arrow, encode_table
     from junctor.formats import read_network
     from junctor.machine import usable_cores
@@ -111,14 +123,35 @@ def _answer(
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
     threads = usable_cores() if threads is None else threads
-    engine = Engine(network, query, rows=table.num_rows, threads=threads, device=device, all_gpus=True, **limits)
+    answer = _answerer(network, query, table.num_rows, threads, device, limits)
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(
             piece, network, case_id=case_id, ignore_extra=ignore_extra, strict=strict, first_row=first
         )
-        results.append(answers_table(engine.answer(encoded.batch), encoded.case_ids, network, query))
+        results.append(answers_table(answer(encoded.batch, first), encoded.case_ids, network, query))
     return pa.concat_tables(results)
+
+
+def _answerer(
+    network: Network, query: Query, rows: int, threads: int, device: DeviceChoice, limits: Mapping[str, Any]
+) -> Callable[[EvidenceBatch, int], Answers]:
+    """Return what answers a batch whose first row has a number."""
+    if query.method == "exact":
+        from junctor.engine import Engine
+
+        engine = Engine(network, query, rows=rows, threads=threads, device=device, all_gpus=True, **limits)
+        return lambda batch, first: engine.answer(batch)
+    if query.method == "sampling":
+        from junctor.sampling.engine import SamplingEngine
+
+        sampler = SamplingEngine(network, query, limits["memory"], threads, device, limits.get("device_memory"))
+        return lambda batch, first: sampler.answer(batch, first_row=first)
+    from junctor.sampling.auto import AutoEngine
+
+    both = AutoEngine(network, query, limits["memory"], rows, threads)
+    both.configure(device, limits.get("device_memory"), limits.get("spill"), limits.get("disk"))
+    return lambda batch, first: both.answer(batch, first_row=first)
 
 
 def _slices(table: pa.Table, rows: int) -> Iterator[tuple[int, pa.Table]]:

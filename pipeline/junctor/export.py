@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from junctor.results import states_of
+from junctor.results import list_states_of
 
 
 def write_csv(parts: Sequence[Path], path: Path) -> None:
@@ -32,7 +32,7 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def _columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    states = states_of(table.schema)
+    states = list_states_of(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_fixed_size_list(column.type):
             for i, state in enumerate(states[name]):

@@ -29,9 +29,12 @@ from junctor.storage import Directory, RunDirectory, aside, explained, read_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from junctor.answers import Answers
     from junctor.engine import Engine
     from junctor.evidence.encode import EncodedPartition
     from junctor.model import Network
+    from junctor.sampling.auto import AutoEngine
+    from junctor.sampling.engine import SamplingEngine
     from junctor.speeds import Speeds
 
 
@@ -187,22 +190,28 @@ class _Partition:
         task, evidence = self.task, self._evidence
         assert evidence is not None
         with self.stages.time("propagating"):
-            threads = task.threads or threads_here()
-            network, engine = engine_for(
-                str(self._directory.network), task.network_digest, task.query, memory, task.rows, threads
-            )
-            engine.device, engine.device_memory = task.device, task.device_memory
-            engine.spill, engine.disk = spill_folder(task.spill), task.disk
+            what = str(self._directory.network), task.network_digest, task.query, memory, task.rows
+            network = network_for(*what[:2])
             held = waiting * task.partition_rows * answer_width(network, task.query)
             try:
-                self._answers = answers_table(
-                    engine.answer(evidence.batch, held), evidence.case_ids, network, task.query
-                )
+                answers = self._answer(evidence, (*what, task.threads or threads_here()), held)
+                self._answers = answers_table(answers, evidence.case_ids, network, task.query)
             except MemoryError as error:
                 raise BudgetError(
                     f"{task} ran out of memory ({error}): lower --memory, --workers or --partition-rows"
                 ) from error
         self._evidence = None
+
+    def _answer(self, evidence: EncodedPartition, what: tuple[str, str, Query, int, int, int], held: int) -> Answers:
+        task = self.task
+        if task.query.method != "exact":
+            _, sampler = sampler_for(*what)
+            sampler.configure(task.device, task.device_memory, task.spill, task.disk, self._directory.path)
+            return sampler.answer(evidence.batch, held, evidence.first_row)
+        _, engine = engine_for(*what)
+        engine.device, engine.device_memory = task.device, task.device_memory
+        engine.spill, engine.disk = spill_folder(task.spill), task.disk
+        return engine.answer(evidence.batch, held)
 
     def answer_beside(self, memory: int, wait_for_others: Callable[[], None]) -> None:
         """Propagate while others are written, or after that where the memory is too short for all of them.
@@ -267,17 +276,25 @@ _under_way = threading.BoundedSemaphore(2 + WRITERS)
 
 
 @lru_cache(maxsize=1)
-def engine_for(
-    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
-) -> tuple[Network, Engine]:
-    """Return network and engine, kept for the next partition of the same run in this process."""
-    from junctor.engine import Engine
+def network_for(network_file: str, digest: str) -> Network:
+    """Return the network of a run, kept for its next partition in this process."""
     from junctor.formats import read_network
 
     network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
-    return network, Engine(network, query, memory, rows, threads, speeds=partial(_speeds_of, Path(network_file).parent))
+    return network
+
+
+@lru_cache(maxsize=1)
+def engine_for(
+    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
+) -> tuple[Network, Engine]:
+    """Return network and engine, kept for the next partition of the same run in this process."""
+    from junctor.engine import Engine
+
+    network, speeds = network_for(network_file, digest), partial(_speeds_of, Path(network_file).parent)
+    return network, Engine(network, query, memory, rows, threads, speeds=speeds)
 
 
 def _speeds_of(directory: Path) -> Speeds:
@@ -290,6 +307,21 @@ def _speeds_of(directory: Path) -> Speeds:
         return speeds_here(own=False) if record is None else speeds_of(record)
     except (KeyError, TypeError) as error:
         raise RunError(f"{path}: not the speeds of devices ({error}): start afresh with --overwrite") from error
+
+
+@lru_cache(maxsize=1)
+def sampler_for(
+    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
+) -> tuple[Network, SamplingEngine | AutoEngine]:
+    """Return network and engine of a run that samples rows, or those that exact answers do not fit."""
+    from junctor.sampling.auto import AutoEngine
+    from junctor.sampling.engine import SamplingEngine
+
+    network = network_for(network_file, digest)
+    if query.method == "auto":
+        speeds = partial(_speeds_of, Path(network_file).parent)
+        return network, AutoEngine(network, query, memory, rows, threads, speeds)
+    return network, SamplingEngine(network, query, memory, threads)
 
 
 def refuse_strange_worker(junctor_version: str, directory: Directory[Any]) -> None:

@@ -8,9 +8,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,12 +17,20 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from junctor.answers import STATUS_NAMES
 from junctor.devices import DeviceChoice, check_device, count_gpus, gpu_at_hand, has_gpu
 from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
 from junctor.errors import RunError
 from junctor.machine import allowed_disk, has_own_measurements, spill_folder, usable_cores
-from junctor.partition import Part, PartTask, Stages, engine_for, propagate_here, propagate_partition, read_part
+from junctor.partition import (
+    Part,
+    PartTask,
+    Stages,
+    engine_for,
+    propagate_here,
+    propagate_partition,
+    read_part,
+    sampler_for,
+)
 from junctor.planning.budget import format_bytes
 from junctor.progress import Progress, Silence
 from junctor.query import Query
@@ -88,7 +95,7 @@ class Outlook:
 
     least: int = 0
     seconds: float = 0.0
-    gpu_seconds: float = math.inf
+    gpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,10 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     progress.stage("reading the network")
     network = read_network(job.network, job.network_format)
     target_names(network, job.query)  # refuses unknown ones
+    if job.query.method == "sampling":
+        from junctor.sampling.tables import refuse
+
+        refuse(network)
     spec = RunSpec(
         network_digest=network.digest,
         evidence_digest=digest_of(job.evidence),
@@ -164,6 +175,7 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
         ignore_extra=job.ignore_extra,
         strict=job.strict,
         junctor_version=version("junctor"),
+        **_method_of(job.query),
     )
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
@@ -175,6 +187,11 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
         with aside(job.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(network))
     return spec
+
+
+def _method_of(query: Query) -> dict[str, Any]:
+    """Return what a spec says of the method; nothing of sampling where all answers are exact."""
+    return {"method": query.method, **(asdict(query.sampling) if query.method != "exact" else {})}
 
 
 def ingest_evidence(job: Job, progress: Progress) -> Ingested:
@@ -228,7 +245,12 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     directory, spec = job.directory, job.directory.read_spec()
     there = ingested(directory)
     pending = unanswered(directory, spec.query, there.partitions)
-    if not pending or resources.scheduler is not None:
+    if not pending:
+        return Outlook()
+    if spec.method != "exact":
+        progress.stage("planning")
+        return _plan_sampling(directory, spec, resources, allowed_memory(resources), pending)
+    if resources.scheduler is not None:
         return Outlook()
     progress.stage("planning")
     memory = allowed_memory(resources)
@@ -247,6 +269,22 @@ def _gpu_speeds(engine: Engine) -> DeviceSpeeds:
     from junctor.measurements import Device
 
     return engine.known_speeds.gpu(Device(*gpu_at_hand()))
+
+
+def _plan_sampling(
+    directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int, pending: Sequence[int]
+) -> Outlook:
+    """Return what sampling takes; with `auto`, settle the budget of exact answers, and say why rows exceed it."""
+    from junctor.evidence.encoded import read_partition
+    from junctor.sampling.auto import AutoEngine, explain
+
+    rows = ingested(directory).rows
+    threads = threads_for(resources, 1) or 1
+    _, engine = sampler_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
+    if isinstance(engine, AutoEngine):
+        engine.configure("cpu", resources.device_memory, resources.spill, resources.disk, directory.path)
+        explain(engine, read_partition(directory.evidence_part(pending[0])).batch)
+    return Outlook(engine.least, engine.seconds(rows))
 
 
 def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
@@ -291,8 +329,9 @@ def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
     """Return the device to use; a scheduler's workers see for themselves."""
     if resources.device != "auto" or resources.scheduler is not None:
         return resources.device
-    faster = outlook.gpu_seconds + DEVICE_SECONDS < outlook.seconds / usable_cores()
-    return "gpu" if faster and has_gpu() else "cpu"
+    # Where nothing is known of a GPU, it is taken to be far faster than a core.
+    there = outlook.gpu_seconds or 0.0
+    return "gpu" if there + DEVICE_SECONDS < outlook.seconds / usable_cores() and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
@@ -352,7 +391,7 @@ def finished(
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
     parts = tuple(read_part(directory, kind, i) for i in numbers)
-    statuses = {name: sum(part.statuses[name] for part in parts) for name in STATUS_NAMES}
+    statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
     manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)

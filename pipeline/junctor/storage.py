@@ -5,6 +5,7 @@
     DIR/network.parquet                 the network in our own form
     DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
     DIR/evidence/done.json              written when all evidence is there
+    DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
     DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, same rows, same order
     DIR/manifest.json                   written last: the parts, their rows and how they went
 
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from junctor.errors import RunError
-from junctor.query import Precision, Query, QueryKind
+from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.query import Stages as SampledStages
 
 FORMAT_VERSION = 1
 # Of runs of either kind: one directory holds one run, whatever it is of.
@@ -52,10 +54,19 @@ class RunSpec:
     strict: bool
     junctor_version: str
     format_version: int = FORMAT_VERSION
+    method: Method = "exact"
+    sampler: Sampler | None = None
+    samples: int | None = None
+    error: float | None = None
+    seed: int | None = None
+    stages: SampledStages | None = None
 
     def as_query(self) -> Query:
         """Return what is asked of every row."""
-        return Query(self.query, self.targets, self.precision)
+        if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
+            return Query(self.query, self.targets, self.precision)
+        sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
+        return Query(self.query, self.targets, self.precision, self.method, sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,11 @@ class Directory(Generic[Spec]):
     def ingested(self) -> Path:
         """The mark that all evidence is encoded."""
         return self.path / self.inputs / "done.json"
+
+    @property
+    def budget(self) -> Path:
+        """What decides which rows are sampled, where that is left to us."""
+        return self.path / "budget.json"
 
     @property
     def spec_file(self) -> Path:
@@ -198,6 +214,7 @@ class Directory(Generic[Spec]):
         # The files of a run and nothing else: the user may keep their own beside them. run.json says that the others
         # are ours, so it goes last.
         self.manifest.unlink(missing_ok=True)
+        self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
             (self.path / folder / "done.json").unlink(missing_ok=True)
             for part in (self.path / folder).glob("part-*.parquet"):

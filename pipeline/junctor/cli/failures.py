@@ -2,7 +2,7 @@
 
 | code | meaning                                                  |
 |------|----------------------------------------------------------|
-| 0    | done; single rows may still be `impossible` or `invalid` |
+| 0    | done; single rows may still be without an answer         |
 | 1    | unexpected: a fault of junctor                           |
 | 2    | the command line was not understood                      |
 | 3    | network, evidence or settings cannot be used             |

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from junctor.query import LEAST_SAMPLES, Method, Sampler, Stages
+
 NetworkFile = Annotated[
     str,
     typer.Argument(
@@ -43,3 +45,23 @@ NetworkFormat = Annotated[
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
 ]
+MethodOption = Annotated[
+    Method,
+    typer.Option(
+        "--method", help="Exact answers, estimates by sampling, or auto: sampling where exact ones exceed the memory."
+    ),
+]
+SamplerOption = Annotated[
+    Sampler,
+    typer.Option("--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting."),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=LEAST_SAMPLES, help="Samples of each row, learning included; 100,000 if not given.")
+]
+Error = Annotated[
+    float | None, typer.Option(help="Sample each row until no posterior has a larger standard error, such as 0.001.")
+]
+StagesOption = Annotated[
+    Stages, typer.Option("--stages", help="Which samples count: those after learning, or all, by what they are worth.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.")]

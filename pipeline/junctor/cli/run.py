@@ -12,20 +12,27 @@ from junctor.cli.options import (
     CaseId,
     DeviceMemory,
     Disk,
+    Error,
     EvidenceFile,
     EvidenceFormat,
     IgnoreExtra,
+    MethodOption,
     NetworkFile,
     NetworkFormat,
+    SamplerOption,
+    Samples,
+    Seed,
     Spill,
+    StagesOption,
     Strict,
 )
 from junctor.devices import DeviceChoice
-from junctor.query import Precision, QueryKind
+from junctor.query import Method, Precision, QueryKind
 
 if TYPE_CHECKING:
     from junctor.distribution import Resources
     from junctor.progress import Progress
+    from junctor.query import Sampling
     from junctor.run import Manifest
     from junctor.settings import Settings
 
@@ -37,6 +44,12 @@ def run(
     targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    method: MethodOption = "exact",
+    sampler: SamplerOption = "epis-bn",
+    samples: Samples = None,
+    error: Error = None,
+    stages: StagesOption = "all",
+    seed: Seed = 0,
     case_id: CaseId = None,
     ignore_extra: IgnoreExtra = False,
     strict: Strict = False,
@@ -77,16 +90,18 @@ def run(
     An interrupted run goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display, show_manifest
-    from junctor.query import Query
+    from junctor.query import Query, Sampling
     from junctor.run import Job
     from junctor.settings import load_settings
 
     settings = load_settings()
+    sampling = Sampling(sampler, samples, error, seed, stages)
+    _refuse_idle(method, sampling)
     job = Job(
         network=network,
         evidence=evidence,
         output=output,
-        query=Query(query, split_names(targets), precision),
+        query=Query(query, split_names(targets), precision, method, sampling),
         partition_rows=partition_rows,
         case_id=case_id,
         ignore_extra=ignore_extra,
@@ -172,6 +187,13 @@ def memory_size(text: str, option: str = "--memory") -> int:
         return parse_bytes(text)
     except JunctorError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _refuse_idle(method: Method, sampling: Sampling) -> None:
+    """Raise BadParameter for options that say how to sample where nothing is."""
+    idle = [name for name in ("samples", "error") if getattr(sampling, name) is not None]
+    if method == "exact" and idle:
+        raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

@@ -135,8 +135,8 @@ class SequenceSource:
                 for batch in table.batches([lists] if at is None else [lists, at]):
                     encoded = self.encoder.encode(batch.column(0))
                     if self.strict and encoded.invalid:
-                        row = min(encoded.invalid)
-                        raise EvidenceError(f"row {first_row + row + 1}: {encoded.invalid[row]}", Place(str(table.path)))
+                        row, reason = min(encoded.invalid.items())
+                        raise EvidenceError(f"row {first_row + row + 1}: {reason}", Place(str(table.path)))
                     ids = _numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.

@@ -1,0 +1,372 @@
+// Samples of a row of evidence on a GPU (`junctor_kernels.sampling_layout` says what is in the arrays).
+//
+//     simple_*      a thread a sample: warps go through all nodes, 32 samples side by side; several_*: a few a thread.
+//     wavefront_*   a block a group of samples: its threads go over the nodes of a level and the samples of the group.
+//     sum_*         sums of weights, and of their squares, over the samples of a piece; `gather` adds up pieces.
+//     score_*       the weights of learning samples, as integers, by the entry that each node was drawn from.
+//     update_*      what nodes are drawn from moves towards that; uniform_* draws nodes uniformly.
+//
+// A sample's states go from one kernel to the next as bits: a word holds a bit of a node's state for 32 samples. Weights
+// are numbers (plain) or logarithms (logs). No sum depends on the order in which threads come.
+typedef unsigned char Byte;
+typedef unsigned long long Word;
+
+struct Job {
+    const int4 *nodes, *parents, *factors;
+    const int *levels, *weighed;
+    const int4 *slots;
+    const unsigned *own;
+    const Byte *own_order;
+    const double *tables, *values, *soft;
+    unsigned *thresholds;
+    Byte *order;
+    double *ratios, *chances;
+    Word *scores;
+    unsigned *words;
+    double *weights;
+    Word *largest;
+    double2 *pieces, *sums;
+    long long node_count, factor_count, level_count, slot_count, weighed_count, planes;
+    long long first, count, group, piece_count, least;
+    long long key0, key1, stage, high, row;
+    double rate;
+};
+
+// Numbers as integers of the same order, so that the largest can be found by integer maxima.
+static __device__ Word ordered(double number) {
+    const long long bits = __double_as_longlong(number);
+    return bits < 0 ? ~(Word)bits : (Word)bits | 1ull << 63;
+}
+
+static __device__ double number_of(Word key) {
+    return __longlong_as_double((long long)(key >> 63 ? key & ~(1ull << 63) : ~key));
+}
+
+static __device__ uint4 philox(const Job &job, Word sample, unsigned group) {
+    unsigned one = (unsigned)sample, two = (unsigned)(sample >> 32) | (unsigned)job.stage;
+    unsigned three = group | (unsigned)job.high, four = (unsigned)job.row;
+    unsigned key0 = (unsigned)job.key0, key1 = (unsigned)job.key1;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const unsigned low0 = MULTIPLIER0 * one, high0 = __umulhi(MULTIPLIER0, one);
+        const unsigned low1 = MULTIPLIER1 * three, high1 = __umulhi(MULTIPLIER1, three);
+        one = high1 ^ two ^ key0, two = low1, three = high0 ^ four ^ key1, four = low0;
+        key0 += KEY_STEP0, key1 += KEY_STEP1;
+    }
+    return {one >> 1, two >> 1, three >> 1, four >> 1};
+}
+
+static __device__ unsigned word_of(const uint4 &four, int which) {
+    const unsigned low = which & 1 ? four.y : four.x, high = which & 1 ? four.w : four.z;
+    return which & 2 ? high : low;
+}
+
+// The state of a node {first threshold, first entry, states} in a row of its table; `weighed`: of what was learned.
+static __device__ int chosen(const Job &job, const int4 &node, int weighed, int row, unsigned draw) {
+    const unsigned *thresholds = weighed ? job.thresholds : job.own;
+    if (node.z == 2) return draw >= thresholds[node.x + row];
+    const int at = node.x + row * (node.z - 1);
+    int place = 0;
+    while (place < node.z - 1 && draw >= thresholds[at + place]) place++;
+    return node.z == 1 ? 0 : (weighed ? job.order : job.own_order)[node.y + row * node.z + place];
+}
+
+static __device__ int state_of(const unsigned *words, int plane, int planes, int lane) {
+    int state = 0;
+    for (int bit = 0; bit < planes; bit++) state |= (int)(words[plane + bit] >> lane & 1) << bit;
+    return state;
+}
+
+// The rows, or entries, that the states of parents select for the samples of a lane; a parent is {node, stride, plane,
+// planes}.
+template <int EACH>
+static __device__ void locate(const int4 *parents, int first, int count, const unsigned *words, int lane, int *rows) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) rows[e] = 0;
+    for (int p = first; p < first + count; p++) {
+        const int4 parent = parents[p];
+        for (int bit = 0; bit < parent.w; bit++) {
+            const unsigned *here = words + (parent.z + bit) * EACH;
+#pragma unroll
+            for (int e = 0; e < EACH; e++) rows[e] += (int)(here[e] >> lane & 1) * (parent.y << bit);
+        }
+    }
+}
+
+template <bool LOGS> static __device__ double times(double weight, double factor) {
+    return LOGS ? weight + factor : weight * factor;
+}
+
+static __device__ double infinity() { return __longlong_as_double(0x7FF0000000000000ll); }
+
+template <bool LOGS> static __device__ void note_largest(const Job &job, double weight) {
+    Word key = ordered(weight);
+    for (int offset = 16; offset; offset /= 2) {
+        const Word other = __shfl_down_sync(0xFFFFFFFF, key, offset);
+        key = other > key ? other : key;
+    }
+    if (threadIdx.x % 32 == 0) atomicMax(job.largest, key);
+}
+
+template <bool LOGS, int EACH>
+static __device__ void draw_node(const Job &job, int n, int j, const uint4 *draws, unsigned *words, double *weights) {
+    const int lane = threadIdx.x % 32;
+    const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
+    int rows[EACH], states[EACH];
+    locate<EACH>(job.parents, node.w, more.x, words, lane, rows);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) states[e] = chosen(job, node, more.w, rows[e], word_of(draws[e], j));
+    if (more.w)
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            weights[e] = times<LOGS>(weights[e], job.ratios[node.y + rows[e] * node.z + states[e]]);
+    for (int bit = 0; bit < more.z; bit++) {
+        unsigned mine = 0;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const unsigned word = __ballot_sync(0xFFFFFFFF, states[e] >> bit & 1);
+            if (lane == e) mine = word;
+        }
+        if (lane < EACH) words[(more.y + bit) * EACH + lane] = mine;
+    }
+    __syncwarp();
+}
+
+// A lane has EACH samples, so that what is read of a node serves for all of them; words are [plane][sample of a lane].
+template <bool LOGS, int EACH> static __device__ void simple_for(const Job &job) {
+    extern __shared__ unsigned shared[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, nodes = (int)job.node_count;
+    unsigned *words = shared + warp * job.planes * EACH;
+    const long long turns = (job.count + 32 * EACH - 1) / (32 * EACH), step = gridDim.x * (long long)warps;
+    for (long long turn = blockIdx.x * (long long)warps + warp; turn < turns; turn += step) {
+        const Word sample = job.first + turn * 32 * EACH + lane;
+        double weights[EACH];
+        for (int e = 0; e < EACH; e++) weights[e] = LOGS ? 0.0 : 1.0;
+        for (int start = 0; start < nodes; start += 4) {
+            uint4 draws[EACH];
+#pragma unroll
+            for (int e = 0; e < EACH; e++) draws[e] = philox(job, sample + 32 * e, start / 4);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (start + j < nodes) draw_node<LOGS, EACH>(job, start + j, j, draws, words, weights);
+        }
+        for (int f = 0; f < job.factor_count; f++) {
+            const int4 factor = job.factors[f];
+            int at[EACH];
+            locate<EACH>(job.parents, factor.y, factor.z, words, lane, at);
+            for (int e = 0; e < EACH; e++)
+                weights[e] = times<LOGS>(weights[e], (factor.w ? job.soft : job.values)[factor.x + at[e]]);
+        }
+        for (int e = 0; e < EACH; e++) {
+            const long long group = turn * EACH + e, place = group * 32 + lane;
+            const double weight = place < job.count ? weights[e] : LOGS ? -infinity() : 0.0;
+            job.weights[place] = weight;
+            note_largest<LOGS>(job, weight);
+            for (int p = lane; p < job.planes; p += 32) job.words[group * job.planes + p] = words[p * EACH + e];
+        }
+        __syncwarp();
+    }
+}
+
+template <bool LOGS> static __device__ void simple(const Job &job) { simple_for<LOGS, 1>(job); }
+template <bool LOGS> static __device__ void several(const Job &job) { simple_for<LOGS, SEVERAL>(job); }
+
+// The states of a group are bytes [node][sample]; the weight of a sample is a product over threads, reduced at the end.
+template <bool LOGS> static __device__ void wavefront(const Job &job) {
+    extern __shared__ unsigned shared[];
+    double *partial = (double *)shared;
+    Byte *states = (Byte *)(partial + blockDim.x);
+    const int size = (int)job.group, sample = threadIdx.x % size, threads = blockDim.x / size;
+    const Word number = job.first + blockIdx.x * (Word)size + sample;
+    double weight = LOGS ? 0.0 : 1.0;
+    for (int level = 0; level < job.level_count; level++) {
+        for (int n = job.levels[level] + threadIdx.x / size; n < job.levels[level + 1]; n += threads) {
+            const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
+            int row = 0;
+            for (int p = node.w; p < node.w + more.x; p++) {
+                const int4 parent = job.parents[p];
+                row += parent.y * states[parent.x * size + sample];
+            }
+            const int state = chosen(job, node, more.w, row, word_of(philox(job, number, n / 4), n % 4));
+            states[n * size + sample] = (Byte)state;
+            if (more.w) weight = times<LOGS>(weight, job.ratios[node.y + row * node.z + state]);
+        }
+        __syncthreads();
+    }
+    for (int f = threadIdx.x / size; f < job.factor_count; f += threads) {
+        const int4 factor = job.factors[f];
+        int at = factor.x;
+        for (int p = factor.y; p < factor.y + factor.z; p++) {
+            const int4 parent = job.parents[p];
+            at += parent.y * states[parent.x * size + sample];
+        }
+        weight = times<LOGS>(weight, (factor.w ? job.soft : job.values)[at]);
+    }
+    partial[threadIdx.x] = weight;
+    __syncthreads();
+    for (int offset = blockDim.x / 2; offset >= size; offset /= 2) {
+        if (threadIdx.x < offset)
+            partial[threadIdx.x] = times<LOGS>(partial[threadIdx.x], partial[threadIdx.x + offset]);
+        __syncthreads();
+    }
+    const long long start = blockIdx.x * (long long)size;
+    if (threadIdx.x < 32) {
+        double mine = LOGS ? -infinity() : 0.0;
+        if (threadIdx.x < size && start + threadIdx.x < job.count) mine = partial[threadIdx.x];
+        if (threadIdx.x < size) job.weights[start + threadIdx.x] = mine;
+        note_largest<LOGS>(job, mine);
+    }
+    for (int n = threadIdx.x; n < job.node_count; n += blockDim.x) {
+        const int4 more = job.nodes[2 * n + 1];
+        for (int bit = 0; bit < more.z; bit++) {
+            unsigned word = 0;
+            for (int s = 0; s < size; s++) word |= (unsigned)(states[n * size + s] >> bit & 1) << s;
+            unsigned *to = job.words + start / 32 * job.planes + more.y + bit;
+            // Groups of fewer samples share a word, which is zero before.
+            if (size == 32) *to = word;
+            else atomicOr(to, word << start % 32);
+        }
+    }
+}
+
+// The samples of a slot {node, state, plane, planes} among 32; all of them where it has no planes.
+static __device__ unsigned mask_of(const Job &job, const int4 &slot, long long group) {
+    unsigned mask = 0xFFFFFFFF;
+    for (int bit = 0; bit < slot.w; bit++) {
+        const unsigned word = job.words[group * job.planes + slot.z + bit];
+        mask &= slot.y >> bit & 1 ? word : ~word;
+    }
+    return mask;
+}
+
+// Slots behind those of all nodes: of all samples (state 0), and how many weights are above zero (state 1).
+template <bool LOGS> static __device__ void sum(const Job &job) {
+    __shared__ double weights[SUMMED];
+    const long long first = blockIdx.y * (long long)SUMMED, groups = (job.count + 31) / 32;
+    const double top = LOGS ? number_of(*job.largest) : 0.0;
+    for (int i = threadIdx.x; i < SUMMED; i += blockDim.x) {
+        double weight = first + i < groups * 32 ? job.weights[first + i] : LOGS ? -infinity() : 0.0;
+        if (LOGS) weight = weight > -infinity() ? exp(weight - top) : 0.0;
+        weights[i] = weight;
+    }
+    __syncthreads();
+    const int slot = blockIdx.x * blockDim.x + threadIdx.x;
+    if (slot >= job.slot_count) return;
+    const int4 what = job.slots[slot];
+    const bool counts = what.w == 0 && what.y == 1 && what.x < 0;
+    double total = 0.0, squares = 0.0;
+    for (int group = 0; group < SUMMED / 32 && first / 32 + group < groups; group++) {
+        const unsigned mask = mask_of(job, what, first / 32 + group);
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const double weight = weights[group * 32 + i];
+            const double here = counts ? weight > 0.0 : mask >> i & 1 ? weight : 0.0;
+            total += here, squares += here * weight;
+        }
+    }
+    job.pieces[blockIdx.y * job.slot_count + slot] = {total, squares};
+}
+
+extern "C" __global__ void gather(const Job job) {
+    const int slot = blockIdx.x * blockDim.x + threadIdx.x;
+    if (slot >= job.slot_count) return;
+    double2 total = {0.0, 0.0};
+    for (int piece = 0; piece < job.piece_count; piece++) {
+        const double2 more = job.pieces[piece * job.slot_count + slot];
+        total.x += more.x, total.y += more.y;
+    }
+    job.sums[slot] = total;
+    // Behind the sums: their shift.
+    if (slot == 0) job.sums[job.slot_count] = {number_of(*job.largest), 0.0};
+}
+
+// A warp takes 32 samples, a block in y some of the nodes that are weighed.
+template <bool LOGS> static __device__ void score(const Job &job) {
+    const long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x, group = at / 32;
+    const int lane = threadIdx.x % 32;
+    const double top = number_of(*job.largest);
+    if (at >= job.count || !(top > (LOGS ? -infinity() : 0.0))) return;
+    const double share = LOGS ? exp(job.weights[at] - top) : job.weights[at] / top;
+    const Word whole = (Word)rint(share * SCORE_UNIT);
+    if (!whole) return;
+    const unsigned *words = job.words + group * job.planes;
+    for (int w = blockIdx.y; w < job.weighed_count; w += gridDim.y) {
+        const int n = job.weighed[2 * w];
+        const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
+        int row;
+        locate<1>(job.parents, node.w, more.x, words, lane, &row);
+        atomicAdd(&job.scores[node.y + row * node.z + state_of(words, more.y, more.z, lane)], whole);
+    }
+}
+
+// Make thresholds, order and ratios of a table row from its chances; `sampling.settle` says how.
+template <bool LOGS> static __device__ void settle(const Job &job, int entry, int first, int states) {
+    const double *chances = job.chances + entry, *table = job.tables + entry;
+    Byte *order = job.order + entry;
+    // From the most probable on, equal ones in their order.
+    for (int s = 0; s < states; s++) {
+        int k = s;
+        for (; k > 0 && chances[s] > chances[order[k - 1]]; k--) order[k] = order[k - 1];
+        order[k] = (Byte)s;
+    }
+    const int top = order[0];
+    if (states == 2) order[0] = 0, order[1] = 1;
+    long long left = FULL;
+    for (int s = 0; s < states; s++) {
+        if (s == top || !(table[s] > 0.0)) continue;
+        const long long width = (long long)(chances[s] * (double)FULL + 0.5);
+        left -= width > job.least ? width : job.least;
+    }
+    long long below = 0;
+    for (int k = 0; k < states; k++) {
+        const int s = order[k];
+        long long width = 0;
+        if (s == top) width = left;
+        else if (table[s] > 0.0) width = max((long long)(chances[s] * (double)FULL + 0.5), job.least);
+        below += width;
+        if (k < states - 1) job.thresholds[first + k] = (unsigned)below;
+        const double ratio = width > 0 ? table[s] * (double)FULL / (double)width : 0.0;
+        job.ratios[entry + s] = LOGS ? log(ratio) : ratio;
+    }
+}
+
+// A block in y takes a weighed node {node, rows}, its threads take rows.
+template <bool LOGS> static __device__ void update(const Job &job) {
+    const int n = job.weighed[2 * blockIdx.y], rows = job.weighed[2 * blockIdx.y + 1];
+    const int4 node = job.nodes[2 * n];
+    for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += gridDim.x * blockDim.x) {
+        const int entry = node.y + row * node.z;
+        Word whole = 0;
+        for (int s = 0; s < node.z; s++) whole += job.scores[entry + s];
+        if (!whole) continue;
+        for (int s = 0; s < node.z; s++) {
+            const double share = (double)job.scores[entry + s] / (double)whole;
+            job.chances[entry + s] += job.rate * (share - job.chances[entry + s]);
+            job.scores[entry + s] = 0;
+        }
+        settle<LOGS>(job, entry, node.x + row * (node.z - 1), node.z);
+    }
+}
+
+// A block in y takes a table {entry, first threshold, states, rows} of `factors`.
+template <bool LOGS> static __device__ void uniform(const Job &job) {
+    const int4 what = job.factors[blockIdx.y];
+    for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < what.w; row += gridDim.x * blockDim.x) {
+        const int entry = what.x + row * what.z;
+        int possible = 0;
+        for (int s = 0; s < what.z; s++) possible += job.tables[entry + s] > 0.0;
+        for (int s = 0; s < what.z; s++) job.chances[entry + s] = job.tables[entry + s] > 0.0 ? 1.0 / possible : 0.0;
+        settle<LOGS>(job, entry, what.y + row * (what.z - 1), what.z);
+    }
+}
+
+#define BOTH(name)                                                                                                     \
+    extern "C" __global__ void name##_plain(const Job job) { name<false>(job); }                                      \
+    extern "C" __global__ void name##_logs(const Job job) { name<true>(job); }
+BOTH(simple)
+BOTH(several)
+BOTH(wavefront)
+BOTH(sum)
+BOTH(score)
+BOTH(update)
+BOTH(uniform)

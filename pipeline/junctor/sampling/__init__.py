@@ -1,0 +1,1 @@
+"""Posteriors by importance sampling, with their standard errors, for networks beyond exact reach."""

@@ -1,0 +1,203 @@
+"""Rows of evidence as samplers read them: which variables are drawn, in which order, and what weighs a sample.
+
+Observed variables are cut out before anything is ordered. That is what Yu and van Engelen's Definition 2 does to their
+wavefronts: a variable need not wait for a parent that is observed, so levels get fewer and wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.sampling_layout import Case, Integers, slots_of
+
+from junctor.sampling.tables import SampledNetwork
+
+Hard = Mapping[int, int]
+Soft = Mapping[int, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Which variables rows of a pattern observe, and which have likelihoods."""
+
+    observed: frozenset[int]
+    soft: frozenset[int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Moves:
+    """Strides to be multiplied with observed states and added to numbers: int64 places, observed variables, strides."""
+
+    places: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    strides: npt.NDArray[np.int64]
+
+    def apply(self, states: npt.NDArray[np.int64], numbers: Integers) -> None:
+        """Add them to flat numbers."""
+        np.add.at(numbers, self.places, (self.strides * states[self.columns]).astype(np.int32))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """The draws of all rows of a pattern: what does not depend on the states that they observe.
+
+    drawn: variables in the order of their nodes. weighed: those that evidence lies below, or on; only they can gain
+    from an importance function (Cheng and Druzdzel 2000, theorem 2).
+    nodes, parents, factors, levels, spans, slots: as in `Case`, where every observed variable is in its first state.
+    moves: what observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
+    """
+
+    network: SampledNetwork
+    evidence: Evidence
+    drawn: tuple[int, ...]
+    weighed: frozenset[int]
+    nodes: Integers
+    parents: Integers
+    factors: Integers
+    levels: Integers
+    spans: Integers
+    slots: Integers
+    moves: tuple[Moves, Moves]
+    observed: tuple[int, ...]
+    planes: int
+
+    def node_of(self) -> dict[int, int]:
+        """Return the node of each drawn variable."""
+        return {v: n for n, v in enumerate(self.drawn)}
+
+    def case(self, hard: Hard, soft: Soft, learns: bool) -> Case:
+        """Return a row of the pattern; learns: whether nodes above evidence are drawn from an importance function."""
+        states = np.array([hard[v] for v in self.observed], dtype=np.int64)
+        nodes, factors = self.nodes.copy(), self.factors.copy()
+        begins, entries = nodes[:, :2].ravel(), factors[:, 0].copy()
+        self.moves[0].apply(states, begins)
+        self.moves[1].apply(states, entries)
+        nodes[:, :2], factors[:, 0] = begins.reshape(-1, 2), entries
+        if not learns:
+            nodes[:, 7] = 0
+        tables = self.network.tables.probabilities
+        fixed = (factors[:, 2] == 0) & (factors[:, 3] == 0)
+        certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
+        flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
+        least, most = self._bounds(soft)
+        return Case(
+            nodes,
+            self.parents,
+            factors[~fixed],
+            self.levels,
+            self.spans,
+            self.slots,
+            flat,
+            certain,
+            self.planes,
+            least,
+            most,
+        )
+
+    def _bounds(self, soft: Soft) -> tuple[float, float]:
+        least, most = sum(self.network.least[v] for v in self.observed), 0.0
+        for values in soft.values():
+            least += math.log(values[values > 0].min())
+            most += math.log(values.max())
+        return least, most
+
+
+def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> Layout:
+    """Return the draws of a pattern, without what bears on no target; targets: variables asked for, None for all."""
+    parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
+    needed = _with_parents(network, evidence.observed | evidence.soft)
+    weighed = frozenset(needed - evidence.observed)
+    wanted = set(network.order) if targets is None else needed | _with_parents(network, frozenset(targets))
+    wanted -= evidence.observed
+    levels = _levels(network.order, parents, wanted)
+    drawn = tuple(sorted(wanted, key=lambda v: (levels[v], network.entries[v + 1] - network.entries[v], v)))
+    return _lowered(network, evidence, drawn, weighed, [levels[v] for v in drawn])
+
+
+def _with_parents(network: SampledNetwork, variables: frozenset[int]) -> set[int]:
+    """Return variables and all above them, observed ones too."""
+    found, waiting = set[int](), list(variables)
+    while waiting:
+        v = waiting.pop()
+        if v not in found:
+            found.add(v)
+            waiting.extend(network.parents(v))
+    return found
+
+
+def _levels(order: Sequence[int], parents: Mapping[int, Sequence[int]], wanted: set[int]) -> dict[int, int]:
+    levels: dict[int, int] = {}
+    for v in order:
+        if v in wanted:
+            levels[v] = 1 + max((levels[p] for p in parents[v]), default=-1)
+    return levels
+
+
+def _lowered(
+    network: SampledNetwork, evidence: Evidence, drawn: tuple[int, ...], weighed: frozenset[int], levels: Sequence[int]
+) -> Layout:
+    cards = network.network.cardinalities
+    links = _Links(network, drawn, tuple(sorted(evidence.observed)))
+    nodes, factors, spans = list[tuple[int, ...]](), list[tuple[int, ...]](), list[int]()
+    for n, v in enumerate(drawn):
+        first, count, moves = links.link(network.parents(v))
+        spans.append(1 + sum(stride * (cards[drawn[p]] - 1) for p, stride, _, _ in links.parents[first:]))
+        links.begins += [(2 * n + i, column, stride * width) for column, stride in moves for i, width in
+                         enumerate((cards[v] - 1, cards[v]))]  # fmt: skip
+        planes = links.planes[n], links.bits[n]
+        nodes.append((network.cuts[v], network.entries[v], cards[v], first, count, *planes, int(v in weighed)))
+    for f, v in enumerate(links.observed):
+        first, count, moves = links.link(network.network.factors[v].scope)
+        links.entries += [(f, column, stride) for column, stride in moves]
+        factors.append((network.entries[v], first, count, 0))
+    start = 0
+    for v in sorted(evidence.soft):
+        first, count, _ = links.link((v,))
+        factors.append((start, first, count, 1))
+        start += cards[v]
+    ends = [n for n in range(1, len(drawn)) if levels[n] != levels[n - 1]]
+    tables = _integers(nodes, 8)
+    arrays = tables, _integers(links.parents, 4), _integers(factors, 4)
+    counts = np.array(spans, dtype=np.int32), slots_of(tables)
+    both = _moves(links.begins), _moves(links.entries)
+    starts = np.array([0, *ends, len(drawn)], dtype=np.int32)
+    return Layout(network, evidence, drawn, weighed, *arrays, starts, *counts, both, links.observed, links.planes[-1])
+
+
+class _Links:
+    """Parents of nodes and factors as they are found, and what observed states will add."""
+
+    def __init__(self, network: SampledNetwork, drawn: Sequence[int], observed: tuple[int, ...]) -> None:
+        self.observed = observed
+        self.bits = [(network.network.cardinalities[v] - 1).bit_length() for v in drawn]
+        self.planes: list[int] = np.cumsum([0, *self.bits]).tolist()
+        self.parents = list[tuple[int, ...]]()
+        self.begins, self.entries = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+        self._cards = network.network.cardinalities
+        self._place = {v: n for n, v in enumerate(drawn)}
+        self._column = {v: i for i, v in enumerate(observed)}
+
+    def link(self, scope: Sequence[int]) -> tuple[int, int, list[tuple[int, int]]]:
+        """Append the drawn ones of a scope to the parents; returns where, how many, and strides of observed ones."""
+        first, moves, stride = len(self.parents), list[tuple[int, int]](), 1
+        for v in reversed(scope):
+            if v in self._column:
+                moves.append((self._column[v], stride))
+            else:
+                n = self._place[v]
+                self.parents.append((n, stride, self.planes[n], self.bits[n]))
+            stride *= self._cards[v]
+        return first, len(self.parents) - first, moves
+
+
+def _moves(found: Sequence[tuple[int, int, int]]) -> Moves:
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return Moves(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
+
+
+def _integers(rows: Sequence[Sequence[int]], columns: int) -> Integers:
+    return np.array(rows, dtype=np.int32).reshape(-1, columns)

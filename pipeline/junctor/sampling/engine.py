@@ -1,0 +1,339 @@
+"""Rows of evidence by sampling: each gets its importance function, its samples and its errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.philox import MOST_ROWS, Stream
+from junctor_kernels.sampling_layout import STATES, Case, Floats, Sums
+
+from junctor.answers import IMPOSSIBLE, INVALID, MISSED, NO_PROBABILITY, OK, SampledAnswers, posteriors_in
+from junctor.devices import DeviceChoice, has_gpu
+from junctor.errors import BudgetError, EvidenceError
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.machine import DEFAULT_SHARE, available_memory
+from junctor.model import Network
+from junctor.planning.budget import format_bytes
+from junctor.query import Query, target_names
+from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
+from junctor.sampling.epis import epis_function
+from junctor.sampling.estimate import LEAST_EFFECTIVE, MISSED_SAMPLES, Estimate, estimate_of, until, weighted
+from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
+from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
+from junctor.sampling.tables import refuse, sampled_network
+from junctor.threads import in_threads
+
+if TYPE_CHECKING:
+    from junctor.sampling.tables import SampledNetwork
+
+# Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
+DEFAULT_SAMPLES = 100_000
+MOST_LEARNING = 100_000
+LEARNERS = ("ais-bn", "sis")
+# With an error to reach, so many teach.
+ERROR_LEARNING = 50_000
+# Logarithms that weights may have while they are multiplied as they are: their squares must not leave the doubles.
+PLAIN_LIMIT = 340.0
+# Bytes of an entry of a table: probabilities, logarithms, chances, ratios, order, thresholds, scores.
+SHARED_BYTES, ROW_BYTES = 64, 32
+# Seconds that a draw takes on a core and on a GPU; coarse, for forecasts.
+DRAW_SECONDS, DEVICE_DRAW_SECONDS = 1.5e-9, 1e-11
+KEPT_LAYOUTS = 256
+
+logger = logging.getLogger("junctor")
+
+
+class SamplingEngine:
+    """Answers batches of evidence on one directed network by importance sampling.
+
+    memory: bytes that it may use (None: a share of what is free now). threads: answers do not depend on how many.
+    device: "auto" is a GPU where there is one. What a row's answer depends on: network, its evidence, targets, how it
+    is sampled, its number and the seed; not on what else is in the batch. Raises ModelError for Markov networks and
+    variables of too many states, EvidenceError for unknown targets and explanations, BudgetError where the tables do
+    not fit.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        query: Query,
+        memory: int | None = None,
+        threads: int = 1,
+        device: DeviceChoice = "cpu",
+        device_memory: int | None = None,
+    ) -> None:
+        refuse(network)
+        if query.kind != "posteriors":
+            raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
+        self.network, self.query, self.threads = network, query, threads
+        self.device, self.device_memory = device, device_memory
+        self.targets = tuple(network.index[name] for name in target_names(network, query))
+        self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self._check_memory()
+
+    def configure(self, device: DeviceChoice, device_memory: int | None = None, *_: object) -> None:
+        """Settle where the work is done."""
+        self.device, self.device_memory = device, device_memory
+
+    @property
+    def least(self) -> int:
+        """Bytes that one row at a time needs."""
+        return SHARED_BYTES * self._entries + self._row_bytes
+
+    def seconds(self, rows: int) -> float:
+        """Return about what so many rows take on one core; coarse, and for an error what the first samples take."""
+        samples = self._learning + self._main
+        return rows * samples * len(self.network.variables) * DRAW_SECONDS
+
+    def answer(self, batch: EvidenceBatch, held: int = 0, first_row: int = 0) -> SampledAnswers:
+        """Return the answers to all rows of a batch, whose first one has the number `first_row`.
+
+        held: bytes that earlier answers take; sampling needs no more for it.
+        """
+        del held
+        if first_row + batch.rows > MOST_ROWS:
+            raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
+        answers = self._blank(batch)
+        rows = [row for row in range(batch.rows) if row not in batch.invalid]
+        evidence = evidence_of(batch)
+        device = self._device
+        # Threads share a row, or each has rows of its own, with an importance function of its own.
+        at_once = min(self.threads, self._rows_at_once) if device is self._cpu else 1
+        alone = len(rows) < at_once or at_once == 1
+        work = partial(self._answer_row, device, evidence, answers, first_row, self.threads if alone else 1)
+        in_threads(lambda row, _: work(row), rows, 1 if alone else at_once)
+        self._report(answers)
+        return answers
+
+    def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[Layout, Case, Estimate | None]:
+        """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
+        layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
+        case = layout.case(hard, soft, self._weighs)
+        if case.certain == -math.inf:
+            return layout, case, None
+        return layout, case, self._estimate(self._device, layout, case, (hard, soft), row, self.threads)
+
+    @cached_property
+    def sampled(self) -> SampledNetwork:
+        """The tables, ready for sampling."""
+        return sampled_network(self.network)
+
+    @cached_property
+    def _cpu(self) -> CpuSampling:
+        return CpuSampling(self.sampled)
+
+    @cached_property
+    def _prior(self) -> dict[int, Floats]:
+        return prior_of(self.sampled)
+
+    @cached_property
+    def _layout(self) -> Callable[[Evidence], Layout]:
+        targets = None if self.query.targets is None else self.targets
+        return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
+
+    @property
+    def _device(self) -> Device:
+        if self.device == "cpu" or (self.device == "auto" and not has_gpu()):
+            return self._cpu
+        return self._gpu
+
+    @cached_property
+    def _gpu(self) -> Device:
+        from junctor.sampling.gpu import gpu_sampling
+
+        return gpu_sampling(self._cpu, self.device_memory)
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether samples are drawn from an importance function."""
+        return self.query.sampling.sampler != "lw"
+
+    @property
+    def _learning(self) -> int:
+        """Samples of all learning stages together."""
+        sampling = self.query.sampling
+        if sampling.sampler not in LEARNERS:
+            return 0
+        if sampling.error is not None:
+            return ERROR_LEARNING
+        return min((sampling.samples or DEFAULT_SAMPLES) // 2, MOST_LEARNING) // STAGES * STAGES
+
+    @property
+    def _stage(self) -> int:
+        return self._learning // STAGES
+
+    @property
+    def _main(self) -> int:
+        return (self.query.sampling.samples or DEFAULT_SAMPLES) - self._learning
+
+    @cached_property
+    def _entries(self) -> int:
+        return sum(factor.table.size for factor in self.network.factors)
+
+    @property
+    def _row_bytes(self) -> int:
+        return ROW_BYTES * self._entries + self._stage * (len(self.network.variables) + 16)
+
+    @property
+    def _rows_at_once(self) -> int:
+        return int((self.allowed - SHARED_BYTES * self._entries) // self._row_bytes)
+
+    def _check_memory(self) -> None:
+        if self.least > self.allowed:
+            raise BudgetError(
+                f"the tables of {self.network.name or 'the network'} take {format_bytes(self.least)} while rows are "
+                f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
+            )
+
+    def _answer_row(
+        self,
+        device: Device,
+        evidence: Sequence[tuple[Hard, Soft]],
+        answers: SampledAnswers,
+        first_row: int,
+        threads: int,
+        row: int,
+    ) -> None:
+        hard, soft = evidence[row]
+        layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
+        case = layout.case(hard, soft, self._weighs)
+        answers.samples[row] = 0
+        if case.certain == -math.inf:
+            answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
+            return
+        found = self._estimate(device, layout, case, (hard, soft), first_row + row, threads)
+        if found is None:
+            drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
+            answers.leave(
+                row, MISSED, f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
+            )
+            return
+        self._write(answers, row, layout, case, hard, found)
+
+    def _estimate(
+        self, device: Device, layout: Layout, case: Case, evidence: tuple[Hard, Soft], row: int, threads: int
+    ) -> Estimate | None:
+        hard, soft = evidence
+        sampling = self.query.sampling
+        weighs = self._weighs and bool(layout.weighed)
+        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
+        ask = Ask(layout, case, sampling.sampler if weighs else "lw", (), logs, threads)
+        if ask.sampler == "ais-bn":
+            ask = replace(ask, free=parents_to_free(layout, hard, self._prior))
+        elif ask.sampler == "epis-bn":
+            ask = replace(ask, start=epis_function(layout, hard, soft, logs))
+        sampler = device.row(ask)
+        learns = ask.sampler in LEARNERS
+        stages = self._learn(sampler, row) if learns else []
+        # Where there is nothing to learn, all samples count.
+        main = self._main if learns else self._main + self._learning
+        learned = self._learning if learns else 0
+        asked = np.repeat(np.isin(layout.drawn, self.targets), case.nodes[:, STATES])
+        return self._drawn(sampler, case, row, stages, main, learned, asked)
+
+    def _learn(self, sampler: RowSampler, row: int) -> list[Sums]:
+        sampling, found = self.query.sampling, []
+        for stage in range(STAGES):
+            stream = Stream(sampling.seed, row, stage + 1)
+            keep = sampling.stages == "all"
+            sums = sampler.learn(stream, self._stage, rate(sampling.sampler, stage), keep)
+            found += [sums] if sums is not None else []
+        return found
+
+    def _drawn(
+        self,
+        sampler: RowSampler,
+        case: Case,
+        row: int,
+        stages: list[Sums],
+        main: int,
+        learned: int,
+        asked: npt.NDArray[np.bool_],
+    ) -> Estimate | None:
+        """Draw the samples that count in any case; asked: slots whose errors matter."""
+        sampling = self.query.sampling
+        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+        starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
+
+        def read(sums: Sums) -> Estimate | None:
+            return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
+
+        if sampling.error is None:
+            return read(draw(0, main))
+
+        def errors(sums: Sums) -> tuple[float, float]:
+            found = read(sums)
+            return (math.inf, 0.0) if found is None else (float(found.errors[asked].max(initial=0.0)), found.effective)
+
+        sums, reached = until(sampling.error, draw, errors)
+        found = read(sums)
+        return None if found is None else replace(found, reached=reached)
+
+    def _plain(self, case: Case) -> bool:
+        return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
+
+    def _write(
+        self, answers: SampledAnswers, row: int, layout: Layout, case: Case, hard: Hard, found: Estimate
+    ) -> None:
+        starts = np.cumsum([0, *case.nodes[:, STATES]]).tolist()
+        place = layout.node_of()
+        for v in self.targets:
+            if v in hard:
+                answers.posteriors[v][row], answers.errors[v][row] = 0.0, 0.0
+                answers.posteriors[v][row, hard[v]] = 1.0
+            else:
+                span = slice(starts[place[v]], starts[place[v] + 1])
+                answers.posteriors[v][row], answers.errors[v][row] = found.posteriors[span], found.errors[span]
+        answers.status[row], answers.log_value[row] = OK, found.log_evidence
+        answers.log_error[row], answers.effective[row], answers.samples[row] = (
+            found.log_error, found.effective, found.samples)  # fmt: skip
+        if not found.reached:
+            error = max(float(answers.errors[v][row].max()) for v in self.targets)
+            answers.reasons[row] = f"the largest error is {error:.2g} after {found.samples:,} samples"
+        elif found.effective < LEAST_EFFECTIVE:
+            few = f"{found.effective:.2g} effective samples"
+            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
+
+    def _blank(self, batch: EvidenceBatch) -> SampledAnswers:
+        dtype = np.float32 if self.query.precision == "single" else np.float64
+        width = batch.rows * sum(self.network.cardinalities[v] for v in self.targets)
+        tables = [posteriors_in(np.full(width, np.nan, dtype), self.targets, self.network.cardinalities, batch.rows)
+                  for _ in range(2)]  # fmt: skip
+        status = np.full(batch.rows, INVALID, dtype=np.int8)
+        numbers: list[npt.NDArray[np.float64]] = [np.full(batch.rows, np.nan) for _ in range(3)]
+        return SampledAnswers(
+            self.targets,
+            status,
+            numbers[0],
+            tables[0],
+            reasons=dict(batch.invalid),
+            errors=tables[1],
+            log_error=numbers[1],
+            effective=numbers[2],
+            samples=np.zeros(batch.rows, dtype=np.int64),
+            sampled=np.ones(batch.rows, dtype=np.bool_),
+        )
+
+    def _report(self, answers: SampledAnswers) -> None:
+        short = sum(1 for row in answers.reasons if answers.status[row] == OK)
+        if short:
+            logger.warning("%d rows have too few effective samples: see their reasons", short)
+
+
+def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:
+    """Return what each row of a batch says: observed states, and likelihoods of others."""
+    found: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(batch.rows)]
+    for v, column in batch.states.items():
+        for row in np.flatnonzero(column != UNOBSERVED).tolist():
+            found[row][0][v] = int(column[row])
+    for v, likelihood in batch.likelihoods.items():
+        for i, row in enumerate(likelihood.rows.tolist()):
+            found[row][1][v] = likelihood.values[i]
+    return list(found)

@@ -1,0 +1,293 @@
+"""One row's samples on a GPU: its importance function and samples stay there, sums come back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from junctor_kernels import sampling_gpu
+from junctor_kernels.philox import Stream
+from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
+from junctor_kernels.sampling_layout import WEIGHED, Function, Sums, add
+
+from junctor.devices import check_device
+from junctor.errors import BudgetError, DeviceError
+from junctor.planning.budget import format_bytes
+from junctor.query import Sampler
+from junctor.sampling.estimate import pieces_of
+from junctor.sampling.sampler import Ask, CpuSampling, RowSampler
+from junctor.sampling.tables import SampledNetwork
+
+# Samples of one launch: their states and weights stay on the device until they are summed.
+CHUNK = 1 << 20
+# Chunks whose sums come back together.
+CHUNKS_AT_ONCE = 32
+# Samples up to which waves through the levels are faster than a thread a sample, where levels have so many nodes or
+# more; measured, see docs/sampling.md.
+WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
+# Samples beyond which a thread takes several: what is read of a node then serves for all of them.
+SEVERAL_SAMPLES = 1 << 17
+# A block takes one sample of so many through the levels, within these bounds.
+GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
+# Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
+BLOCKS_EACH, SCORE_BLOCKS = 8, 16
+logger = logging.getLogger("junctor")
+
+
+class GpuSampling:
+    """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
+
+    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
+        self.network, self.device, self._starts = network, device, starts
+        put = device.put
+        tables = network.tables
+        self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
+        self.tables = put(tables.probabilities)
+        self.values = {False: self.tables}
+        self.first: dict[tuple[Sampler, bool], Function] = {}
+        self.learned: Function | None = None
+        self.scores: Any = None
+        self.way = way
+        self._rooms: dict[str, Any] = {}
+
+    def row(self, ask: Ask) -> RowSampler:
+        """Return the sampler of a row; its importance function takes the place of the one before."""
+        if ask.logs not in self.values:
+            self.values[True] = self.device.put(self.network.values(True))
+        try:
+            row = GpuRow(self, ask)
+        except MemoryError as error:
+            logger.warning("the CPU takes over a row: %s", error)
+            return self._starts.row(ask)
+        if ask.sampler != "lw":
+            row.begin(self._start(ask))
+        return row
+
+    def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array of a name, which keeps its memory as long as it is large enough."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._rooms or self._rooms[name].nbytes < size:
+            self._rooms[name] = self.device.empty((max(16, size),), np.uint8)
+        return self._rooms[name]
+
+    def _start(self, ask: Ask) -> Function:
+        """Return the importance function that a row begins with, on the device."""
+        key = ask.sampler, ask.logs
+        if ask.start is not None or key not in self.first:
+            host = ask.start or self._starts.start(*key)
+            self.first[key] = host._replace(**{name: self.device.put(_some(getattr(host, name))) for name in CHANGING})
+        if self.learned is None:
+            empty = {name: getattr(self.first[key], name) for name in CHANGING}
+            arrays = {name: self.device.empty(array.shape, array.dtype) for name, array in empty.items()}
+            self.learned = self.first[key]._replace(**arrays)
+            self.scores = self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
+        return self.first[key]
+
+
+def way(count: int, nodes: int, levels: int) -> int:
+    """Return the samples that a block takes through the levels together, 0 where a thread takes a sample.
+
+    Few samples leave most of a GPU idle unless the nodes of a level share its threads; many fill it by themselves.
+    """
+    width = nodes / max(1, levels)
+    if count > WAVE_SAMPLES * min(1.0, width / WAVE_WIDTH):
+        return 0
+    wanted = count // GROUP_SAMPLES
+    return max(LEAST_GROUP, min(MOST_GROUP, 1 << max(0, wanted - 1).bit_length()))
+
+
+# What learning changes.
+CHANGING = ("thresholds", "order", "ratios", "chances")
+
+
+class GpuRow:
+    """Samples of one row."""
+
+    def __init__(self, owner: GpuSampling, ask: Ask) -> None:
+        self._owner, self._device, self._ask, self._case = owner, owner.device, ask, ask.case
+        case = ask.case
+        soft = case.soft
+        if ask.logs:
+            with np.errstate(divide="ignore"):
+                soft = np.log(soft)
+        pseudo = np.array([(-1, 0, 0, 0), (-1, 1, 0, 0)], dtype=np.int32)
+        slots = np.concatenate([case.slots, pseudo])
+        self._nodes, self._slots = len(case.slots), len(slots)
+        weighed = np.flatnonzero(case.nodes[:, WEIGHED])
+        self._weighed = np.stack([weighed.astype(np.int32), case.spans[weighed]], axis=1)
+        arrays: dict[str, Any] = {
+            "nodes": case.nodes,
+            "parents": case.parents,
+            "factors": case.factors,
+            "levels": case.levels,
+        }
+        arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
+        self._kept, places = _together(owner, arrays)
+        address = self._device.address
+        self._fields = {name: address(self._kept) + start for name, start in places.items()}
+        self._fields |= {"own": address(owner.own), "own_order": address(owner.own_order)}
+        self._fields |= {"tables": address(owner.tables), "values": address(owner.values[ask.logs])}
+        self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
+        self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
+        self._fields["weighed_count"] = len(self._weighed)
+        self._simple()  # refuses what does not fit
+
+    def begin(self, start: Function) -> None:
+        """Set the importance function to where it begins."""
+        owner, learned = self._owner, self._owner.learned
+        assert learned is not None
+        for name in CHANGING:
+            self._device.copy(getattr(start, name), getattr(learned, name))
+            self._fields[name] = self._device.address(getattr(learned, name))
+        self._fields["scores"] = self._device.address(owner.scores)
+        free = self._ask.free
+        if free:
+            network = owner.network
+            tables = [
+                (network.entries[v], network.cuts[v], network.network.cardinalities[v], network.rows(v)) for v in free
+            ]
+            freed = self._device.put(np.array(tables, dtype=np.int32))
+            rows = max(each[3] for each in tables)
+            self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
+
+    def sums(self, stream: Stream, first: int, count: int) -> Sums:
+        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+        chunks = pieces_of(first, count, CHUNK)
+        found = [
+            each
+            for start in range(0, len(chunks), CHUNKS_AT_ONCE)
+            for each in self._several(stream, chunks[start : start + CHUNKS_AT_ONCE])
+        ]
+        return reduce(add, found)
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
+        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+        self._draw(stream, 0, count)
+        found = None
+        if sums:
+            result = self._device.empty((self._slots + 1, 2), np.float64)
+            self._sum(count, result, 0)
+            found = self._read(self._device.get(result), count)
+        if len(self._weighed):
+            self._launch(
+                "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
+            )
+            rows = int(self._weighed[:, 1].max())
+            self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
+        return found
+
+    def _several(self, stream: Stream, chunks: Sequence[tuple[int, int]]) -> list[Sums]:
+        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
+        for i, (first, count) in enumerate(chunks):
+            self._draw(stream, first, count)
+            self._sum(count, result, i * (self._slots + 1) * 16)
+        numbers = self._device.get(result)
+        return [self._read(each, count) for each, (_, count) in zip(numbers, chunks, strict=True)]
+
+    def _read(self, numbers: Any, count: int) -> Sums:
+        shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
+        hits = round(float(numbers[self._nodes + 1, 0]))
+        return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits)
+
+    def _draw(self, stream: Stream, first: int, count: int) -> None:
+        """Enqueue samples, whose states and weights are in the room then."""
+        owner, groups = self._owner, SEVERAL * _blocks(count, 32 * SEVERAL)
+        words = owner.room("words", (groups, self._case.planes), np.uint32)
+        weights = owner.room("weights", (groups * 32,), np.float64)
+        largest = owner.room("largest", (1,), np.uint64)
+        self._device.clear(largest)
+        self._fields |= {name: self._device.address(array) for name, array in
+                         (("words", words), ("weights", weights), ("largest", largest))}  # fmt: skip
+        key0, key1, stage, high, row, _ = stream.record().tolist()
+        self._fields |= {"key0": key0, "key1": key1, "stage": stage, "high": high, "row": row}
+        group = owner.way(count, len(self._case.nodes), len(self._case.levels) - 1)
+        wave_bytes = 8 * WAVE_THREADS + len(self._case.nodes) * group
+        if group and wave_bytes <= self._device.most_shared:
+            if group < 32:
+                self._device.clear(words)
+            fields = {"first": first, "count": count, "group": group}
+            self._launch("wavefront", (_blocks(groups * 32, group), 1), WAVE_THREADS, shared=wave_bytes, **fields)
+            return
+        each = SEVERAL if count > SEVERAL_SAMPLES and SEVERAL * 4 * self._case.planes <= self._device.most_shared else 1
+        warps, shared = self._simple(each)
+        blocks = min(_blocks(groups, each * warps), BLOCKS_EACH * self._device.processors)
+        kernel = "simple" if each == 1 else "several"
+        self._launch(kernel, (blocks, 1), 32 * warps, first=first, count=count, shared=shared)
+
+    def _sum(self, count: int, result: Any, start: int) -> None:
+        """Enqueue the sums of the samples in the room."""
+        owner, pieces = self._owner, _blocks(count, SUMMED)
+        room = owner.room("pieces", (pieces, self._slots, 2), np.float64)
+        self._fields |= {"pieces": self._device.address(room), "sums": self._device.address(result) + start}
+        self._fields["piece_count"] = pieces
+        tiles = _blocks(self._slots, THREADS)
+        self._launch("sum", (tiles, pieces), THREADS, count=count)
+        self._device.launch("gather", (tiles, 1), THREADS, sampling_gpu.record(self._fields))
+
+    def _launch(
+        self, kernel: str, blocks: tuple[int, int], threads: int, rate: float = 0.0, shared: int = 0, **fields: int
+    ) -> None:
+        name = f"{kernel}_{'logs' if self._ask.logs else 'plain'}"
+        self._device.launch(name, blocks, threads, sampling_gpu.record(self._fields | fields, rate), shared)
+
+    def _simple(self, each: int = 1) -> tuple[int, int]:
+        """Return warps of a block whose lanes have `each` samples, and its bytes of shared memory."""
+        states = 4 * self._case.planes * each
+        for warps in (THREADS // 32, 4, 1):
+            if warps * states <= self._device.most_shared:
+                return warps, warps * states
+        raise MemoryError(f"{self._case.planes:,} bits of a sample's states exceed the shared memory of a block")
+
+
+def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """Put small arrays on the device in one piece; returns it, and where each of them begins in it."""
+    places, start = {}, 0
+    for name, array in arrays.items():
+        places[name] = start
+        start += -(-array.nbytes // 16) * 16
+    piece = np.zeros(max(16, start), dtype=np.uint8)
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        piece[places[name] : places[name] + raw.nbytes] = raw
+    return owner.device.put(piece), places
+
+
+def _some(array: Any) -> Any:
+    """Return an array with at least one number: no memory has no address."""
+    return array if array.size else np.zeros(1, array.dtype)
+
+
+def _blocks(count: int, size: int) -> int:
+    return max(1, -(-count // size))
+
+
+def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
+    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`."""
+    check_device("gpu")
+    network = starts.network
+    try:
+        import cupy
+
+        device = sampling_gpu.CudaSampling()
+        free = device.free()
+    except ImportError as error:
+        raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"the GPU cannot be used ({error}): its driver may be too old") from error
+    allowed, needed = min(free, memory if memory is not None else free), device_bytes(network)
+    if needed > allowed:
+        raise BudgetError(
+            f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
+            f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
+        )
+    return GpuSampling(network, device, starts)
+
+
+def device_bytes(network: SampledNetwork) -> int:
+    """Return what tables, two importance functions and the samples of a chunk take on a device."""
+    planes = sum((card - 1).bit_length() for card in network.network.cardinalities)
+    slots = sum(network.network.cardinalities) + 2
+    return 96 * network.entries[-1] + CHUNK * (planes // 8 + 8) + 16 * slots * CHUNK // SUMMED

@@ -1,0 +1,130 @@
+"""One row's samples on the CPU: its importance function, how that learns, and sums over samples, on several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import sampling_cpu
+from junctor_kernels.philox import Stream
+from junctor_kernels.sampling import blocks_of
+from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Function, Samples, Sums, add
+
+from junctor.query import Sampler
+from junctor.sampling.cases import Layout
+from junctor.sampling.estimate import pieces_of
+from junctor.sampling.importance import first_function, make_uniform, own_function
+from junctor.sampling.tables import SampledNetwork
+from junctor.threads import in_threads
+
+# Samples that a thread takes at a time; sums are added in the order of these pieces, whoever did them.
+PIECE = 64 * BLOCK
+
+
+Scores = npt.NDArray[np.int64]
+
+
+class RowSampler(Protocol):
+    """Draws samples of one row from its importance function."""
+
+    def sums(self, stream: Stream, first: int, count: int) -> Sums:
+        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
+        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ask:
+    """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
+
+    threads: of the CPU that may be used. start: the importance function, where the row has one of its own.
+    """
+
+    layout: Layout
+    case: Case
+    sampler: Sampler
+    free: Sequence[int] = ()
+    logs: bool = False
+    threads: int = 1
+    start: Function | None = None
+
+
+class Device(Protocol):
+    """Where samples are drawn."""
+
+    def row(self, ask: Ask) -> RowSampler:
+        """Return the sampler of a row."""
+
+
+class CpuSampling:
+    """The CPU of this machine; keeps where importance functions begin."""
+
+    def __init__(self, network: SampledNetwork) -> None:
+        self.network = network
+        self._starts: dict[tuple[Sampler, bool], Function] = {}
+
+    def row(self, ask: Ask) -> RowSampler:
+        """Return the sampler of a row."""
+        if ask.sampler == "lw":
+            return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
+        function = ask.start or own_function(ask.layout, self.start(ask.sampler, ask.logs))
+        make_uniform(self.network, function, ask.free)
+        return CpuRow(self.network, ask.case, function, ask.threads)
+
+    def start(self, sampler: Sampler, logs: bool) -> Function:
+        """Return the function with which learning begins for any evidence."""
+        if (sampler, logs) not in self._starts:
+            self._starts[sampler, logs] = first_function(self.network, sampler, logs)
+        return self._starts[sampler, logs]
+
+
+class CpuRow:
+    """Samples of one row."""
+
+    def __init__(self, network: SampledNetwork, case: Case, function: Function, threads: int) -> None:
+        self._network, self._case, self.function, self._threads = network, case, function, threads
+
+    def sums(self, stream: Stream, first: int, count: int) -> Sums:
+        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+        pieces = pieces_of(first, count, PIECE)
+        found = in_threads(
+            lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece), pieces, self._threads
+        )
+        return reduce(add, found)
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
+        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+        samples = self._draw(stream, count)
+        found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
+        top = sampling_cpu.largest(samples)
+        if top > (-np.inf if self.function.logs else 0.0):
+            nodes = np.flatnonzero(self._case.nodes[:, WEIGHED]).tolist()
+            in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
+        return found
+
+    def _draw(self, stream: Stream, count: int) -> Samples:
+        blocks = blocks_of(count)
+        samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
+
+        def draw(piece: tuple[int, int], _: int) -> None:
+            sampling_cpu.draw(self._case, self.function, stream, *piece, samples, piece[0] // BLOCK)
+
+        in_threads(draw, pieces_of(0, count, 4 * BLOCK), self._threads)
+        return samples
+
+    def _learn(self, samples: Samples, top: float, rate: float, node: int, _: int) -> None:
+        sampling_cpu.learn(
+            self._case, self.function, self._network.tables.probabilities, samples, node, top, rate, self._scores[node]
+        )
+
+    @cached_property
+    def _scores(self) -> dict[int, Scores]:
+        """Room for the scores of each weighed node, in rows that its drawn parents can select; zero between stages."""
+        case = self._case
+        nodes = np.flatnonzero(case.nodes[:, WEIGHED]).tolist()
+        return {n: np.zeros(case.spans[n] * case.nodes[n, STATES], dtype=np.int64) for n in nodes}

@@ -1,0 +1,110 @@
+"""The tables of a network as samplers read them, and what is known of the network once for all rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from junctor_kernels import sampling_cpu
+from junctor_kernels.sampling_layout import MOST_STATES, Floats, Function, Tables
+
+from junctor.errors import ModelError
+from junctor.model import Network
+
+
+@dataclass(frozen=True, eq=False)
+class SampledNetwork:
+    """A directed network for sampling: its tables, where each begins, parents first, and bounds on its entries.
+
+    entries, cuts: where the entries and the thresholds of each variable begin, and their numbers. order: variables,
+    parents before children. Rows that miss 1 are drawn as divided by their sum.
+    """
+
+    network: Network
+    tables: Tables
+    entries: tuple[int, ...]
+    cuts: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def parents(self, variable: int) -> tuple[int, ...]:
+        """Return the parents of a variable, as its table has them."""
+        return self.network.factors[variable].scope[:-1]
+
+    def rows(self, variable: int) -> int:
+        """Return the rows of a variable's table."""
+        return (self.entries[variable + 1] - self.entries[variable]) // self.network.cardinalities[variable]
+
+    def values(self, logs: bool) -> Floats:
+        """Return the probabilities of all entries, or their logarithms."""
+        return self._logarithms if logs else self.tables.probabilities
+
+    @cached_property
+    def _logarithms(self) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.log(self.tables.probabilities)
+
+    @cached_property
+    def least(self) -> tuple[float, ...]:
+        """The logarithm of the smallest probability above zero of each variable."""
+        return tuple(float(np.log(f.table[f.table > 0].min())) for f in self.network.factors)
+
+    def function(self, logs: bool) -> Function:
+        """Return what draws every node from its own table; nothing of it may be changed."""
+        nothing = np.zeros(0)
+        return Function(self.tables.thresholds, self.tables.order, self.values(logs), nothing, nothing, logs)
+
+
+def sampled_network(network: Network) -> SampledNetwork:
+    """Return a network ready for sampling; raises ModelError for Markov networks and variables of too many states."""
+    refuse(network)
+    sizes = [factor.table.size for factor in network.factors]
+    cards = network.cardinalities
+    entries = np.cumsum([0, *sizes]).tolist()
+    cuts = np.cumsum([0, *(n // c * (c - 1) for n, c in zip(sizes, cards, strict=True))]).tolist()
+    probabilities = np.concatenate([factor.table.ravel() for factor in network.factors])
+    thresholds, order = np.zeros(cuts[-1], dtype=np.uint32), np.zeros(entries[-1], dtype=np.uint8)
+    chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
+    function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
+    for v, card in enumerate(cards):
+        sampling_cpu.settle(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
+    tables = Tables(probabilities, thresholds, order)
+    return SampledNetwork(network, tables, tuple(entries), tuple(cuts), _parents_first(network))
+
+
+def refuse(network: Network) -> None:
+    """Raise ModelError for a network that cannot be sampled."""
+    if network.kind != "bayes":
+        raise ModelError(
+            f"{network.name or 'the network'} is a Markov network: sampling draws variables from the tables of a "
+            "directed network, given their parents; use --method exact"
+        )
+    for variable in network.variables:
+        if variable.cardinality > MOST_STATES:
+            raise ModelError(
+                f"variable {variable.name!r} has {variable.cardinality:,} states, sampling takes at most {MOST_STATES}"
+            )
+    if math.fsum(factor.table.size for factor in network.factors) >= 2**31:
+        raise ModelError("the tables have 2^31 entries or more, which sampling does not take")
+
+
+def normalised(table: Floats) -> Floats:
+    """Return a table whose rows sum to 1."""
+    whole: Floats = table / table.sum(axis=-1, keepdims=True)
+    return whole
+
+
+def _parents_first(network: Network) -> tuple[int, ...]:
+    """Return the variables, those without parents first, then by the longest way from one."""
+    depth: dict[int, int] = {}
+    for start in range(len(network.variables)):
+        stack = [start]
+        while stack:
+            waiting = [p for p in network.factors[stack[-1]].scope[:-1] if p not in depth]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            v = stack.pop()
+            depth[v] = 1 + max((depth[p] for p in network.factors[v].scope[:-1]), default=-1)
+    return tuple(sorted(depth, key=lambda v: (depth[v], v)))

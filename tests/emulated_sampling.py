@@ -1,0 +1,72 @@
+"""A device in plain memory for sampling: its GPU kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels import sampling_gpu
+
+HERE = Path(__file__).parent
+
+
+class EmulatedSampling:
+    """Arrays are NumPy's, every launch is done at once."""
+
+    processors = 1
+    most_shared = 1 << 18
+
+    def put(self, array: npt.NDArray[Any]) -> Any:
+        return aligned(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        # As a device leaves it: anything.
+        array = aligned(np.zeros(shape, dtype))
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+        return array
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def copy(self, source: Any, target: Any) -> None:
+        target.reshape(-1)[:] = source.reshape(-1)
+
+    def clear(self, array: Any) -> None:
+        array[...] = 0
+
+    def get(self, array: Any) -> npt.NDArray[Any]:
+        return np.array(array)
+
+    def launch(self, kernel: str, blocks: tuple[int, int], threads: int, job: Any, shared: int = 0) -> None:
+        assert shared <= self.most_shared
+        library().launch(kernel.encode(), ctypes.c_void_p(job.ctypes.data), *blocks, threads)
+
+
+def aligned(array: npt.NDArray[Any]) -> Any:
+    """Return a copy that begins at 256 bytes, as device memory does."""
+    array = np.ascontiguousarray(array)
+    memory = np.zeros(array.nbytes + 256, dtype=np.uint8)
+    start = -memory.ctypes.data % 256
+    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Compile the kernels."""
+    folder = Path(mkdtemp(prefix="junctor-emulated-"))
+    source = sampling_gpu.source().replace(
+        "extern __shared__ unsigned shared[];", "unsigned *const shared = dynamic_shared;"
+    )
+    types, launches = (HERE / "emulated_sampling.h").read_text().split("// ---\n")
+    (folder / "kernels.cpp").write_text("\n".join([(HERE / "emulated.h").read_text(), types, source, launches]))
+    command = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
+    subprocess.run([*command, "-o", str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))

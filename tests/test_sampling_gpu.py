@@ -1,0 +1,174 @@
+"""Samples on a GPU against those of the CPU; without a GPU, the kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_sampling import EmulatedSampling
+from junctor.errors import BudgetError, DeviceError
+from junctor.query import Query, Sampling
+from junctor.sampling import engine as engines
+from junctor.sampling import gpu
+from junctor.sampling.cases import layout_of
+from junctor.sampling.engine import SamplingEngine
+from junctor.sampling.gpu import GpuSampling
+from junctor_kernels import sampling_gpu
+from sampling_cases import mixed
+from test_gpu_source import ARCHITECTURES, compiles
+
+SOFT = {1: np.array([0.1, 1.0, 0.4])}
+HARD = {6: 1, 3: 0}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile(architecture: str) -> None:
+    compiles(sampling_gpu.source(), architecture)
+
+
+def test_the_source_has_every_field_in_order() -> None:
+    text = sampling_gpu.source()
+    body = text[text.index("struct Job {") : text.index("};", text.index("struct Job {"))]
+    names = [part.split()[-1].strip("* ") for line in body.split(";")[:-1] for part in line.split("{")[-1].split(",")]
+    assert tuple(names) == (*sampling_gpu.FIELDS, sampling_gpu.LAST_FIELD)
+    with pytest.raises(KeyError, match="nonsense"):
+        sampling_gpu.record({"nonsense": 1})
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "cuda":
+        return sampling_gpu.CudaSampling()
+    # Threads of the emulation wait for each other in every step: as few as a block can have several warps with.
+    monkeypatch.setattr(gpu, "THREADS", 64)
+    monkeypatch.setattr(gpu, "WAVE_THREADS", 64)
+    return EmulatedSampling()
+
+
+def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None) -> SamplingEngine:
+    query = Query(method="sampling", sampling=Sampling(sampler, samples, seed=11, stages="all"))
+    engine = SamplingEngine(mixed(), query, device="gpu" if device else "cpu")
+    if device:
+        found = GpuSampling(engine.sampled, device, engine._cpu)
+        if group is not None:
+            found.way = lambda *_: group
+        engine.__dict__["_gpu"] = found
+    return engine
+
+
+@pytest.mark.parametrize(("sampler", "logs"), [("lw", False), ("ais-bn", True), ("epis-bn", False)])
+@pytest.mark.parametrize(("group", "several"), [(0, False), (0, True), (32, False), (4, False)])
+def test_both_kernels_find_what_the_cpu_finds(
+    device: Any, sampler: str, logs: bool, group: int, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "SEVERAL_SAMPLES", 0 if several else 1 << 30)
+    monkeypatch.setattr(engines, "PLAIN_LIMIT", -1.0 if logs else 1e9)
+    cpu, on_gpu = engine_on(None, sampler, 300), engine_on(device, sampler, 300, group)
+    expected, found = (engine.estimate(HARD, SOFT, 3)[2] for engine in (cpu, on_gpu))
+    assert expected is not None
+    assert found is not None
+    np.testing.assert_allclose(found.posteriors, expected.posteriors, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.errors, expected.errors, rtol=1e-9)
+    assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-12)
+    assert found.effective == pytest.approx(expected.effective)
+
+
+def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "PLAIN_LIMIT", 1e9)
+    cpu, on_gpu = engine_on(None, "ais-bn", 400), engine_on(device, "ais-bn", 400, 0)
+    rows = []
+    monkeypatch.setattr(SamplingEngine, "_drawn", lambda self, sampler, *_: rows.append(sampler))
+    for engine in (cpu, on_gpu):
+        engine.estimate(HARD, SOFT, 0)
+    mine, its = rows[0].function, on_gpu._gpu.learned
+    layout = layout_of(cpu.sampled, rows_evidence(), None)
+    for v in layout.weighed:
+        span = slice(cpu.sampled.entries[v], cpu.sampled.entries[v + 1])
+        cuts = slice(cpu.sampled.cuts[v], cpu.sampled.cuts[v + 1])
+        assert (mine.chances[span] == device.get(its.chances)[span]).all()
+        assert (mine.thresholds[cuts] == device.get(its.thresholds)[cuts]).all()
+        assert (mine.order[span] == device.get(its.order)[span]).all()
+
+
+def rows_evidence() -> Any:
+    from junctor.sampling.cases import Evidence
+
+    return Evidence(frozenset(HARD), frozenset(SOFT))
+
+
+def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = engine_on(None, "lw", 1300).estimate(HARD, SOFT, 1)[2]
+    monkeypatch.setattr(gpu, "CHUNK", 256)
+    monkeypatch.setattr(gpu, "CHUNKS_AT_ONCE", 2)
+    found = engine_on(device, "lw", 1300, 0).estimate(HARD, SOFT, 1)[2]
+    assert cpu is not None
+    assert found is not None
+    np.testing.assert_allclose(found.posteriors, cpu.posteriors, rtol=0, atol=1e-12)
+
+
+def test_a_second_run_is_the_same_in_every_bit(device: Any) -> None:
+    found = [engine_on(device, "ais-bn", 200).estimate(HARD, SOFT, 1)[2] for _ in range(2)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert (found[0].posteriors == found[1].posteriors).all()
+    assert found[0].log_evidence == found[1].log_evidence
+
+
+def test_evidence_that_no_sample_agrees_with(device: Any) -> None:
+    # v4 is on only where v0 is.
+    for sampler in ("lw", "ais-bn"):
+        engine = engine_on(device, sampler, 500)
+        layout, case, found = engine.estimate({0: 0, 4: 1, 2: 1}, {}, 0)
+        assert case.certain == -np.inf
+        assert found is None
+        del layout
+
+
+def test_the_cpu_takes_rows_whose_states_exceed_shared_memory(
+    device: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "most_shared", 8)
+    found = engine_on(device, "ais-bn", 500).estimate(HARD, SOFT, 0)[2]
+    expected = engine_on(None, "ais-bn", 500).estimate(HARD, SOFT, 0)[2]
+    assert "shared memory" in caplog.text
+    assert found is not None
+    assert expected is not None
+    assert (found.posteriors == expected.posteriors).all()
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(EmulatedSampling):
+        def free(self) -> int:
+            return 1 << 30
+
+    fake = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=RuntimeError)))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(gpu, "check_device", lambda _: None)
+    monkeypatch.setattr(sampling_gpu, "CudaSampling", Small)
+    starts = engine_on(None, "lw", 500)._cpu
+    assert isinstance(gpu.gpu_sampling(starts), GpuSampling)
+    with pytest.raises(BudgetError, match="--device-memory"):
+        gpu.gpu_sampling(starts, memory=1000)
+
+    def broken() -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(sampling_gpu, "CudaSampling", broken)
+    with pytest.raises(DeviceError, match="no such device"):
+        gpu.gpu_sampling(starts)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy cannot be loaded"):
+        gpu.gpu_sampling(starts)
+
+
+def test_the_kernel_is_chosen_by_samples_and_levels() -> None:
+    assert [gpu.way(count, 400, 7) for count in (1, 4096, 10_000, 32_768, 1 << 17)] == [4, 4, 16, 32, 32]
+    assert gpu.way((1 << 17) + 1, 400, 7) == 0
+    # A chain has a node a level.
+    assert gpu.way(1 << 14, 500, 500) == 16
+    assert gpu.way((1 << 14) + 1, 500, 500) == 0
