@@ -112,6 +112,21 @@ def test_the_parts_are_those_of_one_after_the_other(job: Job) -> None:
     assert no_thread_is_left()
 
 
+def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    real = Engine.answer
+
+    def answer(engine: Engine, *of: Any) -> Any:
+        found.append(engine.all_gpus)
+        return real(engine, *of)
+
+    monkeypatch.setattr(Engine, "answer", answer)
+    first, *others = tasks_of(job)
+    list(propagate_here([first], MEMORY))
+    propagate_partition(others[0], MEMORY)
+    assert found == [True, False]
+
+
 def test_stages_add_up() -> None:
     assert Stages(1.0, 2.0, 3.0, 4.0) + Stages(0.5, waiting=1.00049) == Stages(1.5, 2.0, 3.0, 5.00049)
     assert Stages(waiting=1.00049).rounded() == Stages(waiting=1.0)

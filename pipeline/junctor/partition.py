@@ -133,7 +133,7 @@ def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Par
 
     Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
     """
-    partitions = [_Partition(task) for task in tasks]
+    partitions = [_Partition(task, all_gpus=True) for task in tasks]
     writing: deque[Future[tuple[Part, Stages]]] = deque()
     with ThreadPoolExecutor(1 + WRITERS, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
@@ -169,8 +169,10 @@ def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
 class _Partition:
     """A partition under way; holds its evidence until it is answered, and its answers until they are written."""
 
-    def __init__(self, task: PartTask) -> None:
+    def __init__(self, task: PartTask, all_gpus: bool = False) -> None:
         self.task = task
+        # Nobody else has them where there are no other workers.
+        self._all_gpus = all_gpus
         self.stages = Stages()
         self._directory = RunDirectory(Path(task.directory))
         self._evidence: EncodedPartition | None = None
@@ -210,6 +212,7 @@ class _Partition:
             return sampler.answer(evidence.batch, held, evidence.first_row)
         _, engine = engine_for(*what)
         engine.device, engine.device_memory = task.device, task.device_memory
+        engine.all_gpus = self._all_gpus
         engine.spill, engine.disk = spill_folder(task.spill), task.disk
         return engine.answer(evidence.batch, held)
 
