@@ -169,9 +169,14 @@ def _prices(measured: Sequence[Measured]) -> Prices:
     tree = np.array([np.multiply(row.tree, row.rows) for row in measured])
     # Where only few rows were measured, what a call takes would be taken for the price of a row.
     many = np.array([row.rows for row in measured]) >= np.median([row.rows for row in measured])
-    operation, table = fit(tree[many], seconds[many], groups[many]).tolist()
-    of_work, of_plan = (tuple(fit(each, seconds, groups).tolist()) for each in (work, plan))
+    operation, table = _rounded(fit(tree[many], seconds[many], groups[many]))
+    of_work, of_plan = (_rounded(fit(each, seconds, groups)) for each in (work, plan))
     return Prices(of_work, of_plan, (operation, table))
+
+
+def _rounded(prices: Floats) -> tuple[float, ...]:
+    """Return prices to six digits: the same on machines whose linear algebra differs in the last ones."""
+    return tuple(float(f"{price:.6g}") for price in prices)
 
 
 @cache
