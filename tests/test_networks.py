@@ -64,9 +64,10 @@ def test_posteriors_equal_the_reference(
     assert (answers.status == OK).all()
     tolerance = 1e-9 if precision == "double" else 1e-5
     for row, case in enumerate(cases):
-        # In single precision the scales of a thousand messages are rounded; double is limited by rows that miss 1.
+        # In single precision a thousand tables and scales are rounded by 6e-8 each, and it depends on the plan whether
+        # that adds up; double is limited by rows that miss 1.
         assert answers.log_value[row] == pytest.approx(
-            case["log_p_evidence"], abs=1e-6 if precision == "double" else 3e-6
+            case["log_p_evidence"], abs=1e-6 if precision == "double" else 1e-5
         )
         for variable, expected in case["posteriors"].items():
             found = answers.posteriors[network.index[variable]][row]
