@@ -326,6 +326,28 @@ def test_threads_of_a_worker_share_the_memory_in_the_same_way(
         assert parts_of(job) == expected
 
 
+def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(
+    job: Job, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = partitions._Partition(tasks_of(job)[0])
+    each = PARTITION_ROWS * answer_width(network, Query())
+    assert [partition.writers(memory) for memory in (0, 1 << 31, 1 << 40)] == [2, 2, 8]
+    assert partition.writers((1 << 31) + 16 * 5 * each) == 5
+    monkeypatch.setattr(partitions, "usable_cores", lambda: 16)
+    at_once: list[int] = []
+    writing: set[int] = set()
+
+    def begin(task: PartTask) -> None:
+        writing.add(task.part)
+        at_once.append(len(writing))
+        time.sleep(0.1)
+
+    on(monkeypatch, "write", begin, lambda task: writing.remove(task.part))
+    list(propagate_here(tasks_of(job), 1 << 40))
+    assert max(at_once) > WRITERS
+    assert no_thread_is_left()
+
+
 def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:
     task = tasks_of(job)[0]
     alone = PartTask(

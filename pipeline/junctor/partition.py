@@ -1,8 +1,8 @@
 """One partition, from its evidence file to its part file: read, answer, write.
 
-Where one process does all partitions, the next one is read and the last two are written while one is propagated:
-compiled kernels, Parquet and the disk all work without Python's lock. Four partitions are in memory at the most: one as
-evidence, one as answers in the making, two as answers on their way to the disk.
+Where one process does all partitions, the next one is read and the last ones are written while one is propagated:
+compiled kernels, Parquet and the disk all work without Python's lock. In memory there are at the most one partition as
+evidence, one as answers in the making and two (more where memory is plenty) as answers on their way to the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from junctor.devices import DeviceChoice
 from junctor.distribution import threads_here
 from junctor.errors import BudgetError, RunError
-from junctor.machine import spill_folder
+from junctor.machine import spill_folder, usable_cores
 from junctor.query import Query
 from junctor.storage import Directory, RunDirectory, aside, explained, read_json
 
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
 
 # Partitions that are written at a time: to lay out and compress answers takes about as long as to compute them, and far
-# longer where rows repeat. The same on every machine, because the memory that it takes decides what plans may take.
-WRITERS = 2
+# longer where rows repeat, or where a GPU computes. More than two only within a share of the memory above two GiB.
+# Nothing of that depends on the machine, because the memory that it takes decides what plans may take.
+WRITERS, MOST_WRITERS = 2, 8
+PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +137,17 @@ def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Par
     """
     partitions = [_Partition(task, all_gpus=True) for task in tasks]
     writing: deque[Future[tuple[Part, Stages]]] = deque()
-    with ThreadPoolExecutor(1 + WRITERS, thread_name_prefix="junctor-files") as threads:
+    writers = partitions[0].writers(memory)
+    at_once = max(WRITERS, min(writers, usable_cores() // 2))
+    with ThreadPoolExecutor(1 + at_once, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
         for i, partition in enumerate(partitions):
             with partition.stages.time("waiting"):
                 reading.result()
             if i + 1 < len(partitions):
                 reading = threads.submit(partitions[i + 1].read)
-            partition.answer_beside(memory, partial(_wait_for_all, partition, writing))
-            if len(writing) == WRITERS:
+            partition.answer_beside(memory, partial(_wait_for_all, partition, writing), writers)
+            if len(writing) == at_once:
                 yield partition.wait_for(writing.popleft())
             writing.append(threads.submit(partition.write))
         while writing:
@@ -216,15 +220,23 @@ class _Partition:
         engine.spill, engine.disk = spill_folder(task.spill), task.disk
         return engine.answer(evidence.batch, held)
 
-    def answer_beside(self, memory: int, wait_for_others: Callable[[], None]) -> None:
+    def writers(self, memory: int) -> int:
+        """Return how many partitions may be written at a time: as many as the memory has room for."""
+        from junctor.results import answer_width
+
+        network = network_for(str(self._directory.network), self.task.network_digest)
+        each = self.task.partition_rows * answer_width(network, self.task.query)
+        return max(WRITERS, min(MOST_WRITERS, int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, each))))
+
+    def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int = WRITERS) -> None:
         """Propagate while others are written, or after that where the memory is too short for all of them.
 
-        wait_for_others: until no answers but these are in memory. What is held back does not depend on how far those
-        others are: a run has to repeat itself.
+        wait_for_others: until no answers but these are in memory. writers: those that may be at work. What is held back
+        does not depend on how far those others are: a run has to repeat itself.
         """
         alone = self.task.rows <= self.task.partition_rows
         try:
-            self.answer(memory, waiting=0 if alone else WRITERS)
+            self.answer(memory, waiting=0 if alone else writers)
         except BudgetError:
             if alone:
                 raise
