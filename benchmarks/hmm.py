@@ -95,8 +95,8 @@ def serial_seconds(model: HiddenMarkovModel, batch: SequenceBatch, steps: int, t
         emissions = np.log(model.emission.T).astype(np.float32).copy()
     path = np.empty(steps, np.int32)
     viterbi_versions.serial(start[:2], into[:2, :2], emissions[:, :2].copy(), batch.symbols[:2], path)
-    once = lambda: viterbi_versions.serial(start, into, emissions, batch.symbols[:steps], path)  # noqa: E731
-    return median_of(once, times) / (steps - 1)
+    seconds = median_of(lambda: viterbi_versions.serial(start, into, emissions, batch.symbols[:steps], path), times)
+    return seconds / (steps - 1)
 
 
 def hmmlearn_paths(model: HiddenMarkovModel, batch: SequenceBatch) -> tuple[float, float, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import time
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from emulated_build import built
 from junctor_kernels import gpu
 
 HERE = Path(__file__).parent
@@ -94,9 +93,4 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 @cache
 def library(algebra: str) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
-    code = "\n".join([(HERE / "emulated.h").read_text(), gpu.source(algebra), (HERE / "emulated_launch.h").read_text()])
-    (folder / "kernels.cpp").write_text(code)
-    command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
-    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return built(gpu.source(algebra), (HERE / "emulated_launch.h").read_text(), flags=("-O2",))

@@ -10,20 +10,5 @@ extern "C" void launch(const char *name, const Reduction *given, int blocks, int
     const Kernel kernel = std::find_if(std::begin(kernels), std::end(kernels), [&](auto &each) {
                               return each.first == name;
                           })->second;
-    blockDim.x = threads, gridDim.x = blocks;
-    std::barrier<> barrier(threads);
-    std::vector<std::unique_ptr<std::barrier<>>> warps;
-    for (int n = 0; n < threads; n += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> pool;
-    for (int n = 0; n < threads; n++)
-        pool.emplace_back([&, n] {
-            threadIdx.x = n, everyone = &barrier, warp = warps[n / 32].get();
-            for (int block = 0; block < blocks; block++) {
-                if (n == 0) blockIdx.x = block;
-                __syncthreads();
-                kernel(*given);
-                __syncthreads();
-            }
-        });
-    for (auto &thread : pool) thread.join();
+    for_all(blocks, 1, threads, [&] { kernel(*given); });
 }

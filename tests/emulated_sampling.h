@@ -56,20 +56,5 @@ extern "C" void launch(const char *name, const Job *job, int blocks_x, int block
     Kernel kernel = nullptr;
     for (const auto &each : kernels)
         if (!std::strcmp(each.name, name)) kernel = each.kernel;
-    blockDim.x = threads, gridDim.x = blocks_x, gridDim.y = blocks_y;
-    std::barrier<> barrier(threads);
-    std::vector<std::unique_ptr<std::barrier<>>> warps;
-    for (int n = 0; n < threads; n += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> pool;
-    for (int n = 0; n < threads; n++)
-        pool.emplace_back([&, n] {
-            threadIdx.x = n, everyone = &barrier, warp = warps[n / 32].get();
-            for (int block = 0; block < blocks_x * blocks_y; block++) {
-                if (n == 0) blockIdx.x = block % blocks_x, blockIdx.y = block / blocks_x;
-                __syncthreads();
-                kernel(*job);
-                __syncthreads();
-            }
-        });
-    for (auto &thread : pool) thread.join();
+    for_all(blocks_x, blocks_y, threads, [&] { kernel(*job); });
 }

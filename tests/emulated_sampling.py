@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from emulated import aligned
+from emulated_build import built
 from junctor_kernels import sampling_gpu
 
 HERE = Path(__file__).parent
@@ -48,25 +48,11 @@ class EmulatedSampling:
         library().launch(kernel.encode(), ctypes.c_void_p(job.ctypes.data), *blocks, threads)
 
 
-def aligned(array: npt.NDArray[Any]) -> Any:
-    """Return a copy that begins at 256 bytes, as device memory does."""
-    array = np.ascontiguousarray(array)
-    memory = np.zeros(array.nbytes + 256, dtype=np.uint8)
-    start = -memory.ctypes.data % 256
-    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    result[...] = array
-    return result
-
-
 @cache
 def library() -> ctypes.CDLL:
     """Compile the kernels."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
     source = sampling_gpu.source().replace(
         "extern __shared__ unsigned shared[];", "unsigned *const shared = dynamic_shared;"
     )
     types, launches = (HERE / "emulated_sampling.h").read_text().split("// ---\n")
-    (folder / "kernels.cpp").write_text("\n".join([(HERE / "emulated.h").read_text(), types, source, launches]))
-    command = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
-    subprocess.run([*command, "-o", str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return built(types, source, launches, flags=("-O1", "-ffp-contract=off"))

@@ -14,23 +14,11 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int offset, int 
 template <class Task>
 static void run_blocks(void (*kernel)(const Task *, const int *, int, const Factor *, const Axis *, int *), int blocks,
                        const void *tasks, const int *starts, int count, const void *factors, const void *axes, int *lost) {
-    blockDim.x = THREADS;
-    std::barrier<> barrier(THREADS);
-    std::vector<std::unique_ptr<std::barrier<>>> warps;
     std::vector<double> exchanged(THREADS);
-    for (int n = 0; n < THREADS; n += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> pool;
-    for (int n = 0; n < THREADS; n++)
-        pool.emplace_back([&, n] {
-            threadIdx.x = n, everyone = &barrier, warp = warps[n / 32].get(), lanes_of_warp = &exchanged[n / 32 * 32];
-            for (int block = 0; block < blocks; block++) {
-                if (n == 0) blockIdx.x = block;
-                __syncthreads();
-                kernel((const Task *)tasks, starts, count, (const Factor *)factors, (const Axis *)axes, lost);
-                __syncthreads();
-            }
-        });
-    for (auto &thread : pool) thread.join();
+    for_all(blocks, 1, THREADS, [&] {
+        lanes_of_warp = &exchanged[threadIdx.x / 32 * 32];
+        kernel((const Task *)tasks, starts, count, (const Factor *)factors, (const Axis *)axes, lost);
+    });
 }
 
 extern "C" void launch(const char *name, int blocks, const void *tasks, const int *starts, int count, const void *factors,

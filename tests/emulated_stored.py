@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import random
-import subprocess
 from collections import deque
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from emulated_build import built
 from junctor_kernels import stored_gpu
 from junctor_kernels.stored_gpu import Placed
 from junctor_kernels.stored_tasks import Launch
@@ -127,11 +126,5 @@ class Graph:
 @cache
 def library(source: str) -> ctypes.CDLL:
     """Compile the kernels."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
-    header = (HERE / "emulated.h").read_text()
     warps, launches = (HERE / "emulated_stored.h").read_text().split("// ---\n")
-    code = "\n".join([header, warps, source, launches])
-    (folder / "kernels.cpp").write_text(code)
-    command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
-    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return built(warps, source, launches, flags=("-O2",))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from emulated_build import built
 from junctor_kernels import viterbi_gpu
 from junctor_kernels.viterbi_gpu import Launch
 
@@ -74,10 +73,5 @@ class EmulatedViterbi:
 @cache
 def library(dtype: str) -> ctypes.CDLL:
     """Compile the kernels."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
     before, after = (HERE / "emulated_viterbi.h").read_text().split("// ---\n")
-    source = viterbi_gpu.source(np.dtype(dtype), THREADS, SIDE)
-    (folder / "kernels.cpp").write_text("\n".join([(HERE / "emulated.h").read_text(), before, source, after]))
-    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
-    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return built(before, viterbi_gpu.source(np.dtype(dtype), THREADS, SIDE), after)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated_build import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels import entries_gpu, reference
@@ -28,13 +27,8 @@ def library(algebra: str) -> ctypes.CDLL:
 @cache
 def compiled(source: str) -> ctypes.CDLL:
     """The kernels of a source, compiled for the CPU."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
-    parts = [(HERE / "emulated.h").read_text(), (HERE / "emulated_entries.h").read_text()]
-    parts += [source, (HERE / "emulated_entries_launch.h").read_text()]
-    (folder / "kernels.cpp").write_text("\n".join(parts))
-    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
-    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    before, after = (HERE / "emulated_entries.h").read_text(), (HERE / "emulated_entries_launch.h").read_text()
+    return built(before, source, after)
 
 
 def emulated(

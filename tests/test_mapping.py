@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from emulated_build import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.engine import shape_of
@@ -39,13 +38,7 @@ extern "C" void scatter(int blocks, int threads, real *clique, const int *mappin
 @cache
 def library(dtype: np.dtype[Any]) -> ctypes.CDLL:
     """The kernels, compiled for the CPU."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
-    launches = (HERE / "emulated_launch.h").read_text().split('extern "C"')[0]
-    parts = [(HERE / "emulated.h").read_text(), mapping.source(dtype), launches, LAUNCH]
-    (folder / "kernels.cpp").write_text("\n".join(parts))
-    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas", "-o"]
-    subprocess.run([*command, str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    return built(mapping.source(dtype), LAUNCH)
 
 
 def emulated(name: str, where: Any, setting: Setting, *arrays: Any) -> None:

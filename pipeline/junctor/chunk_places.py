@@ -71,7 +71,7 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: Sequence[int]) -> di
             first, last = lives[table]
             others = [t for t, (at, _) in places.items() if at == gpu and lives[t][0] <= last and lives[t][1] >= first]
             taken = sorted((places[t][1], places[t][1] + sizes[t]) for t in others)
-            start = first_gap(_united(taken), sizes[table])
+            start = first_gap(taken, sizes[table])
             if start + sizes[table] <= room[gpu]:
                 places[table] = gpu, start
                 break
@@ -92,26 +92,16 @@ def _stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int,
     lives = {table: life for table, life in chunks.lifetimes().items() if life[0] >= 0}
     for table in _results(chunks) & lives.keys():
         lives[table] = (lives[table][0], len(chunks.passes))
-    return {table: _aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
+    return {table: aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
 
 
 def _results(chunks: ChunkPlan) -> set[int]:
     return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Return a number of bytes, made up to a multiple of ALIGNED."""
     return -(-size // ALIGNED) * ALIGNED
-
-
-def _united(taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return intervals in order that may overlap as some that do not."""
-    united: list[tuple[int, int]] = []
-    for begin, end in taken:
-        if united and begin <= united[-1][1]:
-            united[-1] = united[-1][0], max(end, united[-1][1])
-        else:
-            united.append((begin, end))
-    return united
 
 
 def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
@@ -123,7 +113,7 @@ def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int
     for table, (first, last) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
         while ends and ends[0][0] < first:
             alive.remove(ends.pop(0)[1:])
-        size = _aligned(sizes[table])
+        size = aligned(sizes[table])
         places[table] = start = first_gap(alive, size)
         bisect.insort(alive, (start, start + size))
         bisect.insort(ends, (last, start, start + size))

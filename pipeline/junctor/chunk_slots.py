@@ -23,7 +23,7 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, launches_of
 
-from junctor.chunk_places import ALIGNED, pinned_places, resident_places, slot_bytes
+from junctor.chunk_places import aligned, pinned_places, resident_places, slot_bytes
 from junctor.machine import usable_cores
 from junctor.planning.chunks import MOST_STEPS, ChunkPlan
 from junctor.threads import in_threads
@@ -80,7 +80,7 @@ class OneGpu:
         # What is left for stored tables.
         self.room = device.room - OFFSET_BYTES - slot * count
         with cupy.cuda.Device(self.number):
-            self._memory = device.place(0, (slot * count + self.room,), np.uint8)
+            self._memory = device.place(0, (device.room - OFFSET_BYTES,), np.uint8)
             self.tables = int(self._memory.data.ptr) + slot * count
             starts = [int(self._memory.data.ptr) + n * slot for n in range(count)]
             self.slots = [Slot(self, at, cupy.cuda.Stream(non_blocking=True)) for at in starts]
@@ -93,9 +93,9 @@ class OneGpu:
             parts = [
                 part for launch in launches for o in launch.offsets for part in (o.panels, o.places, o.far, o.near)
             ]
-            starts = list(accumulate((-(-part.nbytes // ALIGNED) * ALIGNED for part in parts), initial=0))
-            whole = np.zeros(starts[-1], np.uint8)
-            for start, part in zip(starts, parts, strict=False):
+            starts = list(accumulate((aligned(part.nbytes) for part in parts), initial=0))
+            whole = np.zeros(starts.pop(), np.uint8)
+            for start, part in zip(starts, parts, strict=True):
                 whole[start : start + part.nbytes] = part.view(np.uint8)
             self._offsets.append(self.cupy.asarray(whole))
             self._offset_bytes += whole.nbytes

@@ -114,14 +114,14 @@ def run(
     resources = resources_of(
         settings,
         workers=workers,
-        memory=None if memory is None else memory_size(memory),
+        memory=memory,
         scheduler=scheduler,
         insecure_scheduler=insecure_scheduler,
         threads=threads,
         device=device,
-        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
+        device_memory=device_memory,
         spill=spill,
-        disk=None if disk is None else memory_size(disk, "--disk"),
+        disk=disk,
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
@@ -129,9 +129,15 @@ def run(
 
 
 def resources_of(settings: Settings, insecure_scheduler: bool, **options: Any) -> Resources:
-    """Return where the work is done: what the options say, or where they are None the settings."""
+    """Return where the work is done: what the options say, or where they are None the settings.
+
+    Raises BadParameter where a size is none.
+    """
     from junctor.distribution import Resources
 
+    for name in ("memory", "device_memory", "disk"):
+        if options[name] is not None:
+            options[name] = memory_size(options[name], f"--{name.replace('_', '-')}")
     chosen = {name: getattr(settings, name) if value is None else value for name, value in options.items()}
     chosen["device"] = chosen["device"] or "auto"
     return Resources(insecure_scheduler=settings.insecure_scheduler or insecure_scheduler, **chosen)

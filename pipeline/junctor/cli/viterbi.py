@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli.options import AsJson, DeviceMemory, Disk, Spill
-from junctor.cli.run import memory_size, resources_of, score
+from junctor.cli.run import resources_of, score
 from junctor.devices import DeviceChoice
 from junctor.query import Precision
 
@@ -96,14 +96,14 @@ def viterbi(
     resources = resources_of(
         settings,
         workers=workers,
-        memory=None if memory is None else memory_size(memory),
+        memory=memory,
         scheduler=scheduler,
         insecure_scheduler=insecure_scheduler,
         threads=threads,
         device=device,
-        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
+        device_memory=device_memory,
         spill=spill,
-        disk=None if disk is None else memory_size(disk, "--disk"),
+        disk=disk,
     )
     with progress_display(quiet) as progress:
         manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress, _plain, _flow)

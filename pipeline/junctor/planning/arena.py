@@ -29,10 +29,10 @@ def arena(plan: Plan, steps: Iterable[Step] | None = None) -> tuple[dict[int, in
 
 
 def first_gap(alive: Iterable[tuple[int, int]], entries: int) -> int:
-    """Return where so many entries fit first; alive: begins and ends in order, which do not overlap."""
+    """Return where so many entries fit first; alive: begins and ends, in order."""
     start = 0
     for begin, end in alive:
         if begin - start >= entries:
             return start
-        start = end
+        start = max(start, end)
     return start
