@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from emulated import aligned
 from emulated_build import built
-from junctor_kernels import sampling_gpu
+from junctor_kernels import beliefs_gpu, sampling_gpu
 
 HERE = Path(__file__).parent
 
@@ -46,6 +46,17 @@ class EmulatedSampling:
     def launch(self, kernel: str, blocks: tuple[int, int], threads: int, job: Any, shared: int = 0) -> None:
         assert shared <= self.most_shared
         library().launch(kernel.encode(), ctypes.c_void_p(job.ctypes.data), *blocks, threads)
+
+    def propagate(self, blocks: int, threads: int, job: Any) -> None:
+        assert blocks == 1
+        messages().launch(ctypes.c_void_p(job.ctypes.data), threads)
+
+
+@cache
+def messages() -> ctypes.CDLL:
+    """Compile the kernel of messages."""
+    types, launch = (HERE / "emulated_beliefs.h").read_text().split("// ---\n")
+    return built(types, beliefs_gpu.source(), launch)
 
 
 @cache

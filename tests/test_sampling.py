@@ -24,6 +24,7 @@ from junctor.sampling.tables import sampled_network
 from junctor_kernels import sampling, sampling_cpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
+from junctor_kernels.settling import settle
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from strategies import evidence_batches, networks, row_evidence
 
@@ -115,7 +116,7 @@ def test_thresholds_are_settled_as_numpy_does(row: list[float], least: int) -> N
     function = Function(
         np.zeros(size - 1, np.uint32), np.zeros(size, np.uint8), table, np.zeros(size), table.copy(), False
     )
-    sampling_cpu.settle(table, function, 0, 0, size, 1, least)
+    settle(table, function, 0, 0, size, 1, least)
     thresholds, order, widths = sampling.settle(table, table, least)
     assert function.thresholds.tolist() == thresholds
     assert function.order.tolist() == order

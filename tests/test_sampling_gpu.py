@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from emulated_sampling import EmulatedSampling
 from junctor.errors import BudgetError, DeviceError
+from junctor.model import Network
 from junctor.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import gpu
 from junctor.sampling.cases import layout_of
 from junctor.sampling.engine import SamplingEngine
-from junctor.sampling.gpu import GpuSampling
-from junctor_kernels import sampling_gpu
-from sampling_cases import mixed
+from junctor.sampling.epis import SWEEPS, beliefs_of, epis_function
+from junctor.sampling.gpu import GpuRow, GpuSampling
+from junctor.sampling.sampler import Ask, CpuSampling
+from junctor_kernels import beliefs, beliefs_gpu, sampling_gpu
+from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from test_gpu_source import ARCHITECTURES, compiles
 
 SOFT = {1: np.array([0.1, 1.0, 0.4])}
@@ -27,15 +30,20 @@ HARD = {6: 1, 3: 0}
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile(architecture: str) -> None:
     compiles(sampling_gpu.source(), architecture)
+    compiles(beliefs_gpu.source(), architecture)
 
 
 def test_the_source_has_every_field_in_order() -> None:
-    text = sampling_gpu.source()
-    body = text[text.index("struct Job {") : text.index("};", text.index("struct Job {"))]
-    names = [part.split()[-1].strip("* ") for line in body.split(";")[:-1] for part in line.split("{")[-1].split(",")]
-    assert tuple(names) == (*sampling_gpu.FIELDS, sampling_gpu.LAST_FIELD)
+    assert fields_of(sampling_gpu.source(), "Job") == (*sampling_gpu.FIELDS, sampling_gpu.LAST_FIELD)
+    assert fields_of(beliefs_gpu.source(), "Messages") == beliefs_gpu.FIELDS
     with pytest.raises(KeyError, match="nonsense"):
         sampling_gpu.record({"nonsense": 1})
+
+
+def fields_of(text: str, name: str) -> tuple[str, ...]:
+    body = text[text.index(f"struct {name} {{") :]
+    lines = body[: body.index("};")].split(";")[:-1]
+    return tuple(part.split()[-1].strip("* ") for line in lines for part in line.split("{")[-1].split(","))
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -45,6 +53,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     # Threads of the emulation wait for each other in every step: as few as a block can have several warps with.
     monkeypatch.setattr(gpu, "THREADS", 64)
     monkeypatch.setattr(gpu, "WAVE_THREADS", 64)
+    monkeypatch.setattr(beliefs_gpu, "THREADS", 64)
     return EmulatedSampling()
 
 
@@ -93,6 +102,41 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
         assert (mine.chances[span] == device.get(its.chances)[span]).all()
         assert (mine.thresholds[cuts] == device.get(its.thresholds)[cuts]).all()
         assert (mine.order[span] == device.get(its.order)[span]).all()
+
+
+@pytest.mark.parametrize("name", ["mixed", "wide"])
+@pytest.mark.parametrize("logs", [False, True])
+def test_functions_of_messages_are_the_same_in_every_bit(device: Any, name: str, logs: bool) -> None:
+    network, hard, soft = (mixed(), HARD, SOFT) if name == "mixed" else wide()
+    sampled, layout, case = case_of(network, hard, soft, True)
+    pattern = beliefs_of(layout)
+    ask = Ask(layout, case, "epis-bn", (), logs, beliefs=pattern)
+    owner = GpuSampling(sampled, device, CpuSampling(sampled))
+    row = owner.row(ask)
+    links, own = pattern.of(case)
+    said = beliefs.propagate(links, sampled.tables.probabilities, own, SWEEPS)
+    assert isinstance(row, GpuRow)
+    begin = 2 * links.messages + 2 * links.numbers
+    found = device.get(owner.room("messages", (1,), np.float64)).view(np.float64)[begin : begin + links.numbers]
+    assert (found == said).all()
+    cpu, its = epis_function(sampled, pattern, case, logs), owner.learned
+    for n in pattern.nodes.tolist():
+        first, entry, card = case.nodes[n, :3]
+        span, cuts = slice(entry, entry + case.spans[n] * card), slice(first, first + case.spans[n] * (card - 1))
+        assert (cpu.thresholds[cuts] == device.get(its.thresholds)[cuts]).all()
+        assert (cpu.order[span] == device.get(its.order)[span]).all()
+        np.testing.assert_allclose(device.get(its.ratios)[span], cpu.ratios[span], rtol=1e-15 if logs else 0)
+
+
+def wide() -> tuple[Network, Hard, Soft]:
+    """A node of eleven parents, one of them observed in the middle; a hub with 40 children; a loop below."""
+    rng = np.random.default_rng(3)
+    cards = [2, 3, *[2] * 9, 3, 2, *[2] * 40]
+    scopes = [*((v,) for v in range(11)), (*range(11), 11), (0, 11, 12), *((11, v) for v in range(13, 53))]
+    tables = [
+        (scope, rng.dirichlet(np.ones(cards[scope[-1]]), size=[cards[v] for v in scope[:-1]])) for scope in scopes
+    ]
+    return network_of(tables, cards), {5: 1, 12: 0} | {v: v % 2 for v in range(13, 50)}, {50: np.array([0.2, 0.9])}
 
 
 def rows_evidence() -> Any:

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels import philox
+from junctor_kernels import beliefs_gpu, philox
+from junctor_kernels.early_launch import launch_together
 from junctor_kernels.sampling_layout import FULL, SCORE_UNIT
 
 # The fields of the struct `Job`, in its order: addresses, then numbers, then a double.
 FIELDS = (
     *("nodes", "parents", "factors", "levels", "weighed", "slots", "own", "own_order"),
-    *("tables", "values", "soft", "thresholds", "order", "ratios", "chances", "scores"),
+    *("tables", "values", "soft", "said", "smallest", "thresholds", "order", "ratios", "chances", "scores"),
     *("words", "weights", "largest", "pieces", "sums"),
     *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes"),
     *("first", "count", "group", "piece_count", "least"),
@@ -88,6 +89,9 @@ class SamplingDevice(Protocol):
     ) -> None:
         """Run a kernel over blocks in x and y, with bytes of shared memory."""
 
+    def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
+        """Send all messages of a row; blocks are on the device together."""
+
 
 class CudaSampling:
     """A CUDA device. Raises ImportError without CuPy, and what CuPy raises without such a device."""
@@ -146,10 +150,25 @@ class CudaSampling:
             # As one value: CuPy passes nothing longer.
             function(blocks, (threads,), (job.view(np.dtype((np.void, job.nbytes))),), shared_mem=shared)
 
+    def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
+        """Send all messages of a row; blocks are on the device together."""
+        with self.cupy.cuda.Device(self.number):
+            stream = self.cupy.cuda.get_current_stream().ptr
+            kernel = _messages(self.number).get_function(beliefs_gpu.KERNEL)
+            launch_together(kernel.kernel.ptr, blocks, threads, 0, job, stream, True)
+
 
 @cache
 def _function(number: int, kernel: str) -> Any:
     return _module(number).get_function(kernel)
+
+
+@cache
+def _messages(number: int) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(number):
+        return cupy.RawModule(code=beliefs_gpu.source(), options=("-std=c++17",))
 
 
 @cache

@@ -23,7 +23,7 @@ from junctor.model import Network
 from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
-from junctor.sampling.epis import epis_function
+from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import LEAST_EFFECTIVE, MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
@@ -31,6 +31,7 @@ from junctor.sampling.tables import refuse, sampled_network
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
+    from junctor.sampling.epis import Beliefs
     from junctor.sampling.tables import SampledNetwork
 
 # Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
@@ -118,7 +119,7 @@ class SamplingEngine:
         case = layout.case(hard, soft, self._weighs)
         if case.certain == -math.inf:
             return layout, case, None
-        return layout, case, self._estimate(self._device, layout, case, (hard, soft), row, self.threads)
+        return layout, case, self._estimate(self._device, layout, case, hard, row, self.threads)
 
     @cached_property
     def sampled(self) -> SampledNetwork:
@@ -137,6 +138,10 @@ class SamplingEngine:
     def _layout(self) -> Callable[[Evidence], Layout]:
         targets = None if self.query.targets is None else self.targets
         return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
+
+    @cached_property
+    def _beliefs(self) -> Callable[[Layout], Beliefs]:
+        return lru_cache(KEPT_LAYOUTS)(beliefs_of)
 
     @property
     def _device(self) -> Device:
@@ -208,7 +213,7 @@ class SamplingEngine:
         if case.certain == -math.inf:
             answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
             return
-        found = self._estimate(device, layout, case, (hard, soft), first_row + row, threads)
+        found = self._estimate(device, layout, case, hard, first_row + row, threads)
         if found is None:
             drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
             answers.leave(
@@ -218,9 +223,8 @@ class SamplingEngine:
         self._write(answers, row, layout, case, hard, found)
 
     def _estimate(
-        self, device: Device, layout: Layout, case: Case, evidence: tuple[Hard, Soft], row: int, threads: int
+        self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
     ) -> Estimate | None:
-        hard, soft = evidence
         sampling = self.query.sampling
         weighs = self._weighs and bool(layout.weighed)
         logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
@@ -228,7 +232,7 @@ class SamplingEngine:
         if ask.sampler == "ais-bn":
             ask = replace(ask, free=parents_to_free(layout, hard, self._prior))
         elif ask.sampler == "epis-bn":
-            ask = replace(ask, start=epis_function(layout, hard, soft, logs))
+            ask = replace(ask, beliefs=self._beliefs(layout))
         sampler = device.row(ask)
         learns = ask.sampler in LEARNERS
         stages = self._learn(sampler, row) if learns else []

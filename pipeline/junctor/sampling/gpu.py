@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-from junctor_kernels import sampling_gpu
+from junctor_kernels import beliefs_gpu, sampling_gpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
-from junctor_kernels.sampling_layout import WEIGHED, Function, Sums, add
+from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
 
 from junctor.devices import check_device
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.budget import format_bytes
 from junctor.query import Sampler
+from junctor.sampling.epis import SWEEPS, Beliefs
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.sampler import Ask, CpuSampling, RowSampler
 from junctor.sampling.tables import SampledNetwork
@@ -48,8 +49,6 @@ class GpuSampling:
         self.tables = put(tables.probabilities)
         self.values = {False: self.tables}
         self.first: dict[tuple[Sampler, bool], Function] = {}
-        self.learned: Function | None = None
-        self.scores: Any = None
         self.way = way
         self._rooms: dict[str, Any] = {}
 
@@ -62,9 +61,25 @@ class GpuSampling:
         except MemoryError as error:
             logger.warning("the CPU takes over a row: %s", error)
             return self._starts.row(ask)
-        if ask.sampler != "lw":
+        if ask.beliefs is not None:
+            row.believe(ask.beliefs)
+        elif ask.sampler != "lw":
             row.begin(self._start(ask))
         return row
+
+    @cached_property
+    def learned(self) -> Function:
+        """Room for the importance function of a row."""
+        tables, entries = self.network.tables, self.network.entries[-1]
+        types = zip(CHANGING, (np.uint32, np.uint8, np.float64, np.float64), strict=True)
+        sizes = {name: max(1, len(tables.thresholds) if name == "thresholds" else entries) for name in CHANGING}
+        arrays = {name: self.device.empty((sizes[name],), dtype) for name, dtype in types}
+        return Function(values=self.tables, logs=False, **arrays)
+
+    @cached_property
+    def scores(self) -> Any:
+        """Scores of all entries, zero between stages."""
+        return self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
 
     def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array of a name, which keeps its memory as long as it is large enough."""
@@ -76,14 +91,9 @@ class GpuSampling:
     def _start(self, ask: Ask) -> Function:
         """Return the importance function that a row begins with, on the device."""
         key = ask.sampler, ask.logs
-        if ask.start is not None or key not in self.first:
-            host = ask.start or self._starts.start(*key)
+        if key not in self.first:
+            host = self._starts.start(*key)
             self.first[key] = host._replace(**{name: self.device.put(_some(getattr(host, name))) for name in CHANGING})
-        if self.learned is None:
-            empty = {name: getattr(self.first[key], name) for name in CHANGING}
-            arrays = {name: self.device.empty(array.shape, array.dtype) for name, array in empty.items()}
-            self.learned = self.first[key]._replace(**arrays)
-            self.scores = self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
         return self.first[key]
 
 
@@ -117,7 +127,8 @@ class GpuRow:
         slots = np.concatenate([case.slots, pseudo])
         self._nodes, self._slots = len(case.slots), len(slots)
         weighed = np.flatnonzero(case.nodes[:, WEIGHED])
-        self._weighed = np.stack([weighed.astype(np.int32), case.spans[weighed]], axis=1)
+        starts = np.cumsum(case.nodes[weighed, STATES]) - case.nodes[weighed, STATES]
+        self._weighed = np.stack([weighed, case.spans[weighed], starts, 0 * weighed], axis=1).astype(np.int32)
         arrays: dict[str, Any] = {
             "nodes": case.nodes,
             "parents": case.parents,
@@ -125,6 +136,8 @@ class GpuRow:
             "levels": case.levels,
         }
         arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
+        if ask.beliefs is not None:
+            arrays["smallest"] = ask.beliefs.smallest
         self._kept, places = _together(owner, arrays)
         address = self._device.address
         self._fields = {name: address(self._kept) + start for name, start in places.items()}
@@ -137,11 +150,10 @@ class GpuRow:
 
     def begin(self, start: Function) -> None:
         """Set the importance function to where it begins."""
-        owner, learned = self._owner, self._owner.learned
-        assert learned is not None
+        owner = self._owner
         for name in CHANGING:
-            self._device.copy(getattr(start, name), getattr(learned, name))
-            self._fields[name] = self._device.address(getattr(learned, name))
+            self._device.copy(getattr(start, name), getattr(owner.learned, name))
+        self._use_learned()
         self._fields["scores"] = self._device.address(owner.scores)
         free = self._ask.free
         if free:
@@ -152,6 +164,30 @@ class GpuRow:
             freed = self._device.put(np.array(tables, dtype=np.int32))
             rows = max(each[3] for each in tables)
             self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
+
+    def believe(self, pattern: Beliefs) -> None:
+        """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
+        owner, address = self._owner, self._device.address
+        links, own = pattern.of(self._case)
+        self._messages, places = _together(owner, beliefs_gpu.arrays(links, own))
+        fields = {name: address(self._messages) + start for name, start in places.items()}
+        room = owner.room("messages", (2 * links.messages + 3 * links.numbers + 1,), np.float64)
+        ends = np.cumsum([links.messages, links.messages, links.numbers, links.numbers, links.numbers]).tolist()
+        names = ("up", "down", "prior", "mine", "below", "barrier")
+        fields |= {name: address(room) + 8 * start for name, start in zip(names, [0, *ends], strict=True)}
+        fields |= {"probabilities": address(owner.tables), "sweeps": SWEEPS}
+        fields |= {"level_count": len(links.levels) - 2, "messages": links.messages}
+        self._device.clear(room)
+        blocks = beliefs_gpu.blocks(links, self._device.processors)
+        self._device.propagate(blocks, beliefs_gpu.THREADS, beliefs_gpu.record(fields))
+        self._use_learned()
+        self._fields["said"] = fields["below"]
+        rows = int(self._weighed[:, 1].max())
+        self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
+
+    def _use_learned(self) -> None:
+        for name in CHANGING:
+            self._fields[name] = self._device.address(getattr(self._owner.learned, name))
 
     def sums(self, stream: Stream, first: int, count: int) -> Sums:
         """Return sums over samples from number `first` on, a multiple of BLOCK."""

@@ -16,6 +16,7 @@ from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Functi
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Layout
+from junctor.sampling.epis import Beliefs, epis_function
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.importance import first_function, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
@@ -42,7 +43,7 @@ class RowSampler(Protocol):
 class Ask:
     """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
 
-    threads: of the CPU that may be used. start: the importance function, where the row has one of its own.
+    threads: of the CPU that may be used. beliefs: the messages of EPIS-BN.
     """
 
     layout: Layout
@@ -51,7 +52,7 @@ class Ask:
     free: Sequence[int] = ()
     logs: bool = False
     threads: int = 1
-    start: Function | None = None
+    beliefs: Beliefs | None = None
 
 
 class Device(Protocol):
@@ -72,8 +73,11 @@ class CpuSampling:
         """Return the sampler of a row."""
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
-        function = ask.start or own_function(ask.layout, self.start(ask.sampler, ask.logs))
-        make_uniform(self.network, function, ask.free)
+        if ask.beliefs is not None:
+            function = epis_function(self.network, ask.beliefs, ask.case, ask.logs, ask.threads)
+        else:
+            function = own_function(ask.layout, self.start(ask.sampler, ask.logs))
+            make_uniform(self.network, function, ask.free)
         return CpuRow(self.network, ask.case, function, ask.threads)
 
     def start(self, sampler: Sampler, logs: bool) -> Function:
