@@ -216,7 +216,7 @@ COUNTS = (1, 10, 100, 1000, 4096, 10_000, 32_768, 100_000, 1_000_000)
 def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> float:
     """Return milliseconds that a device takes to draw and weigh so many samples, 0: a thread a sample."""
     row = gpu_row(engine, each, group)
-    return on_device(lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
+    return on_device(row, lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
 
 
 def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
@@ -231,7 +231,7 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     return gpu.row(Ask(layout, layout.case(case, {}, learns), engine.query.sampling.sampler, (), learns))
 
 
-def on_device(work: Callable[[], Any], repeats: int) -> float:
+def on_device(row: Any, work: Callable[[], Any], repeats: int) -> float:
     """Return the median of milliseconds between events around the work."""
     import cupy
 
@@ -239,9 +239,9 @@ def on_device(work: Callable[[], Any], repeats: int) -> float:
     times = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record()
+        begin.record(row._device.stream)
         work()
-        end.record()
+        end.record(row._device.stream)
         end.synchronize()
         times.append(cupy.cuda.get_elapsed_time(begin, end))
     return statistics.median(times)
@@ -264,8 +264,8 @@ def rate(options: argparse.Namespace) -> None:
 
             row = gpu_row(engine, each, 0)
             result = row._device.empty((row._slots + 1, 2), np.float64)
-            drawn = on_device(lambda row=row: row._draw(Stream(1, 0, 0), 0, gpu.CHUNK), 5)
-            summed = on_device(lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
+            drawn = on_device(row, lambda row=row: row._draw(Stream(1, 0, 0), 0, gpu.CHUNK), 5)
+            summed = on_device(row, lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
             parts = f"{drawn:.3f} | {summed:.3f}"
         per = options.samples / seconds
         nodes = len(each.network.variables) - len(case)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from emulated_sampling import EmulatedSampling
 from junctor.errors import BudgetError, DeviceError
+from junctor.evidence.batch import EvidenceBatch
 from junctor.model import Network
 from junctor.query import Query, Sampling
 from junctor.sampling import engine as engines
@@ -143,6 +144,21 @@ def rows_evidence() -> Any:
     from junctor.sampling.cases import Evidence
 
     return Evidence(frozenset(HARD), frozenset(SOFT))
+
+
+@pytest.mark.parametrize("sampler", ["epis-bn", "ais-bn"])
+def test_rows_under_way_at_once_are_answered_as_on_the_cpu(device: Any, sampler: str) -> None:
+    rows = 7
+    rng = np.random.default_rng(4)
+    columns = {v: rng.integers(-1, 2, rows).astype(np.int32) for v in (6, 3)}
+    batch = EvidenceBatch(rows, columns, invalid={5: "wrong"})
+    cpu, on_gpu = engine_on(None, sampler, 300), engine_on(device, sampler, 300)
+    on_gpu._gpu.at_once = 3
+    expected, found = cpu.answer(batch, first_row=2), on_gpu.answer(batch, first_row=2)
+    assert len(on_gpu._gpu.places) == 3
+    assert (found.status == expected.status).all()
+    for v in range(8):
+        np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
 
 
 def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,9 @@ class SamplingDevice(Protocol):
     processors: int
     most_shared: int
 
+    def another(self) -> SamplingDevice:
+        """Return the same device with another order of its own, for another thread."""
+
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
 
@@ -94,7 +97,7 @@ class SamplingDevice(Protocol):
 
 
 class CudaSampling:
-    """A CUDA device. Raises ImportError without CuPy, and what CuPy raises without such a device."""
+    """A CUDA device and a stream of it. Raises ImportError without CuPy, and what CuPy raises without such a device."""
 
     def __init__(self, number: int = 0) -> None:
         import cupy
@@ -103,20 +106,25 @@ class CudaSampling:
         with cupy.cuda.Device(number) as device:
             self.processors = int(device.attributes["MultiProcessorCount"])
             self.most_shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def another(self) -> CudaSampling:
+        """Return the same device with another stream."""
+        return CudaSampling(self.number)
 
     def free(self) -> int:
         """Return the bytes that can be had."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return int(self.cupy.cuda.runtime.memGetInfo()[0])
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return self.cupy.asarray(array)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return an array on the device; raises MemoryError."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return self.cupy.empty(shape, dtype)
 
     def address(self, array: Array) -> int:
@@ -125,17 +133,17 @@ class CudaSampling:
 
     def copy(self, source: Array, target: Array) -> None:
         """Copy an array on the device."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             target.data.copy_from_device_async(source.data, source.nbytes)
 
     def clear(self, array: Array) -> None:
         """Set an array to zeros."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             array.data.memset_async(0, array.nbytes)
 
     def get(self, array: Array) -> npt.NDArray[Any]:
         """Return a copy of an array, once everything before is done."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             found: npt.NDArray[Any] = array.get()
             return found
 
@@ -143,7 +151,7 @@ class CudaSampling:
         self, kernel: str, blocks: tuple[int, int], threads: int, job: npt.NDArray[np.int64], shared: int = 0
     ) -> None:
         """Run a kernel over blocks in x and y, with bytes of shared memory."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             function = _function(self.number, kernel)
             if shared > SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
@@ -152,10 +160,9 @@ class CudaSampling:
 
     def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
         """Send all messages of a row; blocks are on the device together."""
-        with self.cupy.cuda.Device(self.number):
-            stream = self.cupy.cuda.get_current_stream().ptr
+        with self.cupy.cuda.Device(self.number), self.stream:
             kernel = _messages(self.number).get_function(beliefs_gpu.KERNEL)
-            launch_together(kernel.kernel.ptr, blocks, threads, 0, job, stream, True)
+            launch_together(kernel.kernel.ptr, blocks, threads, 0, job, self.stream.ptr, True)
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from junctor_kernels.philox import MOST_ROWS, Stream
 from junctor_kernels.sampling_layout import STATES, Case, Floats, Sums
 
-from junctor.answers import IMPOSSIBLE, INVALID, MISSED, NO_PROBABILITY, OK, SampledAnswers, posteriors_in
+from junctor.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.devices import DeviceChoice, has_gpu
 from junctor.errors import BudgetError, EvidenceError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -24,14 +24,16 @@ from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
-from junctor.sampling.estimate import LEAST_EFFECTIVE, MISSED_SAMPLES, Estimate, estimate_of, until, weighted
+from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
+from junctor.sampling.sheet import Sheet, Slots, slots_of
 from junctor.sampling.tables import refuse, sampled_network
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor.sampling.epis import Beliefs
+    from junctor.sampling.gpu import GpuSampling
     from junctor.sampling.tables import SampledNetwork
 
 # Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
@@ -101,17 +103,16 @@ class SamplingEngine:
         del held
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
-        answers = self._blank(batch)
+        dtype = np.float32 if self.query.precision == "single" else np.float64
+        sheet = Sheet(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
-        device = self._device
-        # Threads share a row, or each has rows of its own, with an importance function of its own.
-        at_once = min(self.threads, self._rows_at_once) if device is self._cpu else 1
-        alone = len(rows) < at_once or at_once == 1
-        work = partial(self._answer_row, device, evidence, answers, first_row, self.threads if alone else 1)
-        in_threads(lambda row, _: work(row), rows, 1 if alone else at_once)
-        self._report(answers)
-        return answers
+        devices = self._devices(len(rows))
+        threads = self.threads if len(devices) == 1 else 1
+        work = partial(self._answer_row, evidence, sheet, first_row, threads)
+        in_threads(lambda row, place: work(devices[place], row), rows, len(devices))
+        self._report(sheet.answers)
+        return sheet.answers
 
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[Layout, Case, Estimate | None]:
         """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
@@ -140,8 +141,20 @@ class SamplingEngine:
         return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
 
     @cached_property
+    def _slots(self) -> Callable[[Layout], Slots]:
+        return lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
+
+    @cached_property
     def _beliefs(self) -> Callable[[Layout], Beliefs]:
         return lru_cache(KEPT_LAYOUTS)(beliefs_of)
+
+    def _devices(self, rows: int) -> Sequence[Device]:
+        """Return who draws the samples of some rows at the same time, each with an importance function of its own."""
+        if self._device is not self._cpu:
+            return self._gpu.places[: max(1, rows)]
+        at_once = min(self.threads, self._rows_at_once)
+        # With fewer rows, threads share one.
+        return [self._cpu] * (at_once if rows >= at_once else 1)
 
     @property
     def _device(self) -> Device:
@@ -150,7 +163,7 @@ class SamplingEngine:
         return self._gpu
 
     @cached_property
-    def _gpu(self) -> Device:
+    def _gpu(self) -> GpuSampling:
         from junctor.sampling.gpu import gpu_sampling
 
         return gpu_sampling(self._cpu, self.device_memory)
@@ -199,28 +212,26 @@ class SamplingEngine:
 
     def _answer_row(
         self,
-        device: Device,
         evidence: Sequence[tuple[Hard, Soft]],
-        answers: SampledAnswers,
+        sheet: Sheet,
         first_row: int,
         threads: int,
+        device: Device,
         row: int,
     ) -> None:
         hard, soft = evidence[row]
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
         case = layout.case(hard, soft, self._weighs)
-        answers.samples[row] = 0
         if case.certain == -math.inf:
-            answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
+            sheet.answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
             return
         found = self._estimate(device, layout, case, hard, first_row + row, threads)
         if found is None:
             drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
-            answers.leave(
-                row, MISSED, f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
-            )
+            reason = f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
+            sheet.answers.leave(row, MISSED, reason)
             return
-        self._write(answers, row, layout, case, hard, found)
+        sheet.write(row, self._slots(layout), hard, found)
 
     def _estimate(
         self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
@@ -282,48 +293,6 @@ class SamplingEngine:
 
     def _plain(self, case: Case) -> bool:
         return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
-
-    def _write(
-        self, answers: SampledAnswers, row: int, layout: Layout, case: Case, hard: Hard, found: Estimate
-    ) -> None:
-        starts = np.cumsum([0, *case.nodes[:, STATES]]).tolist()
-        place = layout.node_of()
-        for v in self.targets:
-            if v in hard:
-                answers.posteriors[v][row], answers.errors[v][row] = 0.0, 0.0
-                answers.posteriors[v][row, hard[v]] = 1.0
-            else:
-                span = slice(starts[place[v]], starts[place[v] + 1])
-                answers.posteriors[v][row], answers.errors[v][row] = found.posteriors[span], found.errors[span]
-        answers.status[row], answers.log_value[row] = OK, found.log_evidence
-        answers.log_error[row], answers.effective[row], answers.samples[row] = (
-            found.log_error, found.effective, found.samples)  # fmt: skip
-        if not found.reached:
-            error = max(float(answers.errors[v][row].max()) for v in self.targets)
-            answers.reasons[row] = f"the largest error is {error:.2g} after {found.samples:,} samples"
-        elif found.effective < LEAST_EFFECTIVE:
-            few = f"{found.effective:.2g} effective samples"
-            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
-
-    def _blank(self, batch: EvidenceBatch) -> SampledAnswers:
-        dtype = np.float32 if self.query.precision == "single" else np.float64
-        width = batch.rows * sum(self.network.cardinalities[v] for v in self.targets)
-        tables = [posteriors_in(np.full(width, np.nan, dtype), self.targets, self.network.cardinalities, batch.rows)
-                  for _ in range(2)]  # fmt: skip
-        status = np.full(batch.rows, INVALID, dtype=np.int8)
-        numbers: list[npt.NDArray[np.float64]] = [np.full(batch.rows, np.nan) for _ in range(3)]
-        return SampledAnswers(
-            self.targets,
-            status,
-            numbers[0],
-            tables[0],
-            reasons=dict(batch.invalid),
-            errors=tables[1],
-            log_error=numbers[1],
-            effective=numbers[2],
-            samples=np.zeros(batch.rows, dtype=np.int64),
-            sampled=np.ones(batch.rows, dtype=np.bool_),
-        )
 
     def _report(self, answers: SampledAnswers) -> None:
         short = sum(1 for row in answers.reasons if answers.status[row] == OK)

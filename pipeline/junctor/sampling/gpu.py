@@ -33,6 +33,8 @@ WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
 SEVERAL_SAMPLES = 1 << 17
 # A block takes one sample of so many through the levels, within these bounds.
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
+# Rows under way at once, each with tables and room of its own on the device.
+ROWS_AT_ONCE = 3
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
 BLOCKS_EACH, SCORE_BLOCKS = 8, 16
 logger = logging.getLogger("junctor")
@@ -41,8 +43,8 @@ logger = logging.getLogger("junctor")
 class GpuSampling:
     """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
 
-    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
-        self.network, self.device, self._starts = network, device, starts
+    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling, at_once: int = 1) -> None:
+        self.network, self.device, self._starts, self.at_once = network, device, starts, at_once
         put = device.put
         tables = network.tables
         self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
@@ -51,6 +53,12 @@ class GpuSampling:
         self.first: dict[tuple[Sampler, bool], Function] = {}
         self.way = way
         self._rooms: dict[str, Any] = {}
+
+    @cached_property
+    def places(self) -> list[GpuSampling]:
+        """Return this and others like it, for rows at the same time: while one waits for the device, Python goes on."""
+        others = [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
+        return [self, *others]
 
     def row(self, ask: Ask) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
@@ -319,7 +327,7 @@ def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
             f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
             f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
         )
-    return GpuSampling(network, device, starts)
+    return GpuSampling(network, device, starts, min(ROWS_AT_ONCE, allowed // needed))
 
 
 def device_bytes(network: SampledNetwork) -> int:
