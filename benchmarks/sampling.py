@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any
@@ -167,22 +168,25 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def times(options: argparse.Namespace) -> None:
-    """Table III: milliseconds of AIS-BN on a core, and on a GPU by either kernel and by the one that is chosen."""
+    """Table III: milliseconds on a core, and on a GPU by either kernel and by the one that is chosen."""
     engines.MOST_LEARNING = SAMPLES // 2
-    print("network | a core ms | simple ms | wavefront ms | chosen ms | a core / simple | / wavefront | / chosen")
-    print("|".join(["---"] * 8))
-    for each in chosen(options):
+    print(
+        "network | sampler | a core ms | simple ms | wavefront ms | chosen ms | speed-up: simple | wavefront | chosen"
+    )
+    print("|".join(["---"] * 9))
+    learners: tuple[Sampler, ...] = ("ais-bn", "epis-bn")
+    for each, sampler in product(chosen(options), learners):
         options.device, options.threads = "cpu", 1
-        found = [middle(engine_for(each, "ais-bn", options), each, 3)]
+        found = [middle(engine_for(each, sampler, options), each, 3)]
         options.device = "gpu"
         for group in (0, 32, None):
-            engine = engine_for(each, "ais-bn", options)
+            engine = engine_for(each, sampler, options)
             if group is not None:
                 gpu: Any = engine._gpu
                 gpu.way = lambda *_, group=group: group
             found.append(middle(engine, each, options.cases))
         ratios = " | ".join(f"{found[0] / ms:.0f}" for ms in found[1:])
-        print(f"{each.name} | {' | '.join(f'{ms:.2f}' for ms in found)} | {ratios}", flush=True)
+        print(f"{each.name} | {sampler} | {' | '.join(f'{ms:.2f}' for ms in found)} | {ratios}", flush=True)
 
 
 def middle(engine: SamplingEngine, each: Prepared, cases: int) -> float:

@@ -250,8 +250,7 @@ class SamplingEngine:
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
         learned = self._learning if learns else 0
-        asked = np.repeat(np.isin(layout.drawn, self.targets), case.nodes[:, STATES])
-        return self._drawn(sampler, case, row, stages, main, learned, asked)
+        return self._drawn(sampler, case, row, stages, main, learned, self._slots(layout).places)
 
     def _learn(self, sampler: RowSampler, row: int) -> list[Sums]:
         sampling, found = self.query.sampling, []
@@ -270,7 +269,7 @@ class SamplingEngine:
         stages: list[Sums],
         main: int,
         learned: int,
-        asked: npt.NDArray[np.bool_],
+        asked: npt.NDArray[np.int64],
     ) -> Estimate | None:
         """Draw the samples that count in any case; asked: slots whose errors matter."""
         sampling = self.query.sampling

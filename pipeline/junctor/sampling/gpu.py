@@ -49,7 +49,7 @@ class GpuSampling:
         tables = network.tables
         self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
         self.tables = put(tables.probabilities)
-        self.values = {False: self.tables}
+        self._values: dict[bool, Any] = {}
         self.first: dict[tuple[Sampler, bool], Function] = {}
         self.way = way
         self._rooms: dict[str, Any] = {}
@@ -62,8 +62,6 @@ class GpuSampling:
 
     def row(self, ask: Ask) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
-        if ask.logs not in self.values:
-            self.values[True] = self.device.put(self.network.values(True))
         try:
             row = GpuRow(self, ask)
         except MemoryError as error:
@@ -74,6 +72,13 @@ class GpuSampling:
         elif ask.sampler != "lw":
             row.begin(self._start(ask))
         return row
+
+    def shared(self, logs: bool) -> dict[str, int]:
+        """Return where tables lie that rows share; logs: those that weigh as logarithms."""
+        if logs not in self._values:
+            self._values[logs] = self.device.put(self.network.values(True)) if logs else self.tables
+        arrays = {"own": self.own, "own_order": self.own_order, "tables": self.tables, "values": self._values[logs]}
+        return {name: self.device.address(array) for name, array in arrays.items()}
 
     @cached_property
     def learned(self) -> Function:
@@ -147,10 +152,8 @@ class GpuRow:
         if ask.beliefs is not None:
             arrays["smallest"] = ask.beliefs.smallest
         self._kept, places = _together(owner, arrays)
-        address = self._device.address
-        self._fields = {name: address(self._kept) + start for name, start in places.items()}
-        self._fields |= {"own": address(owner.own), "own_order": address(owner.own_order)}
-        self._fields |= {"tables": address(owner.tables), "values": address(owner.values[ask.logs])}
+        kept = self._device.address(self._kept)
+        self._fields = {name: kept + start for name, start in places.items()} | owner.shared(ask.logs)
         self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
         self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
         self._fields["weighed_count"] = len(self._weighed)
@@ -175,6 +178,13 @@ class GpuRow:
 
     def believe(self, pattern: Beliefs) -> None:
         """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
+        self.tell(pattern)
+        self._use_learned()
+        rows = int(self._weighed[:, 1].max())
+        self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
+
+    def tell(self, pattern: Beliefs) -> None:
+        """Enqueue the messages of the row."""
         owner, address = self._owner, self._device.address
         links, own = pattern.of(self._case)
         self._messages, places = _together(owner, beliefs_gpu.arrays(links, own))
@@ -188,10 +198,7 @@ class GpuRow:
         self._device.clear(room)
         blocks = beliefs_gpu.blocks(links, self._device.processors)
         self._device.propagate(blocks, beliefs_gpu.THREADS, beliefs_gpu.record(fields))
-        self._use_learned()
         self._fields["said"] = fields["below"]
-        rows = int(self._weighed[:, 1].max())
-        self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
 
     def _use_learned(self) -> None:
         for name in CHANGING:
