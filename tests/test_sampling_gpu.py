@@ -148,11 +148,11 @@ def rows_evidence() -> Any:
 
 @pytest.mark.parametrize("sampler", ["epis-bn", "ais-bn"])
 def test_rows_under_way_at_once_are_answered_as_on_the_cpu(device: Any, sampler: str) -> None:
-    rows = 7
+    rows = 4
     rng = np.random.default_rng(4)
     columns = {v: rng.integers(-1, 2, rows).astype(np.int32) for v in (6, 3)}
-    batch = EvidenceBatch(rows, columns, invalid={5: "wrong"})
-    cpu, on_gpu = engine_on(None, sampler, 300), engine_on(device, sampler, 300)
+    batch = EvidenceBatch(rows, columns, invalid={2: "wrong"})
+    cpu, on_gpu = engine_on(None, sampler, 200), engine_on(device, sampler, 200)
     on_gpu._gpu.at_once = 3
     expected, found = cpu.answer(batch, first_row=2), on_gpu.answer(batch, first_row=2)
     assert len(on_gpu._gpu.places) == 3
