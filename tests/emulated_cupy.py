@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from test_entries_gpu import compiled
@@ -29,8 +29,8 @@ class DeviceArray(np.ndarray[Any, Any]):
 class Stream:
     """Work in order; that of all streams is done in any order that events allow, by chance, once somebody waits."""
 
-    every: dict[int, Stream] = {}
-    current: list[Stream] = []
+    every: ClassVar[dict[int, Stream]] = {}
+    current: ClassVar[list[Stream]] = []
 
     def __init__(self, **_: Any) -> None:
         self.work: deque[Any] = deque()

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import bits_of, gathered, moved, record, relayed, shift_of
+from junctor_kernels.entries_gpu import Runs, bits_of, gathered, moved, record, relayed, shift_of
 
 from junctor.chunk_places import spreads, task_places
-from junctor.chunk_slots import ChunkGpu, Mark, OneGpu, Slot
+from junctor.chunk_slots import ChunkGpu, InPlace, Lying, Mark, OneGpu, Slot, can_lie
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ RUN_BYTES = 1 << 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Call:
-    """A launch of a step, with places in a slot for addresses; ends: whether it makes the result of the step."""
+    """A launch of a step. in_slot: fields of its record that hold a place in a slot; elsewhere: fields that a state of
+    a chunk variable moves by so many bytes. ends: whether it makes the result of the step."""
 
     kernel: Any
     blocks: int
     words: Array
+    in_slot: list[int]
+    elsewhere: list[tuple[int, int, int]]
     ends: bool
 
 
@@ -52,7 +55,8 @@ class _Call:
 class _Underway:
     """A pass that has been handed in, until all is known of what it made.
 
-    outer: the chunk variables that its groups differ in. computed, saved: the last marks of every slot behind its
+    outer: the chunk variables that its groups differ in. places: of parts in a slot. there: tables that tasks on a
+    device read or make where they are. computed, saved: the last marks of every slot behind its
     kernels, and behind its copies. parts: configurations of `outer`, and marks behind what they stored. followed:
     events behind the steps of the first task. terms: results that are added up on the host. late: what goes where once
     copies are done.
@@ -64,6 +68,7 @@ class _Underway:
     spreads: bool
     outer: list[int]
     places: Mapping[int, int]
+    there: dict[OneGpu, dict[int, InPlace]] = field(default_factory=dict)
     calls: dict[OneGpu, list[list[_Call]]] = field(default_factory=dict)
     leader: OneGpu | None = None
     followed: list[Any] = field(default_factory=list)
@@ -117,6 +122,7 @@ class GpuRun:
         """Do all passes; dead: for each the tables that nobody reads after it."""
         try:
             self.gpu.begin()
+            self.gpu.bring_leaves(self.store)
             for n in range(len(self.chunks.passes)):
                 self._hand_in(n)
                 for table in dead[n]:
@@ -180,6 +186,7 @@ class GpuRun:
         slot = next(self._turns)
         with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
             if slot.on not in work.calls:
+                work.there[slot.on] = self._in_place(work, slot.on)
                 work.calls[slot.on] = self._calls(work, slot)
             slot.stream.wait_event(slot.on.uploaded)
             inner = [v for v in work.each.fixed if v not in work.outer]
@@ -200,21 +207,41 @@ class GpuRun:
         slot.on.uploaded.record(slot.on.upload)
         return calls
 
+    def _in_place(self, work: _Underway, one: OneGpu) -> dict[int, InPlace]:
+        """Return the tables of a pass that all of its steps can use where they are."""
+        uses: dict[int, list[tuple[Step, int]]] = {}
+        for task in work.tasks:
+            for k, table in enumerate((*task.operands, task.out)):
+                uses.setdefault(table, []).append((task, k))
+        there: dict[int, InPlace] = {}
+        for table, steps in uses.items():
+            found = self.gpu.in_place(one, table, work.each.fixed)
+            if found is not None and all(can_lie(_lying(task, {k: found.runs})) for task, k in steps):
+                there[table] = found
+        return there
+
     def _calls_of(self, work: _Underway, slot: Slot, task: Step, made: Mapping[int, int]) -> list[_Call]:
-        one, size = slot.on, self.gpu.dtype.itemsize
-        launches, offsets = one.prepared(task.what, work.number, partial(self._staged, work))
+        one, there = slot.on, work.there[slot.on]
+        tables = (*task.operands, task.out)
+        lying = _lying(task, {k: there[table].runs for k, table in enumerate(tables) if table in there})
+        prepared = one.prepared(lying, work.number, partial(self._staged, work))
         # Sums of terms are made in turns in either half of the room for them.
-        half = entries_gpu.PARTIAL_ENTRIES * size
-        tables = [work.places[table] for table in task.operands]
+        half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
+        places: list[InPlace | int] = [there.get(table, work.places[table]) for table in tables]
         scales = [self._scale(work, slot, table, made) for table in task.operands]
         calls = []
-        for m, launch in enumerate(launches):
-            ends = m == len(launches) - 1
-            out = work.places[task.out] if ends else one.partial + (m % 2) * half
-            each = zip(tables, offsets[m], scales, strict=True)
-            words = record(launch, out, 0, False, [(table, *lies, *scale) for table, lies, scale in each])
-            calls.append(_Call(one.kernel(launch.name), launch.blocks, words, ends))
-            tables, scales = [out], [(bits_of(1.0), 0, 0)]
+        for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.at, strict=True)):
+            ends = m == len(prepared.launches) - 1
+            out = places[-1] if ends else one.partial + (m % 2) * half
+            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*places[:-1], out), strict=True))
+            at = [each.at if isinstance(each, InPlace) else each for each in fields.values()]
+            each = zip(at, offsets, scales, strict=False)
+            words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
+            words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
+            in_slot = [n for n, each in fields.items() if not isinstance(each, InPlace)]
+            moves = [(n, *by) for n, each in fields.items() if isinstance(each, InPlace) for by in each.by]
+            calls.append(_Call(one.kernel(launch.name), launch.blocks, words, in_slot, moves, ends))
+            places, scales = [out, places[-1]], [(bits_of(1.0), 0, 0)]
         return calls
 
     def _scale(self, work: _Underway, slot: Slot, table: int, made: Mapping[int, int]) -> tuple[int, int, int]:
@@ -247,16 +274,20 @@ class GpuRun:
             if not leads:
                 self._follow(work, slot, [made[table] for table in task.operands if table in made])
             is_last = task.out == work.each.out
-            self._launch(work, slot, n, leads, adds and is_last)
+            if task.out in work.there[slot.on]:
+                self._wait_before(slot, task.out)
+            self._launch(work, slot, n, states, leads, adds and is_last)
             if leads and work.is_followed:
                 self._lead(work, slot, n)
             if task.out in work.each.stores and not is_last:
                 self._save(work, slot, task.out, states)
 
-    def _launch(self, work: _Underway, slot: Slot, n: int, leads: bool, adds: bool) -> None:
+    def _launch(self, work: _Underway, slot: Slot, n: int, states: States, leads: bool, adds: bool) -> None:
         step = self.gpu.first_step(work.number) + n
         for call in work.calls[slot.on][n]:
-            words = moved(call.words, slot.at)
+            words = moved(call.words, call.in_slot, slot.at)
+            for place, v, by in call.elsewhere:
+                words[place] += states[v] * by
             if call.ends:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
             slot.launch(call.kernel, call.blocks, words)
@@ -284,6 +315,12 @@ class GpuRun:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
+        if table not in work.there[slot.on]:
+            self._bring(work, slot, table, states)
+        if table in waits:
+            self._wait_for_largest(slot, table)
+
+    def _bring(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
         if not (table in self.gpu.resident or _large_runs(part_)):
@@ -291,8 +328,6 @@ class GpuRun:
             staged[...] = part_
             part_ = staged
         self._copy(slot, part_, slot.at + work.places[table], to_slot=True)
-        if table in waits:
-            self._wait_for_largest(slot, table)
 
     def _wait_for_largest(self, slot: Slot, table: int) -> None:
         """Let a slot wait until the largest entry of a whole table is known, and bring it to the device."""
@@ -314,11 +349,16 @@ class GpuRun:
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
 
-    def _save(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
+    def _wait_before(self, slot: Slot, table: int) -> None:
+        """Let a slot wait until nobody needs what lay where a table goes."""
         before = self.gpu.before.get(table, -1)
         if before >= 0:
-            # Where it goes lay another one.
             slot.wait(self._ends[before])
+
+    def _save(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
+        if table in work.there[slot.on]:
+            return
+        self._wait_before(slot, table)
         part_ = self.store.part(table, states)
         slot.stored += part_.nbytes
         target = part_
@@ -394,7 +434,7 @@ class GpuRun:
         work.held.clear()
 
     def _add_up(self, work: _Underway) -> float:
-        """Add up the results that came to the host, in the order of their configurations; returns their largest entry."""
+        """Add up the results that came to the host, in order of configurations; returns the largest entry."""
         each, totals, largest = work.each, dict[tuple[int, ...], Array](), 0.0
         kept = len(each.fixed) - len(each.summed)
         for states, term in sorted(work.terms.items(), key=lambda each: each[0]):
@@ -415,6 +455,12 @@ class GpuRun:
         floats = self.gpu.dtype
         least = np.where(words[:, 1] > 0, np.ascontiguousarray(~words[:, 1]).view(floats), 1)
         return np.ascontiguousarray(words[:, 0]).view(floats), least
+
+
+def _lying(task: Step, runs: Mapping[int, Runs]) -> Lying:
+    """Return the contraction of a step whose k-th operand (behind all of them the result) lies in some runs."""
+    count = len(task.operands)
+    return task.what, tuple(runs.get(k) for k in range(count)), runs.get(count)
 
 
 def _large_runs(host: Array) -> bool:
