@@ -166,14 +166,14 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
 def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     sampled, _, case = case_of(mixed(), {6: 1}, {}, False)
     rows_ = [CpuRow(sampled, case, sampled.function(True), threads) for threads in (1, 2, 5)]
-    found = [row.sums(Stream(4, 5, 0), 0, 40_000) for row in rows_]
+    found = [row.sums(Stream(4, 5, 0), 0, 40_000)() for row in rows_]
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
     drawn = rows_[0]._draw(Stream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
-    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000).slots).all()
-    parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384))
+    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000)().slots).all()
+    parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384)(), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384)())
     np.testing.assert_allclose(parts.slots, found[0].slots, rtol=1e-12)
 
 

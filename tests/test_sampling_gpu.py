@@ -91,8 +91,13 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
 ) -> None:
     monkeypatch.setattr(engines, "PLAIN_LIMIT", 1e9)
     cpu, on_gpu = engine_on(None, "ais-bn", 400), engine_on(device, "ais-bn", 400, 0)
-    rows = []
-    monkeypatch.setattr(SamplingEngine, "_drawn", lambda self, sampler, *_: rows.append(sampler))
+    rows, learn = [], SamplingEngine._learn
+
+    def caught(engine: SamplingEngine, sampler: Any, row: int) -> Any:
+        rows.append(sampler)
+        return learn(engine, sampler, row)
+
+    monkeypatch.setattr(SamplingEngine, "_learn", caught)
     for engine in (cpu, on_gpu):
         engine.estimate(HARD, SOFT, 0)
     mine, its = rows[0].function, on_gpu._gpu.learned
@@ -107,7 +112,10 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
 
 @pytest.mark.parametrize("name", ["mixed", "wide"])
 @pytest.mark.parametrize("logs", [False, True])
-def test_functions_of_messages_are_the_same_in_every_bit(device: Any, name: str, logs: bool) -> None:
+def test_functions_of_messages_are_the_same_in_every_bit(
+    device: Any, name: str, logs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "DEVICE_ENTRIES", 0)
     network, hard, soft = (mixed(), HARD, SOFT) if name == "mixed" else wide()
     sampled, layout, case = case_of(network, hard, soft, True)
     pattern = beliefs_of(layout)
@@ -164,7 +172,6 @@ def test_rows_under_way_at_once_are_answered_as_on_the_cpu(device: Any, sampler:
 def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = engine_on(None, "lw", 1300).estimate(HARD, SOFT, 1)[2]
     monkeypatch.setattr(gpu, "CHUNK", 256)
-    monkeypatch.setattr(gpu, "CHUNKS_AT_ONCE", 2)
     found = engine_on(device, "lw", 1300, 0).estimate(HARD, SOFT, 1)[2]
     assert cpu is not None
     assert found is not None

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from junctor_kernels.jit import jit
 from junctor_kernels.sampling_layout import Floats, Integers
 
 # Columns of a table: the states of its node (1 of a factor), where its links begin and how many there are, its first
-# entry; of those of nodes also where the node's numbers begin, where the links to its children are listed and how many.
+# entry; of those of nodes also where the node's numbers begin, where messages of its children are listed, how many.
 STATES, FIRST, COUNT, ENTRY, NUMBERS, CHILDREN, CHILD_COUNT = range(7)
 TABLE_COLUMNS = 8
 # Columns of a link to a parent: its node, how many entries one of its states is worth, where the numbers of the two
@@ -29,10 +30,10 @@ CLEARED = 32
 class Links(NamedTuple):
     """Tables of nodes, then of factors, and what goes between them: int32 arrays.
 
-    tables: [t, 8]. links: [m, 4], those of a table side by side, the slowest parent first. children: [m], links to the
-    children of each node. levels: [l + 2, 3], the first table, number and message of each level of nodes, of the
-    factors, and what would come behind these. numbers, messages: of all nodes, and of all links; no parent has a
-    single state.
+    tables: [t, 8]. links: [m, 4], those of a table side by side, the slowest parent first. children: [m], where the
+    messages of each node's children begin. levels: [l + 2, 3], the first table, number and message of each level of
+    nodes, of the factors, and what would come behind these. numbers, messages: of all nodes, and of all links; no
+    parent has a single state.
     """
 
     tables: Integers
@@ -51,17 +52,17 @@ def propagate(links: Links, probabilities: Floats, own: Floats, sweeps: int) -> 
     """
     up, down = np.ones(links.messages), np.ones(links.messages)
     below = own.copy()
-    room = np.empty(4 * largest(links))
+    room = np.empty(4 * int(sizes(links).max(initial=1)))
     tables = links.tables, links.links, links.children, int(links.levels[-2, 0])
     _sweeps(*tables, probabilities, own, up, down, below, room, sweeps)
     return rounded(below)
 
 
-def largest(links: Links) -> int:
-    """Return the entries that the largest table has without observed variables."""
+def sizes(links: Links) -> npt.NDArray[np.int64]:
+    """Return the entries that each table has without observed variables, int64 [t]."""
     entries = links.tables[:, STATES].astype(np.int64)
     np.multiply.at(entries, np.repeat(np.arange(len(entries)), links.tables[:, COUNT]), links.links[:, CARD])
-    return int(entries.max(initial=1))
+    return entries
 
 
 def rounded(numbers: Floats) -> Floats:
@@ -89,13 +90,13 @@ def _sweeps(
         for n in range(nodes):
             table = tables[n]
             prior = _prior(table, links, values, down, room)
-            _without_each(table, children, links, own, up, prior, down)
+            _without_each(table, children, own, up, prior, down)
         for n in range(len(tables) - 1, -1, -1):
             table = tables[n]
             mine = np.ones(1)
             if n < nodes:
                 mine = below[table[NUMBERS] : table[NUMBERS] + table[STATES]]
-                _collect(table, children, links, own, up, mine)
+                _collect(table, children, own, up, mine)
             _up(table, links, values, mine, up, down, room)
 
 
@@ -110,33 +111,33 @@ def _normalise(numbers: Any) -> None:
 
 
 @jit
-def _collect(table: Any, children: Any, links: Any, own: Any, up: Any, out: Any) -> None:
+def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
     """Write what evidence says of a node: its own, times the messages of all children."""
     size = table[STATES]
     out[:] = own[table[NUMBERS] : table[NUMBERS] + size]
     _normalise(out)
     for k in range(table[CHILDREN], table[CHILDREN] + table[CHILD_COUNT]):
-        at = links[children[k], MESSAGE]
+        at = children[k]
         for s in range(size):
             out[s] *= up[at + s]
         _normalise(out)
 
 
 @jit
-def _without_each(table: Any, children: Any, links: Any, own: Any, up: Any, prior: Any, down: Any) -> None:
+def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down: Any) -> None:
     """Write the messages to all children: each what is known of the node but for that child's message."""
     size, count = table[STATES], table[CHILD_COUNT]
     before = np.empty((count + 1, size))
     for s in range(size):
         before[0, s] = prior[s] * own[table[NUMBERS] + s]
     for k in range(count):
-        at = links[children[table[CHILDREN] + k], MESSAGE]
+        at = children[table[CHILDREN] + k]
         for s in range(size):
             before[k + 1, s] = before[k, s] * up[at + s]
         _normalise(before[k + 1])
     after = np.ones(size)
     for k in range(count - 1, -1, -1):
-        at = links[children[table[CHILDREN] + k], MESSAGE]
+        at = children[table[CHILDREN] + k]
         for s in range(size):
             down[at + s] = before[k, s] * after[s]
             after[s] *= up[at + s]

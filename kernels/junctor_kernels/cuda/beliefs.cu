@@ -87,7 +87,7 @@ static __device__ double sum_of(const Messages &job, const Asked &asked) {
         }
         __syncthreads();
         if (slot < slots)
-#pragma unroll 4
+#pragma unroll 16
             for (int o = slot; o < here; o += slots) total += weights[o] * entries[offsets[o]];
         __syncthreads();
     }
@@ -110,7 +110,7 @@ static __device__ void hear(const Messages &job, const int4 &table, const int4 &
         int none = 0;
         if (state < table.x)
             for (int k = lane; k < more.z; k += 32) {
-                const double said = __ldcg(job.up + job.links[job.children[more.y + k]].z + state);
+                const double said = __ldcg(job.up + job.children[more.y + k] + state);
                 if (said > 0.0) total += log(said);
                 else none++;
             }
@@ -158,7 +158,7 @@ static __device__ void speak(const Messages &job, int node, bool down) {
     hear(job, table, more, down);
     if (down) {
         for (int k = threadIdx.x; k < more.z; k += blockDim.x) {
-            const int at = job.links[job.children[more.y + k]].z;
+            const int at = job.children[more.y + k];
             share(table.x, job.up + at, job.down + at);
         }
     } else if (threadIdx.x == 0) {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from junctor_kernels.philox import MOST_ROWS, Stream
 from junctor_kernels.sampling_layout import STATES, Case, Floats, Sums
 
@@ -26,7 +26,7 @@ from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
-from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
+from junctor.sampling.sampler import Ask, CpuSampling, Device, Pending, RowSampler
 from junctor.sampling.sheet import Sheet, Slots, slots_of
 from junctor.sampling.tables import refuse, sampled_network
 from junctor.threads import in_threads
@@ -107,10 +107,15 @@ class SamplingEngine:
         sheet = Sheet(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
-        devices = self._devices(len(rows))
-        threads = self.threads if len(devices) == 1 else 1
-        work = partial(self._answer_row, evidence, sheet, first_row, threads)
-        in_threads(lambda row, place: work(devices[place], row), rows, len(devices))
+        begin = partial(self._begin_row, evidence, sheet, first_row)
+        if self._device is self._cpu:
+            # Threads share a row, or each has rows of its own, with an importance function of its own.
+            at_once = min(self.threads, self._rows_at_once)
+            at_once = at_once if len(rows) >= at_once else 1
+            threads = self.threads if at_once == 1 else 1
+            in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
+        else:
+            _in_turn(partial(begin, self.threads), self._gpu.places, rows)
         self._report(sheet.answers)
         return sheet.answers
 
@@ -120,7 +125,7 @@ class SamplingEngine:
         case = layout.case(hard, soft, self._weighs)
         if case.certain == -math.inf:
             return layout, case, None
-        return layout, case, self._estimate(self._device, layout, case, hard, row, self.threads)
+        return layout, case, self._begin(self._device, layout, case, hard, row, self.threads)()
 
     @cached_property
     def sampled(self) -> SampledNetwork:
@@ -147,14 +152,6 @@ class SamplingEngine:
     @cached_property
     def _beliefs(self) -> Callable[[Layout], Beliefs]:
         return lru_cache(KEPT_LAYOUTS)(beliefs_of)
-
-    def _devices(self, rows: int) -> Sequence[Device]:
-        """Return who draws the samples of some rows at the same time, each with an importance function of its own."""
-        if self._device is not self._cpu:
-            return self._gpu.places[: max(1, rows)]
-        at_once = min(self.threads, self._rows_at_once)
-        # With fewer rows, threads share one.
-        return [self._cpu] * (at_once if rows >= at_once else 1)
 
     @property
     def _device(self) -> Device:
@@ -210,7 +207,7 @@ class SamplingEngine:
                 f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
             )
 
-    def _answer_row(
+    def _begin_row(
         self,
         evidence: Sequence[tuple[Hard, Soft]],
         sheet: Sheet,
@@ -218,41 +215,55 @@ class SamplingEngine:
         threads: int,
         device: Device,
         row: int,
-    ) -> None:
+    ) -> Callable[[], None]:
+        """Begin with a row; returns who waits for the answer and writes it."""
         hard, soft = evidence[row]
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
         case = layout.case(hard, soft, self._weighs)
         if case.certain == -math.inf:
             sheet.answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
-            return
-        found = self._estimate(device, layout, case, hard, first_row + row, threads)
-        if found is None:
+            return lambda: None
+        estimate = self._begin(device, layout, case, hard, first_row + row, threads)
+
+        def finish() -> None:
+            found = estimate()
+            if found is not None:
+                return sheet.write(row, self._slots(layout), hard, found)
             drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
             reason = f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
-            sheet.answers.leave(row, MISSED, reason)
-            return
-        sheet.write(row, self._slots(layout), hard, found)
+            return sheet.answers.leave(row, MISSED, reason)
 
-    def _estimate(
+        return finish
+
+    def _begin(
         self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
-    ) -> Estimate | None:
+    ) -> Callable[[], Estimate | None]:
+        """Begin to sample a row; returns who waits for what the samples say."""
         sampling = self.query.sampling
-        weighs = self._weighs and bool(layout.weighed)
-        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
-        ask = Ask(layout, case, sampling.sampler if weighs else "lw", (), logs, threads)
-        if ask.sampler == "ais-bn":
-            ask = replace(ask, free=parents_to_free(layout, hard, self._prior))
-        elif ask.sampler == "epis-bn":
-            ask = replace(ask, beliefs=self._beliefs(layout))
-        sampler = device.row(ask)
-        learns = ask.sampler in LEARNERS
+        sampler = device.row(self._ask(layout, case, hard, threads))
+        learns = sampling.sampler in LEARNERS and bool(layout.weighed)
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
-        learned = self._learning if learns else 0
-        return self._drawn(sampler, case, row, stages, main, learned, self._slots(layout).places)
+        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+        drawn = draw(0, main) if sampling.error is None else None
 
-    def _learn(self, sampler: RowSampler, row: int) -> list[Sums]:
+        def finish() -> Estimate | None:
+            known = [stage() for stage in stages]
+            read = partial(self._read, case, known, self._learning if learns else 0)
+            return read(drawn()) if drawn is not None else self._until(draw, read, layout)
+
+        return finish
+
+    def _ask(self, layout: Layout, case: Case, hard: Hard, threads: int) -> Ask:
+        weighs = self._weighs and bool(layout.weighed)
+        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
+        ask = Ask(layout, case, self.query.sampling.sampler if weighs else "lw", (), logs, threads)
+        if ask.sampler == "ais-bn":
+            return replace(ask, free=parents_to_free(layout, hard, self._prior))
+        return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask
+
+    def _learn(self, sampler: RowSampler, row: int) -> list[Pending]:
         sampling, found = self.query.sampling, []
         for stage in range(STAGES):
             stream = Stream(sampling.seed, row, stage + 1)
@@ -261,32 +272,23 @@ class SamplingEngine:
             found += [sums] if sums is not None else []
         return found
 
-    def _drawn(
-        self,
-        sampler: RowSampler,
-        case: Case,
-        row: int,
-        stages: list[Sums],
-        main: int,
-        learned: int,
-        asked: npt.NDArray[np.int64],
-    ) -> Estimate | None:
-        """Draw the samples that count in any case; asked: slots whose errors matter."""
-        sampling = self.query.sampling
-        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+    def _read(self, case: Case, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
+        return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
 
-        def read(sums: Sums) -> Estimate | None:
-            return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
-
-        if sampling.error is None:
-            return read(draw(0, main))
+    def _until(
+        self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: Layout
+    ) -> Estimate | None:
+        """Draw the samples that the error asked for takes."""
+        asked = self._slots(layout).places
 
         def errors(sums: Sums) -> tuple[float, float]:
             found = read(sums)
             return (math.inf, 0.0) if found is None else (float(found.errors[asked].max(initial=0.0)), found.effective)
 
-        sums, reached = until(sampling.error, draw, errors)
+        error = self.query.sampling.error
+        assert error is not None
+        sums, reached = until(error, lambda first, count: draw(first, count)(), errors)
         found = read(sums)
         return None if found is None else replace(found, reached=reached)
 
@@ -297,6 +299,19 @@ class SamplingEngine:
         short = sum(1 for row in answers.reasons if answers.status[row] == OK)
         if short:
             logger.warning("%d rows have too few effective samples: see their reasons", short)
+
+
+def _in_turn(
+    begin: Callable[[Device, int], Callable[[], None]], devices: Sequence[Device], rows: Sequence[int]
+) -> None:
+    """Do rows on devices in turn: each begins before the one ahead of it is waited for."""
+    under_way = deque[Callable[[], None]]()
+    for turn, row in enumerate(rows):
+        if len(under_way) == len(devices):
+            under_way.popleft()()
+        under_way.append(begin(devices[turn % len(devices)], row))
+    while under_way:
+        under_way.popleft()()
 
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:

@@ -35,11 +35,12 @@ PIECE_ENTRIES = 1 << 14
 class Beliefs:
     """The messages of a pattern: between nodes of its layout that are weighed, and factors of its cases.
 
-    links: with tables of the nodes, then of the factors. smallest: of each node, what chances are lifted to. soft:
+    links: with tables of the nodes, then of the factors, which have `entries` together. smallest: of each node, what chances are lifted to. soft:
     factors that are likelihoods, and the numbers that each of them says something of.
     """
 
     links: Links
+    entries: int
     nodes: npt.NDArray[np.int64]
     factors: npt.NDArray[np.int64]
     smallest: Floats
@@ -78,7 +79,7 @@ def beliefs_of(layout: Layout) -> Beliefs:
         node = int(place[layout.parents[factors[factor, places.FACTOR_PARENTS], places.NODE]])
         said.append((factor, slice(begins[node], begins[node] + int(states[node]))))
     smallest = np.array([least_of(size) for size in states[: len(nodes)].tolist()])
-    return Beliefs(links, nodes, hard, smallest, tuple(said))
+    return Beliefs(links, int(beliefs.sizes(links).sum()), nodes, hard, smallest, tuple(said))
 
 
 def _links(
@@ -114,7 +115,9 @@ def _links(
     # Rows of nodes; entries of factors, which have no states of their own.
     strides = parents[:, places.STRIDE] * states[owners]
     links = np.stack([nodes, strides, messages[:-1], cards], axis=1)
-    return Links(_int32(tables), _int32(links), _int32(order), _int32(bounds), int(numbers[-1]), int(messages[-1]))
+    return Links(
+        _int32(tables), _int32(links), _int32(messages[order]), _int32(bounds), int(numbers[-1]), int(messages[-1])
+    )
 
 
 def epis_function(network: SampledNetwork, pattern: Beliefs, case: Case, logs: bool, threads: int = 1) -> Function:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
-from junctor_kernels import beliefs_gpu, sampling_gpu
+from junctor_kernels import beliefs, beliefs_gpu, sampling_gpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
 from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
@@ -19,13 +19,14 @@ from junctor.planning.budget import format_bytes
 from junctor.query import Sampler
 from junctor.sampling.epis import SWEEPS, Beliefs
 from junctor.sampling.estimate import pieces_of
-from junctor.sampling.sampler import Ask, CpuSampling, RowSampler
+from junctor.sampling.sampler import Ask, CpuSampling, Pending, RowSampler
 from junctor.sampling.tables import SampledNetwork
 
 # Samples of one launch: their states and weights stay on the device until they are summed.
 CHUNK = 1 << 20
-# Chunks whose sums come back together.
-CHUNKS_AT_ONCE = 32
+# Entries of tables from which messages are sent on the device: each step takes some microseconds there, and there are
+# four for each level and sweep; measured, see docs/sampling.md.
+DEVICE_ENTRIES = 1 << 16
 # Samples up to which waves through the levels are faster than a thread a sample, where levels have so many nodes or
 # more; measured, see docs/sampling.md.
 WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
@@ -33,8 +34,8 @@ WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
 SEVERAL_SAMPLES = 1 << 17
 # A block takes one sample of so many through the levels, within these bounds.
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
-# Rows under way at once, each with tables and room of its own on the device.
-ROWS_AT_ONCE = 3
+# Rows under way at once, each with tables and room of its own on the device: one more than is waited for.
+ROWS_AT_ONCE = 2
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
 BLOCKS_EACH, SCORE_BLOCKS = 8, 16
 logger = logging.getLogger("junctor")
@@ -56,7 +57,7 @@ class GpuSampling:
 
     @cached_property
     def places(self) -> list[GpuSampling]:
-        """Return this and others like it, for rows at the same time: while one waits for the device, Python goes on."""
+        """Return this and others like it, for rows under way at the same time."""
         others = [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
         return [self, *others]
 
@@ -151,6 +152,9 @@ class GpuRow:
         arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
         if ask.beliefs is not None:
             arrays["smallest"] = ask.beliefs.smallest
+            if ask.beliefs.entries < DEVICE_ENTRIES:
+                links, own = ask.beliefs.of(case)
+                arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
         self._kept, places = _together(owner, arrays)
         kept = self._device.address(self._kept)
         self._fields = {name: kept + start for name, start in places.items()} | owner.shared(ask.logs)
@@ -178,13 +182,14 @@ class GpuRow:
 
     def believe(self, pattern: Beliefs) -> None:
         """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
-        self.tell(pattern)
+        if "said" not in self._fields:
+            self.tell(pattern)
         self._use_learned()
         rows = int(self._weighed[:, 1].max())
         self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
 
     def tell(self, pattern: Beliefs) -> None:
-        """Enqueue the messages of the row."""
+        """Enqueue the messages of the row, on the device."""
         owner, address = self._owner, self._device.address
         links, own = pattern.of(self._case)
         self._messages, places = _together(owner, beliefs_gpu.arrays(links, own))
@@ -204,24 +209,23 @@ class GpuRow:
         for name in CHANGING:
             self._fields[name] = self._device.address(getattr(self._owner.learned, name))
 
-    def sums(self, stream: Stream, first: int, count: int) -> Sums:
-        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
         chunks = pieces_of(first, count, CHUNK)
-        found = [
-            each
-            for start in range(0, len(chunks), CHUNKS_AT_ONCE)
-            for each in self._several(stream, chunks[start : start + CHUNKS_AT_ONCE])
-        ]
-        return reduce(add, found)
+        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
+        for i, chunk in enumerate(chunks):
+            self._draw(stream, *chunk)
+            self._sum(chunk[1], result, i * (self._slots + 1) * 16)
+        return partial(self._get, result, [count for _, count in chunks])
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
-        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Begin to move the importance function by a share `rate` towards what `count` samples say."""
         self._draw(stream, 0, count)
         found = None
         if sums:
-            result = self._device.empty((self._slots + 1, 2), np.float64)
+            result = self._device.empty((1, self._slots + 1, 2), np.float64)
             self._sum(count, result, 0)
-            found = self._read(self._device.get(result), count)
+            found = partial(self._get, result, [count])
         if len(self._weighed):
             self._launch(
                 "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
@@ -230,13 +234,9 @@ class GpuRow:
             self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
         return found
 
-    def _several(self, stream: Stream, chunks: Sequence[tuple[int, int]]) -> list[Sums]:
-        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
-        for i, (first, count) in enumerate(chunks):
-            self._draw(stream, first, count)
-            self._sum(count, result, i * (self._slots + 1) * 16)
+    def _get(self, result: Any, counts: Sequence[int]) -> Sums:
         numbers = self._device.get(result)
-        return [self._read(each, count) for each, (_, count) in zip(numbers, chunks, strict=True)]
+        return reduce(add, [self._read(each, count) for each, count in zip(numbers, counts, strict=True)])
 
     def _read(self, numbers: Any, count: int) -> Sums:
         shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
