@@ -70,7 +70,7 @@ def rows(options: argparse.Namespace) -> None:
     print("|".join(["---"] * 6))
     for each in chosen(options):
         batch = batch_of(each, options.rows)
-        for sampler in SAMPLERS:
+        for sampler in options.samplers:
             found = []
             for at_once in (1, None):
                 engine = engine_for(each, sampler, options, samples=options.samples, stages="all")
@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("action", choices=("messages", "rows"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--networks", nargs="+", default=[])
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=1_000)

@@ -135,17 +135,20 @@ static __device__ void hear(const Messages &job, const int4 &table, const int4 &
 
 // Write shares of what was heard, without a message (or with all of them): 1 in all, the same for each where all is zero.
 static __device__ void share(int states, const double *without, double *out) {
-    double most = 0.0, whole = 0.0;
-    bool any = false;
-    for (int pass = 0; pass < 3; pass++)
-        for (int s = 0; s < states; s++) {
-            const double said = without ? __ldcg(without + s) : 1.0;
-            const bool possible = lost[s] == !(said > 0.0);
-            const double mine = totals[s] - (said > 0.0 ? log(said) : 0.0);
-            if (pass == 0 && possible) most = any ? max(most, mine) : mine, any = true;
-            if (pass == 1 && possible) whole += exp(mine - most);
-            if (pass == 2) out[s] = !any ? 1.0 / states : possible ? exp(mine - most) / whole : 0.0;
-        }
+    const double nothing = __longlong_as_double(0xFFF0000000000000ll);
+    double most = nothing, whole = 0.0;
+    for (int s = 0; s < states; s++) {
+        const double said = without ? __ldcg(without + s) : 1.0;
+        const bool possible = lost[s] == !(said > 0.0);
+        const double mine = !possible ? nothing : said > 0.0 && without ? totals[s] - log(said) : totals[s];
+        most = max(most, mine);
+        out[s] = mine;
+    }
+    for (int s = 0; s < states; s++) {
+        out[s] = most > nothing ? exp(out[s] - most) : 1.0;
+        whole += out[s];
+    }
+    for (int s = 0; s < states; s++) out[s] /= whole;
 }
 
 static __device__ double rounded(double number) {

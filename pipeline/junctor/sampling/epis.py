@@ -35,8 +35,9 @@ PIECE_ENTRIES = 1 << 14
 class Beliefs:
     """The messages of a pattern: between nodes of its layout that are weighed, and factors of its cases.
 
-    links: with tables of the nodes, then of the factors, which have `entries` together. smallest: of each node, what chances are lifted to. soft:
-    factors that are likelihoods, and the numbers that each of them says something of.
+    links: with tables of the nodes, then of the factors. entries: of all of them, without observed variables. smallest:
+    of each node, what chances are lifted to. soft: factors that are likelihoods, and the numbers that each of them says
+    something of.
     """
 
     links: Links
