@@ -163,10 +163,28 @@ def test_rows_under_way_at_once_are_answered_as_on_the_cpu(device: Any, sampler:
     cpu, on_gpu = engine_on(None, sampler, 200), engine_on(device, sampler, 200)
     on_gpu._gpu.at_once = 3
     expected, found = cpu.answer(batch, first_row=2), on_gpu.answer(batch, first_row=2)
-    assert len(on_gpu._gpu.places) == 3
+    assert len(on_gpu._gpu.places(1000)) == 3
+    assert len(on_gpu._gpu.places(1 << 30)) == 1
     assert (found.status == expected.status).all()
     for v in range(8):
         np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sampler", ["lw", "ais-bn"])
+def test_a_row_over_several_devices_is_the_same_in_every_bit(
+    device: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "CHUNK", 256)
+    monkeypatch.setattr(gpu, "SPREAD_SAMPLES", 512)
+    one, three = (engine_on(device, sampler, 1400) for _ in range(2))
+    first = three._gpu
+    first.open_others = lambda: [GpuSampling(three.sampled, device.another(), three._cpu) for _ in range(2)]
+    alone, spread = (engine.estimate(HARD, SOFT, 1)[2] for engine in (one, three))
+    assert len(first._others) == 2
+    assert alone is not None
+    assert spread is not None
+    assert (alone.posteriors == spread.posteriors).all()
+    assert (alone.log_evidence, alone.samples) == (spread.log_evidence, spread.samples)
 
 
 def test_large_runs_go_in_chunks_of_any_size(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +228,9 @@ def test_the_cpu_takes_rows_whose_states_exceed_shared_memory(
 
 def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     class Small(EmulatedSampling):
+        def __init__(self, number: int) -> None:
+            assert number == 0
+
         def free(self) -> int:
             return 1 << 30
 
@@ -222,7 +243,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.Monke
     with pytest.raises(BudgetError, match="--device-memory"):
         gpu.gpu_sampling(starts, memory=1000)
 
-    def broken() -> None:
+    def broken(number: int) -> None:
         raise RuntimeError("no such device")
 
     monkeypatch.setattr(sampling_gpu, "CudaSampling", broken)

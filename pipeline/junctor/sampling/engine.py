@@ -57,7 +57,8 @@ class SamplingEngine:
     """Answers batches of evidence on one directed network by importance sampling.
 
     memory: bytes that it may use (None: a share of what is free now). threads: answers do not depend on how many.
-    device: "auto" is a GPU where there is one. What a row's answer depends on: network, its evidence, targets, how it
+    device: "auto" is a GPU where there is one; all_gpus: whether many samples of a row take all that this process sees.
+    What a row's answer depends on: network, its evidence, targets, how it
     is sampled, its number and the seed; not on what else is in the batch. Raises ModelError for Markov networks and
     variables of too many states, EvidenceError for unknown targets and explanations, BudgetError where the tables do
     not fit.
@@ -76,14 +77,16 @@ class SamplingEngine:
         if query.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
         self.network, self.query, self.threads = network, query, threads
-        self.device, self.device_memory = device, device_memory
+        self.device, self.device_memory, self.all_gpus = device, device_memory, False
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self._check_memory()
 
-    def configure(self, device: DeviceChoice, device_memory: int | None = None, *_: object) -> None:
+    def configure(
+        self, device: DeviceChoice, device_memory: int | None = None, *_: object, all_gpus: bool = False
+    ) -> None:
         """Settle where the work is done."""
-        self.device, self.device_memory = device, device_memory
+        self.device, self.device_memory, self.all_gpus = device, device_memory, all_gpus
 
     @property
     def least(self) -> int:
@@ -115,7 +118,7 @@ class SamplingEngine:
             threads = self.threads if at_once == 1 else 1
             in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
         else:
-            _in_turn(partial(begin, self.threads), self._gpu.places, rows)
+            _in_turn(partial(begin, self.threads), self._gpu.places(self._known), rows)
         self._report(sheet.answers)
         return sheet.answers
 
@@ -163,7 +166,7 @@ class SamplingEngine:
     def _gpu(self) -> GpuSampling:
         from junctor.sampling.gpu import gpu_sampling
 
-        return gpu_sampling(self._cpu, self.device_memory)
+        return gpu_sampling(self._cpu, self.device_memory, self.all_gpus)
 
     @property
     def _weighs(self) -> bool:
@@ -187,6 +190,11 @@ class SamplingEngine:
     @property
     def _main(self) -> int:
         return (self.query.sampling.samples or DEFAULT_SAMPLES) - self._learning
+
+    @property
+    def _known(self) -> int:
+        """Samples that are drawn in any case; 0 where an error decides."""
+        return self._main if self.query.sampling.error is None else 0
 
     @cached_property
     def _entries(self) -> int:
@@ -258,7 +266,8 @@ class SamplingEngine:
     def _ask(self, layout: Layout, case: Case, hard: Hard, threads: int) -> Ask:
         weighs = self._weighs and bool(layout.weighed)
         logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
-        ask = Ask(layout, case, self.query.sampling.sampler if weighs else "lw", (), logs, threads)
+        sampler = self.query.sampling.sampler if weighs else "lw"
+        ask = Ask(layout, case, sampler, (), logs, threads, samples=self._known)
         if ask.sampler == "ais-bn":
             return replace(ask, free=parents_to_free(layout, hard, self._prior))
         return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial, reduce
 from typing import Any
 
@@ -13,7 +13,7 @@ from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
 from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
 
-from junctor.devices import check_device
+from junctor.devices import check_device, count_gpus
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.budget import format_bytes
 from junctor.query import Sampler
@@ -36,6 +36,8 @@ SEVERAL_SAMPLES = 1 << 17
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
 # Rows under way at once, each with tables and room of its own on the device: one more than is waited for.
 ROWS_AT_ONCE = 2
+# Samples of a row that are worth the start of several devices.
+SPREAD_SAMPLES = 8 * CHUNK
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
 BLOCKS_EACH, SCORE_BLOCKS = 8, 16
 logger = logging.getLogger("junctor")
@@ -46,6 +48,8 @@ class GpuSampling:
 
     def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling, at_once: int = 1) -> None:
         self.network, self.device, self._starts, self.at_once = network, device, starts, at_once
+        # Opens others on other devices, for the samples of a row that has many.
+        self.open_others: Callable[[], list[GpuSampling]] = list
         put = device.put
         tables = network.tables
         self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
@@ -55,14 +59,26 @@ class GpuSampling:
         self.way = way
         self._rooms: dict[str, Any] = {}
 
+    def places(self, samples: int) -> list[GpuSampling]:
+        """Return who does rows of so many samples under way at the same time: this, and others like it."""
+        # Of long rows the device is the slower side in any case.
+        return [self, *self._more] if samples < SPREAD_SAMPLES else [self]
+
     @cached_property
-    def places(self) -> list[GpuSampling]:
-        """Return this and others like it, for rows under way at the same time."""
-        others = [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
-        return [self, *others]
+    def _more(self) -> list[GpuSampling]:
+        return [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
+
+    @cached_property
+    def _others(self) -> list[GpuSampling]:
+        return self.open_others()
 
     def row(self, ask: Ask) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
+        if ask.samples >= SPREAD_SAMPLES and self._others:
+            return SpreadRow([self._row(ask), *(other.row(ask) for other in self._others)])
+        return self._row(ask)
+
+    def _row(self, ask: Ask) -> RowSampler:
         try:
             row = GpuRow(self, ask)
         except MemoryError as error:
@@ -293,6 +309,27 @@ class GpuRow:
         raise MemoryError(f"{self._case.planes:,} bits of a sample's states exceed the shared memory of a block")
 
 
+class SpreadRow:
+    """Samples of one row over several devices, chunk by chunk in turn; which of them draws a chunk changes no bit."""
+
+    def __init__(self, rows: Sequence[RowSampler]) -> None:
+        self._rows = rows
+
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        chunks = pieces_of(first, count, CHUNK)
+        found = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
+        return lambda: reduce(add, [each() for each in found])
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Learn the same on every device."""
+        first, *others = self._rows
+        found = first.learn(stream, count, rate, sums)
+        for row in others:
+            row.learn(stream, count, rate, False)
+        return found
+
+
 def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     """Put small arrays on the device in one piece; returns it, and where each of them begins in it."""
     places, start = {}, 0
@@ -315,14 +352,24 @@ def _blocks(count: int, size: int) -> int:
     return max(1, -(-count // size))
 
 
-def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
-    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`."""
+def gpu_sampling(starts: CpuSampling, memory: int | None = None, all_gpus: bool = False) -> GpuSampling:
+    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`.
+
+    all_gpus: whether rows of many samples take all that the process sees.
+    """
     check_device("gpu")
+    found = _opened(0, starts, memory)
+    if all_gpus:
+        found.open_others = lambda: [_opened(number, starts, memory) for number in range(1, count_gpus())]
+    return found
+
+
+def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling:
     network = starts.network
     try:
         import cupy
 
-        device = sampling_gpu.CudaSampling()
+        device = sampling_gpu.CudaSampling(number)
         free = device.free()
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error

@@ -48,7 +48,7 @@ class RowSampler(Protocol):
 class Ask:
     """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
 
-    threads: of the CPU that may be used. beliefs: the messages of EPIS-BN.
+    threads: of the CPU that may be used. beliefs: the messages of EPIS-BN. samples: that will be drawn in any case.
     """
 
     layout: Layout
@@ -58,6 +58,7 @@ class Ask:
     logs: bool = False
     threads: int = 1
     beliefs: Beliefs | None = None
+    samples: int = 0
 
 
 class Device(Protocol):
