@@ -146,9 +146,11 @@ runtime = SimpleNamespace(
 cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
 
 
-def empty(size: int, dtype: Any) -> DeviceArray:
-    # Not zeros, so that it shows what nobody brought.
-    return np.full(size, 170, np.uint8).view(dtype).view(DeviceArray)
+def empty(shape: Any, dtype: Any) -> DeviceArray:
+    found = np.empty(shape, dtype)
+    # So that it shows what nobody brought.
+    found.reshape(-1).view(np.uint8)[:] = 170
+    return found.view(DeviceArray)
 
 
 def asarray(array: Any) -> DeviceArray:
