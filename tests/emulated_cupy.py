@@ -80,7 +80,9 @@ runtime = SimpleNamespace(
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
-cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
+cuda = SimpleNamespace(
+    Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray
+)
 
 
 def asarray(array: Any) -> DeviceArray:

@@ -77,7 +77,8 @@ class ChunkedProgram:
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
     done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
-    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots.
+    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots. as_summed:
+    whether tables are stored as they are summed, and multiplied on the way to readers, as GPUs do.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class ChunkedProgram:
         threads: int = 1,
         entry_threads: int = 0,
         gpu: ChunkGpu | None = None,
+        as_summed: bool = False,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
         self.folder, self.threads, self._gpu = folder, threads if gpu is None else len(gpu.slots), gpu
-        # A GPU stores what it sums, and multiplies on the way.
-        self._most_off = MOST_OFF if gpu is None else 0
+        self._most_off = 0 if gpu is not None or as_summed else MOST_OFF
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
