@@ -35,7 +35,7 @@ from junctor.propagation import Block, Outcome
 if TYPE_CHECKING:
     from distributed import Client
 
-    from junctor.chunk_tasks_gpu import OnGpu
+    from junctor.worker_gpu import OnGpu
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2

@@ -17,7 +17,7 @@ from junctor_kernels.reference import Algebra
 from junctor.chunk_store import CutTable
 
 if TYPE_CHECKING:
-    from junctor.chunk_tasks_gpu import OnGpu
+    from junctor.worker_gpu import OnGpu
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.

@@ -41,7 +41,7 @@ class _Call:
     ends: bool
 
 
-class OnDevice:
+class _OnDevice:
     """The launches of a pass on a device, and what they find.
 
     words: of the first task and of all others [2, steps, 2], bits of the largest entry and the complement of those of
@@ -109,7 +109,7 @@ class GpuWork:
         groups = gpu.chunks.plan.shape.entries(self.outer)
         # Devices that get something to do.
         ones = dict.fromkeys(slot.on for slot in gpu.slots[:groups])
-        self._on = {one: OnDevice(one, tasks, self._places, shifts) for one in ones}
+        self._on = {one: _OnDevice(one, tasks, self._places, shifts) for one in ones}
         # Where the first task is done, and for each of its steps when it is through, if anybody waits for that.
         self._leader, self._events, self._is_followed = gpu.slots[0].on, list[Any](), groups > 1
         self._word_bytes = 2 * gpu.dtype.itemsize
@@ -163,8 +163,7 @@ class GpuWork:
 
     def extremes(self) -> dict[int, tuple[float, float]]:
         """Return the extremes of all that was made."""
-        words = np.maximum.reduce([on.words.get() for on in self._on.values()]).max(axis=0)
-        largest, least = numbers_of(words, self.gpu.dtype)
+        largest, least = self._numbers(np.maximum.reduce([on.words.get() for on in self._on.values()]).max(axis=0))
         # What is not a number counts as beyond the format.
         largest = np.where(np.isnan(largest), np.inf, largest)
         largest[-1] = max(largest[-1], self._largest)
@@ -172,8 +171,14 @@ class GpuWork:
 
     def leads(self) -> dict[int, int]:
         """Return the powers of two that readers in the pass multiply results with."""
-        largest, _ = numbers_of(self._on[self._leader].words.get()[0], self.gpu.dtype)
+        largest, _ = self._numbers(self._on[self._leader].words.get()[0])
         return {task.out: shift_of(largest[n]) for n, task in enumerate(self.tasks)}
+
+    def _numbers(self, words: Array) -> tuple[Array, Array]:
+        """Return the largest entries of the steps, and the smallest above zero (1 where there is none)."""
+        floats = self.gpu.dtype
+        least = np.where(words[:, 1] > 0, (~words[:, 1]).view(floats), 1)
+        return np.ascontiguousarray(words[:, 0]).view(floats), least
 
     def _task(self, slot: Slot, states: Mapping[int, int], adds: bool) -> None:
         leads = not any(states.values())
@@ -266,12 +271,6 @@ class GpuWork:
             target, source = (there, here) if to_slot else (here, there)
             runtime.memcpy2DAsync(*target, *source, width, rows, kind, slot.stream.ptr)
             at += width * rows
-
-
-def numbers_of(words: Array, floats: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return the largest entries of steps by their words, and the smallest above zero (1 where there is none)."""
-    least = np.where(words[:, 1] > 0, (~words[:, 1]).view(floats), 1)
-    return np.ascontiguousarray(words[:, 0]).view(floats), least
 
 
 def _large_runs(host: Array) -> bool:

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor import chunk_cluster, chunk_slots, chunk_tasks_gpu
+from junctor import chunk_cluster, chunk_slots, worker_gpu
 from junctor.chunk_cluster import ClusterRun
 from junctor.chunk_places import slot_bytes
 from junctor.chunk_slots import ChunkGpu
-from junctor.chunk_tasks_gpu import OnGpu, copies
 from junctor.chunked import ChunkedProgram
 from junctor.distribution import silent_dask
 from junctor.engine import shape_of
@@ -25,6 +24,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
+from junctor.worker_gpu import OnGpu, copies
 from junctor_kernels import entries_gpu, reference
 from junctor_kernels.reference import Algebra
 
@@ -34,7 +34,7 @@ ROOM = 1 << 28
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return what opens a device with so much room; workers are threads of this process, and find the same."""
-    monkeypatch.setattr(chunk_tasks_gpu, "_opened", None)
+    monkeypatch.setattr(worker_gpu, "_opened", None)
     if request.param == "emulated":
         import emulated_cupy
 
@@ -42,10 +42,12 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         # Small blocks: each of their threads is one of the machine's here.
         monkeypatch.setattr(entries_gpu, "THREADS", 32)
         monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
-        monkeypatch.setattr(chunk_tasks_gpu, "open_device", lambda room: emulated_cupy.Device(room or ROOM))
-    chunk_slots._module.cache_clear()
-    yield lambda room: chunk_tasks_gpu.open_device(room)
-    chunk_slots._module.cache_clear()
+        monkeypatch.setattr(worker_gpu, "open_device", lambda room: emulated_cupy.Device(room or ROOM))
+    for module in (chunk_slots, worker_gpu):
+        module._module.cache_clear()
+    yield lambda room: worker_gpu.open_device(room)
+    for module in (chunk_slots, worker_gpu):
+        module._module.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +106,8 @@ def test_the_bytes_of_one_process(client: Any, device: Any, algebra: Algebra, se
         np.testing.assert_allclose(expected.posteriors[variable], posterior, atol=tolerance)
     del run
     gc.collect()
-    assert chunk_tasks_gpu._opened is not None
-    assert chunk_tasks_gpu._opened[1].is_empty(patience=5)
+    assert worker_gpu._opened is not None
+    assert worker_gpu._opened[1].is_empty(patience=5)
 
 
 def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
@@ -115,31 +117,31 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     gc.collect()
     least = slot_bytes(chunks, 8) + chunk_slots.OFFSET_BYTES
     for room in (least, least + 300):
-        device_before = chunk_tasks_gpu._opened
+        device_before = worker_gpu._opened
         run = over_workers(client, network, chunks, reference.DOUBLE, room)
         assert_same(run.outcome(block), expected)
-        assert chunk_tasks_gpu._opened is not device_before
-        assert chunk_tasks_gpu._opened is not None
-        assert len(chunk_tasks_gpu._opened[1].one.slots) == 1
+        assert worker_gpu._opened is not device_before
+        assert worker_gpu._opened is not None
+        assert worker_gpu._opened[1]._slots.qsize() == 1
         del run
         gc.collect()
 
 
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_tasks_gpu, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
     one, other = (OnGpu(name, slot_bytes(chunks, 8), ROOM) for name in ("single", "double"))
-    gpu = chunk_tasks_gpu.worker_gpu(one)
-    slot = gpu.one.slots[0]
+    gpu = worker_gpu.worker_gpu(one)
+    slot = gpu._slots.get()
     part = gpu.keep(slot, slot.at, 10)
     slot.stream.synchronize()
     copy = pickle.loads(pickle.dumps(part))
     assert type(copy) is np.ndarray
     assert copy.tobytes() == part.host(part.lies).tobytes()
     with pytest.raises(DeviceError, match="tables of another run"):
-        chunk_tasks_gpu.worker_gpu(other)
+        worker_gpu.worker_gpu(other)
     del part
-    assert chunk_tasks_gpu.worker_gpu(other) is not gpu
+    assert worker_gpu.worker_gpu(other) is not gpu
 
 
 @pytest.mark.parametrize("most_pitch", [1 << 31, 100])
@@ -147,7 +149,7 @@ def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch:
 def test_copies_between_slices(at: tuple[Any, ...], most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import emulated_cupy
 
-    monkeypatch.setattr(chunk_tasks_gpu, "MOST_PITCH", most_pitch)
+    monkeypatch.setattr(worker_gpu, "MOST_PITCH", most_pitch)
     whole = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
     for source, target in ((whole[at], np.zeros_like(whole[at])), (whole[at].copy(), np.zeros_like(whole)[at])):
         each = list(copies(target, source))
