@@ -323,17 +323,28 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
     global _opened
     with _opening:
         if _opened is None or _opened[0] != on:
-            close()
+            _forget()
             _opened = on, WorkerGpu(on, open_device(on.room))
         return _opened[1]
 
 
 def close() -> None:
-    """Forget what tasks of a plan found; raises DeviceError where parts of a run stay on the device."""
+    """Give the device back; raises DeviceError where parts of a run stay there."""
+    with _opening:
+        _forget()
+        open_device.cache_clear()
+
+
+def _forget() -> None:
     global _opened
     if _opened is not None and not _opened[1].is_empty(PATIENCE):
         raise DeviceError("the GPU of a worker holds tables of another run: let that one end first")
     _opened = None
+
+
+def room_of(room: int | None) -> int:
+    """Return the bytes of this process's GPU that tasks get, of `room` allowed; raises DeviceError."""
+    return int(open_device(room).room)
 
 
 @lru_cache(maxsize=1)
