@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import pickle
 import sys
@@ -147,14 +148,13 @@ def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch:
 @pytest.mark.parametrize("most_pitch", [1 << 31, 100])
 @pytest.mark.parametrize("at", [(), (1,), (slice(None), 1), (slice(None), slice(None), 2), (0, slice(None), 1)])
 def test_copies_between_slices(at: tuple[Any, ...], most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import emulated_cupy
-
     monkeypatch.setattr(worker_gpu, "MOST_PITCH", most_pitch)
     whole = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
     for source, target in ((whole[at], np.zeros_like(whole[at])), (whole[at].copy(), np.zeros_like(whole)[at])):
         each = list(copies(target, source))
-        for one in each:
-            emulated_cupy.runtime.memcpy2DAsync(*one)
+        for to, pitch, of, other_pitch, width, rows in each:
+            for row in range(rows):
+                ctypes.memmove(to + row * pitch, of + row * other_pitch, width)
         np.testing.assert_array_equal(target, source)
         if most_pitch > 100:
             assert len(each) == 1

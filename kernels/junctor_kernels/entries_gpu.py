@@ -29,8 +29,8 @@ MOST_OPERANDS = 16
 MOST_BLOCKS = 1 << 12
 # Numbers of operands that have a kernel of their own.
 MOST_COMPILED = 6
-# Entries of a panel, and near terms, at the most.
-PANEL, NEAR = 4096, 32
+# Entries of a panel at the most, in tables from so many entries on (so there are fewer offsets), and near terms.
+PANEL, LARGE_PANEL, LARGE_ENTRIES, NEAR = 1 << 12, 1 << 14, 1 << 24, 32
 # Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
 MANY_ENTRIES = 1 << 15
 # With fewer, the share of the entries that its terms may be for a thread to take them all.
@@ -51,7 +51,20 @@ MOST_IN_QUADS, MOST_LINES = 3, 16
 LINE, WARP = 32, 32
 # The fields of the struct `Reduction`, in its order, and those of an operand.
 FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
-OPERAND_FIELDS = ("table", "panels", "places", "far", "near", "scale", "lead", "quad", "second", "third", "fourth")
+OPERAND_FIELDS = (
+    "table",
+    "panels",
+    "places",
+    "far",
+    "near",
+    "scale",
+    "lead",
+    "whole",
+    "quad",
+    "second",
+    "third",
+    "fourth",
+)
 # Where in the record the addresses of tables lie, and what differs from task to task.
 TABLES = (FIELDS.index("out"), *(len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)))
 EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
@@ -176,7 +189,8 @@ def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 
 
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
-    (panels, places), (far, near) = _cut(kept, PANEL), _cut(eliminated, NEAR)
+    most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
+    (panels, places), (far, near) = _cut(kept, most), _cut(eliminated, NEAR)
     offsets = tuple(
         Offsets(_walk(panels, k), _narrow(_walk(places, k)), _walk(far, k), _narrow(_walk(near, k)))
         for k in range(1, operands + 1)
@@ -239,6 +253,15 @@ def relayed(to: int, of: int) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction` of the kernel `relay`: addresses of two words, and of what they are to be."""
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
     words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
+    return words
+
+
+def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `gather`: addresses of words [steps, 2, 2], to and from where."""
+    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words[EXTREMES], words[FIELDS.index("entries")], words[OPERANDS] = to, steps, len(of)
+    leads = len(FIELDS) + OPERAND_FIELDS.index("lead")
+    words[leads :: len(OPERAND_FIELDS)][: len(of)] = of
     return words
 
 

@@ -79,12 +79,44 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: Sequence[int]) -> di
 
 
 def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Mapping[int, object]) -> tuple[dict[int, int], int]:
-    """Return where every other table that is stored in memory begins in pinned memory, and the bytes in all.
+    """Return where every other table that tasks read or store begins in pinned memory, and the bytes in all.
 
-    Small ones too: a copy to other memory waits until the device has done all that comes before.
+    Small ones too, and those that are there at the beginning: a copy to other memory waits until the device has done all that comes before.
     """
-    sizes, lives = _stored(chunks, itemsize)
+    sizes, lives = _all_stored(chunks, itemsize)
     return _placed({t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}, sizes)
+
+
+def passes_before(
+    chunks: ChunkPlan, itemsize: int, resident: Mapping[int, tuple[int, int]], pinned: Mapping[int, int]
+) -> dict[int, int]:
+    """Return for a stored table the last pass that needs anything of what lay where it goes; none where nothing did."""
+    sizes, lives = _all_stored(chunks, itemsize)
+    memories: dict[int, dict[int, int]] = {-1: dict(pinned)}
+    for table, (gpu, start) in resident.items():
+        memories.setdefault(gpu, {})[table] = start
+    return {t: last for places in memories.values() for t, last in _before(places, sizes, lives).items()}
+
+
+def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -> dict[int, int]:
+    """The same for tables of one memory, where each begins."""
+    # Pieces side by side: where each ends, and the last pass of what lies there.
+    ends, lasts = [max((places[table] + sizes[table] for table in places), default=0)], [-1]
+    found: dict[int, int] = {}
+    for table in sorted(places, key=lambda table: (lives[table][0], table)):
+        start, end, last = places[table], places[table] + sizes[table], lives[table][1]
+        if start == end:
+            continue
+        first, behind = bisect.bisect_right(ends, start), bisect.bisect_left(ends, end)
+        before = max(lasts[first : behind + 1])
+        if before >= 0:
+            found[table] = before
+        begins = ends[first - 1] if first else 0
+        rest = ([start], [lasts[first]]) if begins < start else ([], [])
+        kept = ([], []) if ends[behind] == end else ([ends[behind]], [lasts[behind]])
+        ends[first : behind + 1] = [*rest[0], end, *kept[0]]
+        lasts[first : behind + 1] = [*rest[1], last, *kept[1]]
+    return found
 
 
 def _stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
@@ -93,6 +125,13 @@ def _stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int,
     for table in _results(chunks) & lives.keys():
         lives[table] = (lives[table][0], len(chunks.passes))
     return {table: aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
+
+
+def _all_stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """The same with the tables that are there at the beginning."""
+    sizes, lives = _stored(chunks, itemsize)
+    there = {table: life for table, life in chunks.lifetimes().items() if table not in lives}
+    return sizes | {t: aligned(chunks.plan.tables[t].entries * itemsize) for t in there}, lives | there
 
 
 def _results(chunks: ChunkPlan) -> set[int]:

@@ -204,7 +204,9 @@ class WorkerGpu:
         for m, launch in enumerate(launches):
             ends = m == len(launches) - 1
             out = places[step.out] if ends else self.partial + (m % 2) * half
-            operands = [(table, *lies, *scale) for table, lies, scale in zip(tables, offsets[m], scales, strict=True)]
+            operands = [
+                (table, *lies, *scale, False) for table, lies, scale in zip(tables, offsets[m], scales, strict=True)
+            ]
             words = record(launch, out, 0, False, operands)
             kernel = _module(self.number, self.algebra).get_function(launch.name)
             calls.append(Call(kernel, launch.blocks, words, ends))

@@ -4,6 +4,7 @@
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
+//     gather             what several devices found, as one.
 //     relay              brings what was found about a table to another device, through memory that both reach.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
@@ -24,7 +25,7 @@ typedef unsigned int word;
 typedef long long index_t;
 
 // One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
-// `lead`, the power of two of that entry. quad, second to fourth: how four neighbouring entries lie to each other.
+// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other.
 struct Operand {
     const real *table;
     const index_t *panels;
@@ -33,7 +34,7 @@ struct Operand {
     const int *near;
     double scale;
     const word *lead;
-    index_t quad, second, third, fourth;
+    index_t whole, quad, second, third, fourth;
 };
 
 // Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands.
@@ -62,7 +63,8 @@ __device__ __forceinline__ real number_of(word bits) {
 
 // What numbers of an operand are multiplied with; `entries_gpu.shift_of` is the same on the host.
 __device__ __forceinline__ real scale_of(const Operand &each) {
-    const word bits = each.lead ? *each.lead : 0;
+    word bits = each.lead ? *each.lead : 0;
+    if (each.whole && each.lead[2] > bits) bits = each.lead[2];
 #ifdef DOUBLE
     const int biased = (int)(bits >> 52), half = 1022, beyond = 2047, digits = 52;
 #else
@@ -310,4 +312,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
 // Not a copy, because that would wait behind those of tables.
 extern "C" __global__ void relay(const Reduction what) {
     if (threadIdx.x < 2) what.extremes[threadIdx.x] = ((volatile const word *)what.operand[0].lead)[threadIdx.x];
+}
+
+// What several devices found of some steps, first tasks and others, as if they were one.
+extern "C" __global__ void gather(const Reduction what) {
+    for (index_t n = threadIdx.x; n < what.entries * 2; n += THREADS) {
+        word largest = 0;
+        for (int k = 0; k < what.operands; k++) {
+            const volatile word *words = what.operand[k].lead + n / 2 * 4 + n % 2;
+            for (int part = 0; part < 2; part++) largest = words[part * 2] > largest ? words[part * 2] : largest;
+        }
+        what.extremes[n / 2 * 4 + n % 2] = largest;
+    }
 }
