@@ -28,9 +28,9 @@ from junctor.errors import BudgetError
 from junctor.model import Network
 from junctor.oversize import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunks import ChunkPlan, TooSmallError, loaded_entries
+from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import Room, Speed, TooLongError, cheapest_chunks, operations_of
+from junctor.planning.oversize import FAR_MORE, Room, TooLongError, candidates, operations_of, waiting_entries
 from junctor.planning.plan import Plan
 from junctor.propagation import Block, Outcome
 from junctor.worker_gpu import MOST_SLOTS, OnGpu, close, room_of
@@ -43,10 +43,12 @@ if TYPE_CHECKING:
 TASK_BYTES, RESERVED = 1 << 26, 16
 # The same on a GPU: shares of the device, and what is kept in the memory of the machine.
 GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
-# Coarse, for choices and forecasts: seconds of an operation and of a byte to or from a task on a worker.
-CPU_SPEED, GPU_SPEED = Speed(1e-9, 1e-10, 0.0, 1e-3), Speed(1.5e-12, 1e-12, 0.0, 1e-3)
-# Seconds that a task takes the client and the scheduler, and a byte that crosses; half of all bytes do.
+# Coarse, for choices and forecasts: seconds of an operation, and of a byte to or from a task on its worker; on CPUs and
+# on GPUs. Then those that a task takes the client and the scheduler, and a byte that goes to another worker.
+CPU_SECONDS, GPU_SECONDS = (1e-9, 1e-10), (1.5e-12, 1e-12)
 TASK_SECONDS, CROSSING_SECONDS = 5e-3, 1e-9
+# Workers that plans are chosen for, however many there are.
+CHOSEN_FOR = 4
 # Seconds of a row from which compiled contractions are worth being loaded on every worker.
 COMPILED_SECONDS = 1.0
 
@@ -70,16 +72,8 @@ class Crew:
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
         """
-        rooms = {}
-
-        def ways(plan: Plan) -> Iterator[Room]:
-            for task, room in self._ways(plan, itemsize, limits):
-                rooms[room] = task
-                yield room
-
-        speed = GPU_SPEED if limits.on_gpu else CPU_SPEED
         try:
-            chunks, room = cheapest_chunks(problem, itemsize, ways, speed, rows)
+            chunks, task = self._cheapest(problem, itemsize, limits, rows)
         except TooSmallError as error:
             raise BudgetError(
                 f"propagation in chunks over {self.workers} workers needs at least {format_bytes(error.needed)} "
@@ -88,9 +82,9 @@ class Crew:
             ) from None
         except TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
-        task, stored = rooms[room], chunks.peak(on_disk=False) * itemsize
+        stored = chunks.peak(on_disk=False) * itemsize
         _, scratch, compiled = _contracts(task)
-        worth = operations_of(chunks.plan) * rows * CPU_SPEED.operation > COMPILED_SECONDS
+        worth = operations_of(chunks.plan) * rows * CPU_SECONDS[0] > COMPILED_SECONDS
         fixed = fixed_bytes(chunks.plan)
         kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         return Chunking(
@@ -104,9 +98,34 @@ class Crew:
             stored=chunks.stored * itemsize,
             scratch=scratch,
             entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,
-            seconds=self._seconds(chunks, itemsize, speed),
+            seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             workers=self.workers,
         )
+
+    def _cheapest(self, problem: Problem, itemsize: int, limits: Limits, rows: int) -> tuple[ChunkPlan, int]:
+        """Return the cut plan that takes least time, and the bytes of its tasks; raises TooSmallError, TooLongError."""
+        best: tuple[float, ChunkPlan, int] | None = None
+        missed: list[TooSmallError] = []
+        operation, _ = GPU_SECONDS if limits.on_gpu else CPU_SECONDS
+        for plan in candidates(problem, rows):
+            if best is not None and operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
+                continue
+            for task, room in self._ways(plan, itemsize, limits):
+                working, stored = room.working // itemsize, max(0, room.memory // itemsize)
+                if (waiting := waiting_entries(plan)) > FAR_MORE * stored:
+                    missed.append(TooSmallError("memory", waiting * itemsize, room.memory))
+                    continue
+                try:
+                    chunks = chunk_plan(plan, working, stored, 0)
+                except TooSmallError as error:
+                    missed.append(TooSmallError(error.where, error.needed * itemsize, room.memory))
+                    continue
+                seconds = _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR)
+                if best is None or seconds < best[0]:
+                    best = seconds, chunks, task
+        if best is None:
+            raise min(missed, key=lambda error: error.needed - error.allowed)
+        return best[1:]
 
     def _ways(self, plan: Plan, itemsize: int, limits: Limits) -> Iterator[tuple[int, Room]]:
         """Yield the bytes of a task, and the room for its tables and for stored ones on all workers together."""
@@ -124,16 +143,6 @@ class Crew:
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
         return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize)
-
-    def _seconds(self, chunks: ChunkPlan, itemsize: int, speed: Speed) -> float:
-        """Return about what a row takes: the first task of a pass, then the others side by side."""
-        plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
-        for each in chunks.passes:
-            tasks = plan.shape.entries(each.fixed)
-            moved = loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
-            work = sum(plan.work(step) for step in each.steps) * speed.operation + moved * itemsize * speed.byte
-            seconds += work / tasks * (1 + math.ceil((tasks - 1) / self.workers))
-        return seconds + chunks.loaded * itemsize / 2 * CROSSING_SECONDS / self.workers
 
     def program(self, chunking: Chunking, network: Network, algebra: Algebra) -> CrewProgram:
         """Return what runs a plan that was cut for these workers."""
@@ -156,6 +165,34 @@ class CrewProgram:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
         return ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu).outcome(block)
+
+
+def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
+    """Return about what a row takes: the first task of a pass, then the others side by side."""
+    operation, byte = GPU_SECONDS if on_gpu else CPU_SECONDS
+    plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
+    for each in chunks.passes:
+        tasks = plan.shape.entries(each.fixed)
+        moved = loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
+        work = sum(plan.work(step) for step in each.steps) * operation + moved * itemsize * byte
+        seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
+    return seconds + crossing_entries(chunks, workers) * itemsize * CROSSING_SECONDS / workers
+
+
+def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
+    """Return about how many entries are read on other workers than the one where they were made.
+
+    A table stays in place as far as the passes that make and read it hold the same variables constant.
+    """
+    made: dict[int, Pass] = {}
+    crossing = 0.0
+    for each in chunks.passes:
+        for table in each.loads:
+            if table in made:
+                shared = chunks.plan.shape.entries(v for v in made[table].fixed if v in each.fixed)
+                crossing += chunks.plan.tables[table].entries * max(0.0, 1 - shared / workers)
+        made.update(dict.fromkeys(each.stores, each))
+    return crossing
 
 
 def _contracts(task: int) -> tuple[int, int, bool]:

@@ -274,7 +274,8 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
     outlook = Outlook(*survey(engine, batches, len(pending), gpu))
     # One process would answer such rows: each takes all the memory.
-    return replace(outlook, spreads=(resources.workers or 0) > 1 and _is_mostly_in_chunks(outlook))
+    asked = (resources.workers or 0) > 1
+    return replace(outlook, spreads=asked and _is_mostly_in_chunks(outlook))
 
 
 def _planning(directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int) -> Engine:
@@ -342,7 +343,9 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     left = sum(min(spec.partition_rows, there.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", there.rows, there.rows - left)
     resources = replace(resources, device=device_for(resources, outlook))
-    results = _spread if outlook.spreads else _distribute
+    # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
+    spreads = outlook.spreads and (resources.scheduler is not None or resources.device == "cpu")
+    results = _spread if spreads else _distribute
     total = Stages()
     for part, stages in results(directory, spec, resources, outlook, pending):
         progress.advance(part.rows)
