@@ -84,7 +84,8 @@ class ChunkedProgram:
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
     done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
-    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots.
+    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots. as_summed:
+    whether tables are stored as they are summed, and multiplied on the way to readers, as GPUs do.
     """
 
     def __init__(
@@ -97,9 +98,11 @@ class ChunkedProgram:
         threads: int = 1,
         entry_threads: int = 0,
         gpu: ChunkGpu | None = None,
+        as_summed: bool = False,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
         self.folder, self.threads, self._gpu = folder, threads, gpu
+        self._as_summed = as_summed or gpu is not None
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -251,7 +254,7 @@ class ChunkedProgram:
     def _shifted_for_readers(self, known: Known) -> Known:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
-        if self._gpu is not None:
+        if self._as_summed:
             # What devices find by themselves.
             return replace(known, shift=shift_of(self.algebra.dtype.type(known.largest)))
         exponent = math.frexp(known.largest)[1]
