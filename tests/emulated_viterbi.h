@@ -22,6 +22,7 @@ struct alignas(16) double2 {
 };
 
 template <class T> static T __ldg(const T *at) { return *at; }
+template <class T> static T __ldcs(const T *at) { return *at; }
 template <class T> static T __ldcg(const T *at) { return *at; }
 static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
