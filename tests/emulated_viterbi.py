@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from emulated_build import built
-from junctor_kernels import viterbi_gpu
 from junctor_kernels.hmm_gpu import Chip, Launch, Program
 
 HERE = Path(__file__).parent
@@ -46,6 +45,9 @@ class EmulatedViterbi:
         memory = np.full(entries * dtype.itemsize + 64, 0x7F, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + entries * dtype.itemsize].view(dtype).view(DeviceArray)
+
+    def host(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(entries, dtype)
 
     def get(self, array: Any, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         out[:] = array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ FEW, MANY = (1, 2, 4, 8), {4: (2, 4, 8), 8: (2, 4)}
 LINE = 32
 _SHARED = """#ifndef SHARED
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
-#define DYNAMIC(type, name) extern __shared__ __align__(16) unsigned char name##_bytes[]; type *name = (type *)name##_bytes
+#define DYNAMIC(type, name) \\
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; type *name = (type *)name##_bytes
 #endif
 """
 
@@ -81,8 +82,43 @@ class Program(NamedTuple):
         return np.array([fields[name] for name in self.fields], dtype=np.int64)
 
 
+class Choice(NamedTuple):
+    """A kernel for some rows, how many it keeps in shared memory, and the fewest rows that it is for."""
+
+    kernel: str
+    rows: int
+    least: int
+
+
+def choice_for(count: int, itemsize: int, fits: Callable[[int], bool]) -> Choice:
+    """Return the kernel for so many rows of a dense product. fits: whether so many have room in shared memory."""
+    below = 0
+    for rows in FEW:
+        if not fits(rows):
+            break
+        if count <= rows:
+            return Choice(f"few_{rows}", rows, below + 1)
+        below = rows
+    for each in MANY[itemsize]:
+        if count <= SIDE * each or each == MANY[itemsize][-1]:
+            return Choice(f"many_{each}", 0, below + 1)
+        below = SIDE * each
+    raise AssertionError("unreachable")
+
+
+def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], Choice]) -> Iterator[Launch]:
+    """Yield launches for the ticks behind the first one, each as long as its kernel suits. counts: descending."""
+    first, end = 0, len(counts) - 1
+    while first < end:
+        choice = choose(int(counts[first + 1]))
+        # As far as there are more rows than the next smaller kernel takes.
+        last = min(int(np.searchsorted(-counts, -choice.least, side="right")) - 1, end)
+        yield Launch(choice.kernel, first, last, choice.rows)
+        first = last
+
+
 class ChainDevice:
-    """A CUDA device that computes rows, one launch after the other; raises ImportError without CuPy, and what CuPy raises."""
+    """A CUDA device that computes rows, one launch after the other. Raises ImportError without CuPy, and what that raises."""
 
     def __init__(self, dtype: npt.DTypeLike, number: int = 0) -> None:
         import cupy
@@ -99,7 +135,8 @@ class ChainDevice:
     def free(self) -> int:
         """Return the bytes that nobody uses."""
         with self.device:
-            return int(self.cupy.cuda.runtime.memGetInfo()[0])
+            pool = self.cupy.get_default_memory_pool()
+            return int(self.cupy.cuda.runtime.memGetInfo()[0]) + int(pool.free_bytes())
 
     def put(self, array: npt.NDArray[Any]) -> Any:
         """Return a copy of an array on the device."""
@@ -110,6 +147,12 @@ class ChainDevice:
         """Return memory of the device."""
         with self.device, self.stream:
             return self.cupy.empty(entries, dtype)
+
+    def host(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return memory of the host that the device writes to directly."""
+        with self.device:
+            size = max(1, entries * np.dtype(dtype).itemsize)
+            return np.frombuffer(self.cupy.cuda.alloc_pinned_memory(size), dtype, entries)
 
     def get(self, array: Any, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Return a copy of an array of the device, in `out` if that is given."""

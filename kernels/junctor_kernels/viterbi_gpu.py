@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels import hmm_gpu
-from junctor_kernels.hmm_gpu import FEW, MANY, Chip, Launch, Program, stride_of
+from junctor_kernels.hmm_gpu import Chip, Choice, Launch, Program, choice_for, spans, stride_of
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
@@ -54,15 +54,18 @@ def launches(
 
     counts: rows of each tick, descending. transitions: that are not zero, None for a dense matrix.
     """
-    first, end = 0, len(counts) - 1
-    while first < end:
-        kernel, rows, least = _kernel(int(counts[first + 1]), states, transitions, itemsize, chip)
-        # As far as there are more rows than the next smaller kernel takes.
-        last = int(np.searchsorted(-counts, -least, side="right")) - 1
-        last = min(last, end)
-        near = _near(rows, states, itemsize, chip) if rows else (0, 0)
-        yield Launch(kernel, first, last, rows, *near)
-        first = last
+
+    def choose(count: int) -> Choice:
+        if transitions is not None:
+            return Choice("sparse_32" if transitions > WIDE * states else "sparse_1", 0, 1)
+        return choice_for(count, itemsize, fits)
+
+    def fits(rows: int) -> bool:
+        return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
+
+    for launch in spans(counts, choose):
+        kept, cached = _near(launch.rows, states, itemsize, chip) if launch.rows else (0, 0)
+        yield launch._replace(kept=kept, cached=cached)
 
 
 def _near(rows: int, states: int, itemsize: int, chip: Chip) -> tuple[int, int]:
@@ -71,24 +74,6 @@ def _near(rows: int, states: int, itemsize: int, chip: Chip) -> tuple[int, int]:
     room = chip.shared - shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize)
     kept = min(parts, room // size)
     return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * size))
-
-
-def _kernel(count: int, states: int, transitions: int | None, itemsize: int, chip: Chip) -> tuple[str, int, int]:
-    """Return the kernel for so many rows, how many it keeps in shared memory, and the fewest rows that it is for."""
-    if transitions is not None:
-        return ("sparse_32" if transitions > WIDE * states else "sparse_1"), 0, 1
-    below = 0
-    for rows in FEW:
-        if shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) > chip.shared:
-            break
-        if count <= rows:
-            return f"few_{rows}", rows, below + 1
-        below = rows
-    for each in MANY[itemsize]:
-        if count <= hmm_gpu.SIDE * each or each == MANY[itemsize][-1]:
-            return f"many_{each}", 0, below + 1
-        below = hmm_gpu.SIDE * each
-    raise AssertionError("unreachable")
 
 
 PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)

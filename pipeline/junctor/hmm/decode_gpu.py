@@ -86,10 +86,10 @@ class GpuMachine:
         unobserved = len(self._model["emissions"]) // self.stride - 1
         which, rows = emissions_of(batch, steps, block, unobserved, self.stride, self.dtype)
         fields, kept = self._fields(memory, steps, block), [device.put(which)]
-        fields["which"] = _address(kept[0])
+        fields["which"] = address_of(kept[0])
         if rows is not None:
             kept.append(device.put(rows.reshape(-1)))
-            fields["emissions"] = _address(kept[1])
+            fields["emissions"] = address_of(kept[1])
         given = int(counts[0])
         device.forget(memory[given * self.stride : len(which) * self.stride])
         if block.first == 0:
@@ -104,7 +104,7 @@ class GpuMachine:
         part = path[first : int(steps.starts[block.last + 1])]
         states = device.put(part)
         fields = self._fields(memory, steps, block)
-        fields["path"] = _address(states)
+        fields["path"] = address_of(states)
         fields["going_on"] = int(steps.counts[block.last + 1]) if block.last + 1 < steps.ticks else 0
         device.launch(PROGRAM, Launch("trace", 0, 0), fields, int(steps.counts[block.first]))
         device.get(states, part)
@@ -141,10 +141,11 @@ class GpuMachine:
         starts = steps.starts[block.first : block.last + 2] - steps.starts[block.first]
         # Kept until the next block: kernels may still read it.
         self._held["starts"] = self.device.put(starts)
-        fields = {name: 0 if array is None else _address(array) for name, array in self._model.items()}
-        fields |= {"starts": _address(self._held["starts"]), "trellis": _address(memory), "path": 0, "which": 0}
+        fields = {name: 0 if array is None else address_of(array) for name, array in self._model.items()}
+        fields |= {"starts": address_of(self._held["starts"]), "trellis": address_of(memory), "path": 0, "which": 0}
         return fields | {"states": self.states, "stride": self.stride, "ticks": len(starts) - 1, "going_on": 0}
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Return where an array of the device begins."""
     return int(array.data.ptr)

@@ -5,7 +5,6 @@ ingest_model -> ingest_sequences -> plan -> decode (decode_partition for each) -
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -32,8 +31,6 @@ PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
 # Transitions times steps that one core does in a second.
 TERMS_A_SECOND = 2e10
-
-logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +207,12 @@ def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progr
             directory.manifest.unlink(missing_ok=True)
     rows = {i: read_rows(directory.evidence_part(i)) for i in pending}
     progress.stage("decoding", there.rows, there.rows - sum(rows.values()))
-    if spec.query == "posteriors" and resources.device == "gpu":
-        logger.warning("posteriors of states stay on the CPU")
-    device = steps.device_for(resources, outlook) if spec.query == "viterbi" else "cpu"
-    resources = replace(resources, device=device)
+    resources = replace(resources, device=steps.device_for(resources, outlook))
     resources = replace(resources, workers=steps.workers_for(resources, outlook))
     workers = min(resources.workers or 1, len(pending))
     limits = (resources.device_memory, resources.spill, steps.disk_for(resources, workers))
     threads = threads_for(resources, workers)
-    tasks = [SequenceTask(str(directory.path), i, spec, threads, device, *limits) for i in pending]
+    tasks = [SequenceTask(str(directory.path), i, spec, threads, resources.device, *limits) for i in pending]
     total = Stages()
     for part, stages in distribute(decode_partition, tasks, resources):
         progress.advance(part.rows)
