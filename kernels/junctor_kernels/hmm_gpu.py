@@ -118,7 +118,7 @@ def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], Choice]) -> Ite
 
 
 class ChainDevice:
-    """A CUDA device that computes rows, one launch after the other. Raises ImportError without CuPy, and what that raises."""
+    """A CUDA device that computes rows; raises ImportError without CuPy, and what CuPy raises."""
 
     def __init__(self, dtype: npt.DTypeLike, number: int = 0) -> None:
         import cupy
