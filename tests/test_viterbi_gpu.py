@@ -73,6 +73,14 @@ def test_kernels_compiled_for_the_cpu(
     assert set(device.kernels) >= kernels
 
 
+@pytest.mark.parametrize(("shared", "near"), [(3264, (0, 25)), (6144, (60, 25)), (1 << 17, (280, 0))])
+def test_parts_of_the_matrix_in_every_place(shared: int, near: tuple[int, int]) -> None:
+    model, device = random_model(70, 4, 1), EmulatedViterbi(np.float32, shared=shared)
+    (launch,) = launches(np.array([2, 2]), 70, None, 4, device.chip)
+    assert (launch.kernel, launch.kept, launch.cached) == ("few_2", *near)
+    agree(model, random_batch(model, [4, 3]), device)
+
+
 @pytest.mark.parametrize("zeros", [0.5, 0.95])
 def test_sparse_kernels_compiled_for_the_cpu(zeros: float) -> None:
     model = random_model(20, 4, 2, zeros, sparse=True)

@@ -13,7 +13,7 @@ from junctor_kernels.hmm_gpu import Chip, Choice, Launch, Program, choice_for, s
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
 # Parts of a column that different warps take.
-SEGMENTS = 4
+SEGMENTS = 8
 # Transitions to a state, on average, from which on a warp shares them.
 WIDE = 12
 # Of the cache of the device, what parts of a matrix shall take; the rest passes through.

@@ -1,5 +1,5 @@
-// Most probable paths of one to eight sequences: a step is bound by reading the matrix, so as much of it as there is room
-// for stays where it is near.
+// Most probable paths of one to eight sequences: the matrix is read once a tick, and what is read meets all rows. That is
+// what a tick takes, so as much of the matrix as there is room for stays near.
 
 // What is known of a tick before the one ahead of it is done: its rows, and where their emissions lie.
 template <int ROWS> struct Ahead {
@@ -71,9 +71,8 @@ static __device__ __forceinline__ void lower(
         }
 }
 
-// A block takes the same parts of columns in every tick (a warp takes a quarter of a column at a time, so that all have
-// about as much to do). Some of them stay in its shared memory, some in the cache of the device, the others come from
-// memory each time and go at once. They are spread evenly, so that memory is always busy.
+// A block takes the same parts of columns in every tick. Some of them stay in its shared memory, some in the cache of the
+// device, the others pass through. Those that are near are spread evenly among the others, so that memory is always busy.
 struct Spread {
     unsigned rate;
 
@@ -93,69 +92,107 @@ template <int PLACE> static __device__ __forceinline__ Vector read_part(const Nu
     return PLACE == CACHED ? __ldg((const Vector *)at) : __ldcs((const Vector *)at);
 }
 
-template <int ROWS, int PLACE>
-static __device__ __forceinline__ void fold_part(
-    const Number *numbers, const Number *rows, long long stride, int length, Number (&best)[ROWS]) {
-#pragma unroll 6
-    for (int k = threadIdx.x % 32 * LANES; k < length; k += 32 * LANES) {
-        alignas(16) Number a[LANES], x[LANES];
-        unpack(read_part<PLACE>(numbers + k), a);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            unpack(*(const Vector *)(rows + r * stride + k), x);
-            for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
-        }
-    }
-}
-
-// The columns of a block, and what of them is near.
+// The columns of a block, in parts: one for each warp that is read before its tick begins, where there are so many that
+// have to come from memory (`early`), then the others.
 struct Columns {
     const Number *numbers;
     Number *here;
     long long stride;
-    int own, items, length;
-    // Among all parts, and among those that are not kept.
+    int own, items, length, early;
+    // Among the others, and among those of them that are not kept.
     Spread kept, cached;
 
-    __device__ Columns(const Work &w, Number *here, long long own)
-        : numbers(w.columns), here(here), stride(w.stride), own((int)own), items((int)own * SEGMENTS),
-          length((int)(w.stride / SEGMENTS)), kept(w.kept, items), cached(w.cached, items - w.kept) {}
+    __device__ Columns(const Work &w, Number *here, int own)
+        : numbers(w.columns), here(here), stride(w.stride), own(own), items(own * SEGMENTS),
+          length((int)(w.stride / SEGMENTS)), early(items - w.kept >= WARPS ? WARPS : 0), kept(w.kept, items - early),
+          cached(w.cached, items - early - w.kept) {}
 
     __device__ __forceinline__ const Number *part(int item) const {
         return numbers + ((long long)blockIdx.x + item / SEGMENTS * gridDim.x) * stride + item % SEGMENTS * length;
     }
 
-    // Lanes bring what they read themselves later.
+    // Lanes bring what they read themselves later, or another warp after the block has met.
     __device__ void keep() const {
-        for (int item = threadIdx.x / 32; item < items; item += WARPS)
-            for (int k = threadIdx.x % 32 * LANES; kept.has(item) && k < length; k += 32 * LANES)
-                *(Vector *)(here + (long long)kept.before(item) * length + k) = __ldcs((const Vector *)(part(item) + k));
+        for (int item = early + threadIdx.x / 32; item < items; item += WARPS)
+            for (int k = threadIdx.x % 32 * LANES; kept.has(item - early) && k < length; k += 32 * LANES)
+                *(Vector *)(here + kept.before(item - early) * length + k) = __ldcs((const Vector *)(part(item) + k));
     }
 };
 
-// The maxima of a block's own columns.
+template <int ROWS> static __device__ __forceinline__ void fold_vector(
+    const Vector &numbers, const Number *rows, long long stride, Number (&best)[ROWS]) {
+    alignas(16) Number a[LANES], x[LANES];
+    unpack(numbers, a);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        unpack(*(const Vector *)(rows + r * stride), x);
+        for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
+    }
+}
+
+template <int ROWS, int PLACE>
+static __device__ __forceinline__ void fold_part(
+    const Number *numbers, const Number *rows, long long stride, int first, int length, Number (&best)[ROWS]) {
+#pragma unroll 6
+    for (int k = first; k < length; k += 32 * LANES)
+        fold_vector<ROWS>(read_part<PLACE>(numbers + k), rows + k, stride, best);
+}
+
+// What a warp reads of its first part while the blocks wait for each other: the matrix is the same in every tick.
+template <int ROWS> struct Early {
+    // More rows need their registers.
+    enum { COUNT = ROWS <= 2 ? 6 : 0 };
+    Vector held[COUNT + 1];
+
+    __device__ __forceinline__ void read(const Columns &columns) {
+        const Number *from = columns.part(threadIdx.x / 32);
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            const int k = (threadIdx.x % 32 + 32 * n) * LANES;
+            if (columns.early && k < columns.length) held[n] = read_now((const Vector *)(from + k));
+        }
+    }
+
+    __device__ __forceinline__ void fold(
+        const Columns &columns, const Number *rows, long long stride, Number (&best)[ROWS]) const {
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            const int k = (threadIdx.x % 32 + 32 * n) * LANES;
+            if (k < columns.length) fold_vector<ROWS>(held[n], rows + k, stride, best);
+        }
+        const int first = (threadIdx.x % 32 + 32 * COUNT) * LANES;
+        fold_part<ROWS, PASSING>(columns.part(threadIdx.x / 32), rows, stride, first, columns.length, best);
+    }
+};
+
+// The maxima of a block's own columns. `next` is the first part that no warp has taken yet.
 template <int ROWS>
 static __device__ __forceinline__ void fold_columns(
-    const Work &w, const Columns &columns, const Number *rows, Number *parts, Number *out) {
+    const Work &w, const Columns &columns, const Early<ROWS> &early, const Number *rows, Number *parts, Number *out,
+    int *next) {
     const int lane = threadIdx.x % 32, length = columns.length;
-    for (int item = threadIdx.x / 32; item < columns.items; item += WARPS) {
+    for (int item = threadIdx.x / 32, after; item < columns.items; item = after) {
+        if (lane == 0) after = atomicAdd(next, 1);
         const Number *operand = rows + item % SEGMENTS * length;
+        const int other = item - columns.early, near = columns.kept.before(other);
         Number best[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) best[r] = nothing();
-        if (columns.kept.has(item)) {
-            const Number *here = columns.here + columns.kept.before(item) * length;
-            fold_part<ROWS, KEPT>(here, operand, w.stride, length, best);
-        } else if (columns.cached.has(item - columns.kept.before(item))) {
-            fold_part<ROWS, CACHED>(columns.part(item), operand, w.stride, length, best);
+        if (other < 0) {
+            early.fold(columns, operand, w.stride, best);
+        } else if (columns.kept.has(other)) {
+            fold_part<ROWS, KEPT>(columns.here + near * length, operand, w.stride, lane * LANES, length, best);
+        } else if (columns.cached.has(other - near)) {
+            fold_part<ROWS, CACHED>(columns.part(item), operand, w.stride, lane * LANES, length, best);
         } else {
-            fold_part<ROWS, PASSING>(columns.part(item), operand, w.stride, length, best);
+            fold_part<ROWS, PASSING>(columns.part(item), operand, w.stride, lane * LANES, length, best);
         }
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             best[r] = largest_of_warp(best[r]);
             if (lane == 0) parts[item * ROWS + r] = best[r];
         }
+        after = __shfl_sync(0xffffffffu, after, 0);
     }
     __syncthreads();
     for (int n = threadIdx.x; n < columns.own * ROWS; n += THREADS) {
@@ -166,25 +203,30 @@ static __device__ __forceinline__ void fold_columns(
     }
 }
 
-// One to eight sequences: the matrix is read once a tick, and what is read meets all rows. Every block makes the rows of
-// the tick before for itself, in its shared memory, and then the maxima of its columns.
+// Every block makes the rows of the tick before for itself, in its shared memory, and then the maxima of its columns.
 template <int ROWS> static __device__ void few(const Work &w) {
     DYNAMIC(Number, rows);
-    const long long own = (w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+    SHARED(int, next, 1);
+    const int own = (int)(w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
     Number *here = rows + ROWS * w.stride, *tops = here + w.kept * (w.stride / SEGMENTS), *parts = tops + WARPS * ROWS;
     const Columns columns(w, here, own);
     columns.keep();
     unsigned long long round = 0;
     Ahead<ROWS> ahead;
+    Early<ROWS> early;
     ahead.look(w, w.first);
+    early.read(columns);
     for (long long t = w.first; t <= w.last; t++) {
         Number top[ROWS];
         bring<ROWS>(w, t, ahead, rows, top);
         if (t > w.first) lower<ROWS>(w, t, ahead.count, rows, tops, top);
         if (t == w.last) break;
+        // The first parts are given.
+        if (threadIdx.x == 0) *next = WARPS;
         __syncthreads();
-        fold_columns<ROWS>(w, columns, rows, parts, w.maxima + (t + 1) % 2 * ROWS * w.stride);
+        fold_columns<ROWS>(w, columns, early, rows, parts, w.maxima + (t + 1) % 2 * ROWS * w.stride, next);
         ahead.look(w, t + 1);
+        early.read(columns);
         meet(w.barrier, round);
     }
 }
