@@ -95,6 +95,17 @@ def test_kernels_compiled_for_the_cpu(
     assert set(device.kernels) >= kernels
 
 
+@pytest.mark.parametrize(
+    ("shared", "cache", "near"), [(27_000, 0, (0, 0)), (60_000, 1 << 19, (1, 4)), (1 << 17, 0, (3, 0))]
+)
+def test_units_of_the_matrix_in_every_place(shared: int, cache: int, near: tuple[int, int]) -> None:
+    model, device = random_model(530, 4, 1), emulated(np.float32)
+    device.chip = Chip(2, shared, cache)
+    (launch,) = launches(np.array([1, 1]), 530, False, 4, device.chip)
+    assert (launch.kernel, launch.kept, launch.cached) == ("few_1", *near)
+    agree(model, random_batch(model, [3]), device)
+
+
 @pytest.mark.parametrize("zeros", [0.5, 0.95])
 def test_sparse_kernels_compiled_for_the_cpu(zeros: float) -> None:
     model = random_model(20, 4, 2, zeros, sparse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels import hmm_cpu, hmm_gpu
-from junctor_kernels.hmm_gpu import LINE, Chip, Choice, Launch, Program, choice_for, spans, stride_of
+from junctor_kernels.hmm_gpu import LINE, Chip, Choice, Launch, Program, choice_for, near, spans, stride_of
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 512
@@ -22,7 +22,7 @@ FILES = ("hmm.cu", "forward_backward.cu", "forward_backward_few.cu")
 FIELDS = (
     *("panels", "begins", "froms", "numbers", "start", "emissions", "leasts", "least", "which", "starts"),
     *("trellis", "sums", "parts", "scaled", "powers", "lost", "totals", "barrier"),
-    *("states", "stride", "most", "first", "last", "ticks", "before", "going_on"),
+    *("states", "stride", "most", "first", "last", "ticks", "before", "going_on", "kept", "cached"),
 )
 
 
@@ -52,11 +52,12 @@ def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int
         return 0
     stride, runs = stride_of(states), runs_of(states)
     own = -(-(stride // PANEL) // blocks)
-    return launch.rows * (stride + runs * SKEW + THREADS // 32 + own * runs * PANEL) * itemsize
+    rows = launch.rows * (stride + runs * SKEW + THREADS // 32 + own * runs * PANEL)
+    return (rows + launch.kept * (RUN + 1) * PANEL) * itemsize
 
 
 def launches(counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize: int, chip: Chip) -> Iterator[Launch]:
-    """Return what computes the rows of a block from those of its first tick; on the way back, the last one first.
+    """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
 
     counts: rows of each tick, descending. The kernels have `forward_` or `backward_` before their names.
     """
@@ -64,7 +65,13 @@ def launches(counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize:
     def fits(rows: int) -> bool:
         return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
 
-    return spans(counts, lambda count: Choice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits))
+    for launch in spans(counts, lambda count: Choice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits)):
+        kept, cached = 0, 0
+        if launch.rows:
+            units = -(-(stride_of(states) // PANEL) // chip.blocks) * runs_of(states)
+            used, size = shared_bytes(launch, states, chip.blocks, itemsize), RUN * PANEL * itemsize
+            kept, cached = near(units, size + PANEL * itemsize, size, used, chip)
+        yield launch._replace(kept=kept, cached=cached)
 
 
 PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)

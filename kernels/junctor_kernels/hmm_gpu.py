@@ -19,6 +19,8 @@ SIDE = 16
 DEPTH = {4: 16, 8: 8}
 # Sequences that share one reading of the matrix, and rows of a thread where there are more of them.
 FEW, MANY = (1, 2, 4, 8), {4: (2, 4, 8), 8: (2, 4)}
+# Of the cache of the device, what parts of a matrix shall take; the rest passes through.
+CACHE_SHARE = 0.6
 # Rows in memory are as long as whole lines of it.
 LINE = 32
 _SHARED = """#ifndef SHARED
@@ -45,8 +47,8 @@ def joined_source(files: tuple[str, ...], constants: Mapping[str, int], dtype: n
 class Launch(NamedTuple):
     """A kernel, for the ticks behind `first` up to `last` of a block.
 
-    rows: that it keeps in shared memory. kept, cached: parts of columns that each block of the grid keeps there, and in
-    the cache of the device.
+    rows: that it keeps in shared memory. kept, cached: parts of the matrix that each block of the grid keeps there, and
+    in the cache of the device.
     """
 
     kernel: str
@@ -63,6 +65,15 @@ class Chip(NamedTuple):
     blocks: int
     shared: int
     cache: int
+
+
+def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) -> tuple[int, int]:
+    """Return how many of a block's parts of a matrix it keeps in shared memory, and how many in the cache.
+
+    kept_bytes: of a part in shared memory, of which `used` bytes are taken; part_bytes: elsewhere.
+    """
+    kept = max(0, min(parts, (chip.shared - used) // kept_bytes))
+    return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * part_bytes))
 
 
 class Program(NamedTuple):

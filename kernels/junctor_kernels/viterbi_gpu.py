@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels import hmm_gpu
-from junctor_kernels.hmm_gpu import Chip, Choice, Launch, Program, choice_for, spans, stride_of
+from junctor_kernels.hmm_gpu import Chip, Choice, Launch, Program, choice_for, near, spans, stride_of
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
@@ -16,8 +16,6 @@ THREADS = 1024
 SEGMENTS = 8
 # Transitions to a state, on average, from which on a warp shares them.
 WIDE = 12
-# Of the cache of the device, what parts of a matrix shall take; the rest passes through.
-CACHE_SHARE = 0.6
 # The files of the source in their order, and the fields of the struct `Work` in theirs.
 FILES = ("hmm.cu", "viterbi.cu", "viterbi_few.cu")
 FIELDS = (
@@ -64,16 +62,11 @@ def launches(
         return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
 
     for launch in spans(counts, choose):
-        kept, cached = _near(launch.rows, states, itemsize, chip) if launch.rows else (0, 0)
+        kept, cached = 0, 0
+        if launch.rows:
+            parts, size = -(-states // chip.blocks) * SEGMENTS, part_bytes(states, itemsize)
+            kept, cached = near(parts, size, size, shared_bytes(launch, states, chip.blocks, itemsize), chip)
         yield launch._replace(kept=kept, cached=cached)
-
-
-def _near(rows: int, states: int, itemsize: int, chip: Chip) -> tuple[int, int]:
-    """Return the parts of columns that each block keeps in shared memory and in the cache."""
-    parts, size = -(-states // chip.blocks) * SEGMENTS, part_bytes(states, itemsize)
-    room = chip.shared - shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize)
-    kept = min(parts, room // size)
-    return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * size))
 
 
 PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)

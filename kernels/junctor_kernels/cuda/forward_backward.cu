@@ -8,7 +8,7 @@
 // the first of the block. `sums` has the products of a tick before anything else happens to them, [2][most][stride] by
 // odd and even ticks; on the way back these are the backward rows. `parts` has them in runs, [runs][most][stride].
 // `scaled`: backward rows with their emissions, [most][stride]. `before`: ticks before the block, `going_on`: sequences
-// that go on behind it.
+// that go on behind it. Of the matrix, each block has `kept` and `cached` units near, as below.
 // `powers`: of two that rows were divided by, `lost`: whether a number may have left the range, of each sequence.
 struct Work {
     const Number *panels;
@@ -22,7 +22,7 @@ struct Work {
     int *lost;
     double *totals;
     unsigned long long *barrier;
-    long long states, stride, most, first, last, ticks, before, going_on;
+    long long states, stride, most, first, last, ticks, before, going_on, kept, cached;
 
     __device__ long long count(long long t) const { return starts[t + 1] - starts[t]; }
     __device__ Number *row(long long t) const { return trellis + starts[t] * stride; }

@@ -1,5 +1,5 @@
-// Forward and backward rows of one to eight sequences: the matrix is read once a tick, and what is read meets all rows.
-// Every block makes the rows of a tick for itself, in its shared memory, and then the sums of its panels.
+// Forward and backward rows of one to eight sequences: the matrix is read once a tick, and what is read meets all rows. As
+// much of it as there is room for stays near. Every block makes the rows of a tick for itself, in its shared memory, and then the sums of its panels.
 
 // Threads that share a panel, with two columns each, and terms that they have under way. A run begins some numbers
 // further on in shared memory, so that threads at different runs read different banks.
@@ -117,42 +117,96 @@ static __device__ __forceinline__ void scale(
         }
 }
 
+enum Place { KEPT, CACHED, PASSING };
+
+// Numbers of a unit in shared memory: a run of terms of a panel, some further on than the one before, as above.
+enum { UNIT = RUN * PANEL, UNIT_PITCH = UNIT + PANEL };
+
+template <int PLACE> static __device__ __forceinline__ Pair read_pair(const Pair *at) {
+    if (PLACE == KEPT) return *at;
+    return PLACE == CACHED ? __ldg(at) : __ldcs(at);
+}
+
+// The terms of a unit from its first to its last, for two columns.
+template <int ROWS, int PLACE>
+static __device__ __forceinline__ void fold_unit(
+    const Pair *from, const Number *operand, int pitch, int terms, Number (&total)[ROWS][2]) {
+    for (int k = 0; k < terms; k += UNDER_WAY) {
+        Pair a[UNDER_WAY];
+#pragma unroll
+        for (int n = 0; n < UNDER_WAY; n++) a[n] = read_pair<PLACE>(from + (k + n) * SHARERS);
+#pragma unroll
+        for (int n = 0; n < UNDER_WAY; n += LANES)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                alignas(16) Number x[LANES];
+                unpack(*(const Vector *)(operand + r * pitch + k + n), x);
+#pragma unroll
+                for (int i = 0; i < LANES; i++) {
+                    total[r][0] = fold(total[r][0], a[n + i].x, x[i]);
+                    total[r][1] = fold(total[r][1], a[n + i].y, x[i]);
+                }
+            }
+    }
+}
+
+// The panels of a block, the same ones in every tick, in units. The first ones stay in its shared memory, the next in the
+// cache of the device, the others pass through; as many as threads have room for are under way together.
+struct Panels {
+    const Number *numbers;
+    Number *here;
+    long long stride;
+    int own, runs, kept, cached;
+
+    __device__ Panels(const Work &w, Number *here)
+        : numbers(w.panels), here(here), stride(w.stride), runs((int)((w.stride + RUN - 1) / RUN)) {
+        own = (int)(w.stride / PANEL + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+        kept = w.kept < units() ? (int)w.kept : units(), cached = kept + (int)w.cached;
+    }
+
+    __device__ __forceinline__ int units() const { return own * runs; }
+    __device__ __forceinline__ int terms(int unit) const {
+        const int first = unit % runs * RUN;
+        return stride - first < RUN ? (int)stride - first : RUN;
+    }
+    __device__ __forceinline__ const Number *unit(int unit) const {
+        const long long panel = blockIdx.x + (long long)(unit / runs) * gridDim.x;
+        return numbers + (panel * stride + unit % runs * RUN) * PANEL;
+    }
+
+    __device__ void keep() const {
+        for (int n = 0; n < kept; n++)
+            for (int k = threadIdx.x * LANES; k < terms(n) * PANEL; k += THREADS * LANES)
+                *(Vector *)(here + n * UNIT_PITCH + k) = read_now((const Vector *)(unit(n) + k));
+    }
+};
+
 // The sums of a block's own panels: threads that share a panel take one run of its terms at a time.
 template <int ROWS>
 static __device__ __forceinline__ void fold_panels(
-    const Work &w, const Number *rows, int pitch, Number *parts, Number *out, int own, int runs) {
-    const int sharer = threadIdx.x % SHARERS;
-    for (int unit = threadIdx.x / SHARERS; unit < own * runs; unit += THREADS / SHARERS) {
-        const long long panel = blockIdx.x + (long long)(unit / runs) * gridDim.x, run = unit % runs;
-        const int terms = (int)(w.stride - run * RUN < RUN ? w.stride - run * RUN : RUN);
-        const Pair *from = (const Pair *)(w.panels + (panel * w.stride + run * RUN) * PANEL) + sharer;
-        const Number *operand = rows + place_of((int)run * RUN);
+    const Work &w, const Panels &panels, const Number *rows, int pitch, Number *parts, Number *out) {
+    const int sharer = threadIdx.x % SHARERS, runs = panels.runs;
+    for (int unit = threadIdx.x / SHARERS; unit < panels.units(); unit += THREADS / SHARERS) {
+        const Pair *from = (const Pair *)panels.unit(unit) + sharer;
+        const Number *operand = rows + place_of(unit % runs * RUN);
+        const int terms = panels.terms(unit);
         Number total[ROWS][2];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = 0;
-        for (int k = 0; k < terms; k += UNDER_WAY) {
-            Pair a[UNDER_WAY];
-#pragma unroll
-            for (int n = 0; n < UNDER_WAY; n++) a[n] = __ldg(from + (k + n) * SHARERS);
-#pragma unroll
-            for (int n = 0; n < UNDER_WAY; n += LANES)
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) {
-                    alignas(16) Number x[LANES];
-                    unpack(*(const Vector *)(operand + r * pitch + k + n), x);
-#pragma unroll
-                    for (int i = 0; i < LANES; i++) {
-                        total[r][0] = fold(total[r][0], a[n + i].x, x[i]);
-                        total[r][1] = fold(total[r][1], a[n + i].y, x[i]);
-                    }
-                }
+        if (unit < panels.kept) {
+            const Pair *here = (const Pair *)(panels.here + unit * UNIT_PITCH) + sharer;
+            fold_unit<ROWS, KEPT>(here, operand, pitch, terms, total);
+        } else if (unit < panels.cached) {
+            fold_unit<ROWS, CACHED>(from, operand, pitch, terms, total);
+        } else {
+            fold_unit<ROWS, PASSING>(from, operand, pitch, terms, total);
         }
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < 2; c++) parts[(unit * ROWS + r) * PANEL + 2 * sharer + c] = total[r][c];
     }
     __syncthreads();
-    for (int n = threadIdx.x; n < own * ROWS * PANEL; n += THREADS) {
+    for (int n = threadIdx.x; n < panels.own * ROWS * PANEL; n += THREADS) {
         const int panel = n / (ROWS * PANEL), r = n / PANEL % ROWS, column = n % PANEL;
         Number total = parts[(panel * runs * ROWS + r) * PANEL + column];
         for (int run = 1; run < runs; run++) total += parts[((panel * runs + run) * ROWS + r) * PANEL + column];
@@ -161,11 +215,11 @@ static __device__ __forceinline__ void fold_panels(
 }
 
 template <int ROWS, bool BACK> static __device__ void few(const Work &w) {
-    DYNAMIC(Number, rows);
-    const int runs = (int)((w.stride + RUN - 1) / RUN), pitch = (int)w.stride + runs * SKEW;
-    const int panels = (int)(w.stride / PANEL), own = (panels + gridDim.x - 1 - blockIdx.x) / gridDim.x;
-    Number *tops = rows + ROWS * pitch, *parts = tops + WARPS * ROWS;
-    const int ahead_by = BACK ? -1 : 1;
+    DYNAMIC(Number, here);
+    const Panels panels(w, here);
+    const int pitch = (int)w.stride + panels.runs * SKEW, ahead_by = BACK ? -1 : 1;
+    Number *rows = here + w.kept * UNIT_PITCH, *tops = rows + ROWS * pitch, *parts = tops + WARPS * ROWS;
+    panels.keep();
     unsigned long long round = 0;
     Ahead<ROWS, BACK> ahead;
     ahead.look(w, BACK ? w.last : w.first);
@@ -175,7 +229,7 @@ template <int ROWS, bool BACK> static __device__ void few(const Work &w) {
         if (BACK || t > w.first) scale<ROWS, BACK>(w, t, ahead.count, rows, pitch, tops, top);
         if (!BACK && t == w.last) break;
         __syncthreads();
-        fold_panels<ROWS>(w, rows, pitch, parts, w.sum(t + ahead_by, 0), own, runs);
+        fold_panels<ROWS>(w, panels, rows, pitch, parts, w.sum(t + ahead_by, 0));
         ahead.look(w, t + ahead_by);
         meet(w.barrier, round);
     }
