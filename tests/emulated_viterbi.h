@@ -52,13 +52,6 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
     warp->arrive_and_wait();
     return other;
 }
-template <class T> static T __shfl_sync(unsigned, T value, int from) {
-    lanes_of_warp[threadIdx.x % 32] = value;
-    warp->arrive_and_wait();
-    const T other = (T)lanes_of_warp[from];
-    warp->arrive_and_wait();
-    return other;
-}
 // ---
 extern "C" void launch(const char *name, int blocks, int threads, const Work *work) {
     using Kernel = void (*)(const Work);

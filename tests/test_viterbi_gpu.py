@@ -73,7 +73,7 @@ def test_kernels_compiled_for_the_cpu(
     assert set(device.kernels) >= kernels
 
 
-@pytest.mark.parametrize(("shared", "near"), [(3264, (0, 25)), (6144, (60, 25)), (1 << 17, (280, 0))])
+@pytest.mark.parametrize(("shared", "near"), [(2144, (0, 12)), (4064, (20, 12)), (1 << 17, (140, 0))])
 def test_parts_of_the_matrix_in_every_place(shared: int, near: tuple[int, int]) -> None:
     model, device = random_model(70, 4, 1), EmulatedViterbi(np.float32, shared=shared)
     (launch,) = launches(np.array([2, 2]), 70, None, 4, device.chip)

@@ -13,7 +13,7 @@ from junctor_kernels.hmm_gpu import Chip, Choice, Launch, Program, choice_for, n
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
 # Parts of a column that different warps take.
-SEGMENTS = 8
+SEGMENTS = 4
 # Transitions to a state, on average, from which on a warp shares them.
 WIDE = 12
 # The files of the source in their order, and the fields of the struct `Work` in theirs.

@@ -71,18 +71,17 @@ static __device__ __forceinline__ void lower(
         }
 }
 
-// A block takes the same parts of columns in every tick. Some of them stay in its shared memory, some in the cache of the
-// device, the others pass through. Those that are near are spread evenly among the others, so that memory is always busy.
+// Some of a number of things, spread evenly among them.
 struct Spread {
     unsigned rate;
 
-    __device__ Spread(long long chosen, long long items) {
+    __device__ Spread(int chosen, int things) {
         const unsigned long long one = 1ull << 20;
-        rate = items > 0 ? (unsigned)(chosen < items ? chosen * one / items : one) : 0;
+        rate = things > 0 && chosen > 0 ? (unsigned)(chosen < things ? (chosen * one + things - 1) / things : one) : 0;
     }
-    // How many of the items before this one are chosen.
-    __device__ __forceinline__ int before(int item) const { return (int)((unsigned long long)item * rate >> 20); }
-    __device__ __forceinline__ bool has(int item) const { return before(item + 1) > before(item); }
+    // How many of the things before this one are chosen.
+    __device__ __forceinline__ int before(int thing) const { return (int)((unsigned long long)thing * rate >> 20); }
+    __device__ __forceinline__ bool has(int thing) const { return before(thing + 1) > before(thing); }
 };
 
 enum Place { KEPT, CACHED, PASSING };
@@ -92,107 +91,81 @@ template <int PLACE> static __device__ __forceinline__ Vector read_part(const Nu
     return PLACE == CACHED ? __ldg((const Vector *)at) : __ldcs((const Vector *)at);
 }
 
-// The columns of a block, in parts: one for each warp that is read before its tick begins, where there are so many that
-// have to come from memory (`early`), then the others.
+// The columns of a block, which are the same in every tick, in parts that its warps take in turn. Some parts of each warp
+// stay in shared memory and some in the cache of the device, the others pass through; warps have their turns for those
+// that are near at different times, so that memory is always busy.
 struct Columns {
     const Number *numbers;
     Number *here;
     long long stride;
-    int own, items, length, early;
-    // Among the others, and among those of them that are not kept.
+    int own, items, length, turns, start;
     Spread kept, cached;
 
-    __device__ Columns(const Work &w, Number *here, int own)
-        : numbers(w.columns), here(here), stride(w.stride), own(own), items(own * SEGMENTS),
-          length((int)(w.stride / SEGMENTS)), early(items - w.kept >= WARPS ? WARPS : 0), kept(w.kept, items - early),
-          cached(w.cached, items - early - w.kept) {}
+    __device__ Columns(const Work &w, Number *rest, int own)
+        : numbers(w.columns), stride(w.stride), own(own), items(own * SEGMENTS), length((int)(w.stride / SEGMENTS)),
+          turns((items + WARPS - 1 - warp()) / WARPS), start(turns ? warp() % turns : 0),
+          kept((int)w.kept / WARPS + (warp() < w.kept % WARPS), turns), cached((int)w.cached, items - (int)w.kept) {
+        const int before = (int)w.kept / WARPS * warp() + (warp() < w.kept % WARPS ? warp() : (int)w.kept % WARPS);
+        here = rest + (long long)before * length;
+    }
 
-    __device__ __forceinline__ const Number *part(int item) const {
+    static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+    // The number of a turn as the choices count them.
+    __device__ __forceinline__ int rank(int turn) const { return turn + start < turns ? turn + start : turn + start - turns; }
+    __device__ __forceinline__ Number *kept_part(int rank) const { return here + kept.before(rank) * length; }
+    __device__ __forceinline__ bool is_cached(int rank) const {
+        return cached.has(warp() * turns + rank - kept.before(rank));
+    }
+    __device__ __forceinline__ const Number *part(int turn) const {
+        const int item = warp() + turn * WARPS;
         return numbers + ((long long)blockIdx.x + item / SEGMENTS * gridDim.x) * stride + item % SEGMENTS * length;
     }
 
-    // Lanes bring what they read themselves later, or another warp after the block has met.
+    // Lanes bring what they read themselves later.
     __device__ void keep() const {
-        for (int item = early + threadIdx.x / 32; item < items; item += WARPS)
-            for (int k = threadIdx.x % 32 * LANES; kept.has(item - early) && k < length; k += 32 * LANES)
-                *(Vector *)(here + kept.before(item - early) * length + k) = __ldcs((const Vector *)(part(item) + k));
+        for (int turn = 0; turn < turns; turn++)
+            for (int k = threadIdx.x % 32 * LANES; kept.has(rank(turn)) && k < length; k += 32 * LANES)
+                *(Vector *)(kept_part(rank(turn)) + k) = __ldcs((const Vector *)(part(turn) + k));
     }
 };
-
-template <int ROWS> static __device__ __forceinline__ void fold_vector(
-    const Vector &numbers, const Number *rows, long long stride, Number (&best)[ROWS]) {
-    alignas(16) Number a[LANES], x[LANES];
-    unpack(numbers, a);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        unpack(*(const Vector *)(rows + r * stride), x);
-        for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
-    }
-}
 
 template <int ROWS, int PLACE>
 static __device__ __forceinline__ void fold_part(
-    const Number *numbers, const Number *rows, long long stride, int first, int length, Number (&best)[ROWS]) {
+    const Number *numbers, const Number *rows, long long stride, int length, Number (&best)[ROWS]) {
 #pragma unroll 6
-    for (int k = first; k < length; k += 32 * LANES)
-        fold_vector<ROWS>(read_part<PLACE>(numbers + k), rows + k, stride, best);
+    for (int k = threadIdx.x % 32 * LANES; k < length; k += 32 * LANES) {
+        alignas(16) Number a[LANES], x[LANES];
+        unpack(read_part<PLACE>(numbers + k), a);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            unpack(*(const Vector *)(rows + r * stride + k), x);
+            for (int n = 0; n < LANES; n++) best[r] = larger(best[r], x[n] + a[n]);
+        }
+    }
 }
 
-// What a warp reads of its first part while the blocks wait for each other: the matrix is the same in every tick.
-template <int ROWS> struct Early {
-    // More rows need their registers.
-    enum { COUNT = ROWS <= 2 ? 6 : 0 };
-    Vector held[COUNT + 1];
-
-    __device__ __forceinline__ void read(const Columns &columns) {
-        const Number *from = columns.part(threadIdx.x / 32);
-#pragma unroll
-        for (int n = 0; n < COUNT; n++) {
-            const int k = (threadIdx.x % 32 + 32 * n) * LANES;
-            if (columns.early && k < columns.length) held[n] = read_now((const Vector *)(from + k));
-        }
-    }
-
-    __device__ __forceinline__ void fold(
-        const Columns &columns, const Number *rows, long long stride, Number (&best)[ROWS]) const {
-#pragma unroll
-        for (int n = 0; n < COUNT; n++) {
-            const int k = (threadIdx.x % 32 + 32 * n) * LANES;
-            if (k < columns.length) fold_vector<ROWS>(held[n], rows + k, stride, best);
-        }
-        const int first = (threadIdx.x % 32 + 32 * COUNT) * LANES;
-        fold_part<ROWS, PASSING>(columns.part(threadIdx.x / 32), rows, stride, first, columns.length, best);
-    }
-};
-
-// The maxima of a block's own columns. `next` is the first part that no warp has taken yet.
+// The maxima of a block's own columns.
 template <int ROWS>
 static __device__ __forceinline__ void fold_columns(
-    const Work &w, const Columns &columns, const Early<ROWS> &early, const Number *rows, Number *parts, Number *out,
-    int *next) {
+    const Work &w, const Columns &columns, const Number *rows, Number *parts, Number *out) {
     const int lane = threadIdx.x % 32, length = columns.length;
-    for (int item = threadIdx.x / 32, after; item < columns.items; item = after) {
-        if (lane == 0) after = atomicAdd(next, 1);
+    for (int turn = 0; turn < columns.turns; turn++) {
+        const int item = columns.warp() + turn * WARPS, rank = columns.rank(turn);
         const Number *operand = rows + item % SEGMENTS * length;
-        const int other = item - columns.early, near = columns.kept.before(other);
         Number best[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) best[r] = nothing();
-        if (other < 0) {
-            early.fold(columns, operand, w.stride, best);
-        } else if (columns.kept.has(other)) {
-            fold_part<ROWS, KEPT>(columns.here + near * length, operand, w.stride, lane * LANES, length, best);
-        } else if (columns.cached.has(other - near)) {
-            fold_part<ROWS, CACHED>(columns.part(item), operand, w.stride, lane * LANES, length, best);
-        } else {
-            fold_part<ROWS, PASSING>(columns.part(item), operand, w.stride, lane * LANES, length, best);
-        }
+        if (columns.kept.has(rank))
+            fold_part<ROWS, KEPT>(columns.kept_part(rank), operand, w.stride, length, best);
+        else if (columns.is_cached(rank))
+            fold_part<ROWS, CACHED>(columns.part(turn), operand, w.stride, length, best);
+        else
+            fold_part<ROWS, PASSING>(columns.part(turn), operand, w.stride, length, best);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             best[r] = largest_of_warp(best[r]);
             if (lane == 0) parts[item * ROWS + r] = best[r];
         }
-        after = __shfl_sync(0xffffffffu, after, 0);
     }
     __syncthreads();
     for (int n = threadIdx.x; n < columns.own * ROWS; n += THREADS) {
@@ -206,27 +179,21 @@ static __device__ __forceinline__ void fold_columns(
 // Every block makes the rows of the tick before for itself, in its shared memory, and then the maxima of its columns.
 template <int ROWS> static __device__ void few(const Work &w) {
     DYNAMIC(Number, rows);
-    SHARED(int, next, 1);
     const int own = (int)(w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
     Number *here = rows + ROWS * w.stride, *tops = here + w.kept * (w.stride / SEGMENTS), *parts = tops + WARPS * ROWS;
     const Columns columns(w, here, own);
     columns.keep();
     unsigned long long round = 0;
     Ahead<ROWS> ahead;
-    Early<ROWS> early;
     ahead.look(w, w.first);
-    early.read(columns);
     for (long long t = w.first; t <= w.last; t++) {
         Number top[ROWS];
         bring<ROWS>(w, t, ahead, rows, top);
         if (t > w.first) lower<ROWS>(w, t, ahead.count, rows, tops, top);
         if (t == w.last) break;
-        // The first parts are given.
-        if (threadIdx.x == 0) *next = WARPS;
         __syncthreads();
-        fold_columns<ROWS>(w, columns, early, rows, parts, w.maxima + (t + 1) % 2 * ROWS * w.stride, next);
+        fold_columns<ROWS>(w, columns, rows, parts, w.maxima + (t + 1) % 2 * ROWS * w.stride);
         ahead.look(w, t + 1);
-        early.read(columns);
         meet(w.barrier, round);
     }
 }
