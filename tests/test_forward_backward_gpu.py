@@ -82,7 +82,7 @@ def agree(
         (np.float32, 40, 0.8, [2] * 17, {"forward_many_4", "backward_many_4"}),
         (np.float32, 9, 0.0, [2] * 33, {"forward_many_8", "backward_many_8"}),
         (np.float64, 530, 0.1, [3, 2, 1], {"forward_few_2", "backward_few_1"}),
-        (np.float64, 530, 0.1, [2] * 9, {"forward_many_2", "backward_many_2"}),
+        pytest.param(np.float64, 530, 0.1, [2] * 9, {"forward_many_2", "backward_many_2"}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compiled_for_the_cpu(

@@ -161,9 +161,7 @@ struct Panels {
     __device__ Panels(const Work &w, Number *here)
         : numbers(w.panels), here(here), stride(w.stride), runs((int)((w.stride + RUN - 1) / RUN)) {
         own = (int)(w.stride / PANEL + gridDim.x - 1 - blockIdx.x) / gridDim.x;
-        kept = w.kept < units() ? (int)w.kept : units();
-        // Units of a warp come from one place, or it would read one after the other.
-        cached = (kept + (int)w.cached) / (32 / SHARERS) * (32 / SHARERS);
+        kept = w.kept < units() ? (int)w.kept : units(), cached = kept + (int)w.cached;
     }
 
     __device__ __forceinline__ int units() const { return own * runs; }
@@ -179,7 +177,7 @@ struct Panels {
     __device__ void keep() const {
         for (int n = 0; n < kept; n++)
             for (int k = threadIdx.x * LANES; k < terms(n) * PANEL; k += THREADS * LANES)
-                *(Vector *)(here + n * UNIT_PITCH + k) = __ldcs((const Vector *)(unit(n) + k));
+                *(Vector *)(here + n * UNIT_PITCH + k) = read_now((const Vector *)(unit(n) + k));
     }
 };
 

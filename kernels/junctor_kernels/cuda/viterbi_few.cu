@@ -1,5 +1,5 @@
-// Most probable paths of one to eight sequences: the matrix is read once a tick, and what is read meets all rows. That is
-// what a tick takes, so as much of the matrix as there is room for stays near.
+// Most probable paths of one to eight sequences: a step is bound by reading the matrix, so as much of it as there is room
+// for stays where it is near.
 
 // What is known of a tick before the one ahead of it is done: its rows, and where their emissions lie.
 template <int ROWS> struct Ahead {
@@ -71,17 +71,19 @@ static __device__ __forceinline__ void lower(
         }
 }
 
-// Some of a number of things, spread evenly among them.
+// A block takes the same parts of columns in every tick (a warp takes a quarter of a column at a time, so that all have
+// about as much to do). Some of them stay in its shared memory, some in the cache of the device, the others come from
+// memory each time and go at once. They are spread evenly, so that memory is always busy.
 struct Spread {
     unsigned rate;
 
-    __device__ Spread(int chosen, int things) {
+    __device__ Spread(long long chosen, long long items) {
         const unsigned long long one = 1ull << 20;
-        rate = things > 0 && chosen > 0 ? (unsigned)(chosen < things ? (chosen * one + things - 1) / things : one) : 0;
+        rate = items > 0 ? (unsigned)(chosen < items ? chosen * one / items : one) : 0;
     }
-    // How many of the things before this one are chosen.
-    __device__ __forceinline__ int before(int thing) const { return (int)((unsigned long long)thing * rate >> 20); }
-    __device__ __forceinline__ bool has(int thing) const { return before(thing + 1) > before(thing); }
+    // How many of the items before this one are chosen.
+    __device__ __forceinline__ int before(int item) const { return (int)((unsigned long long)item * rate >> 20); }
+    __device__ __forceinline__ bool has(int item) const { return before(item + 1) > before(item); }
 };
 
 enum Place { KEPT, CACHED, PASSING };
@@ -90,44 +92,6 @@ template <int PLACE> static __device__ __forceinline__ Vector read_part(const Nu
     if (PLACE == KEPT) return *(const Vector *)at;
     return PLACE == CACHED ? __ldg((const Vector *)at) : __ldcs((const Vector *)at);
 }
-
-// The columns of a block, which are the same in every tick, in parts that its warps take in turn. Some parts of each warp
-// stay in shared memory and some in the cache of the device, the others pass through; warps have their turns for those
-// that are near at different times, so that memory is always busy.
-struct Columns {
-    const Number *numbers;
-    Number *here;
-    long long stride;
-    int own, items, length, turns, start;
-    Spread kept, cached;
-
-    __device__ Columns(const Work &w, Number *rest, int own)
-        : numbers(w.columns), stride(w.stride), own(own), items(own * SEGMENTS), length((int)(w.stride / SEGMENTS)),
-          turns((items + WARPS - 1 - warp()) / WARPS), start(turns ? warp() % turns : 0),
-          kept((int)w.kept / WARPS + (warp() < w.kept % WARPS), turns), cached((int)w.cached, items - (int)w.kept) {
-        const int before = (int)w.kept / WARPS * warp() + (warp() < w.kept % WARPS ? warp() : (int)w.kept % WARPS);
-        here = rest + (long long)before * length;
-    }
-
-    static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-    // The number of a turn as the choices count them.
-    __device__ __forceinline__ int rank(int turn) const { return turn + start < turns ? turn + start : turn + start - turns; }
-    __device__ __forceinline__ Number *kept_part(int rank) const { return here + kept.before(rank) * length; }
-    __device__ __forceinline__ bool is_cached(int rank) const {
-        return cached.has(warp() * turns + rank - kept.before(rank));
-    }
-    __device__ __forceinline__ const Number *part(int turn) const {
-        const int item = warp() + turn * WARPS;
-        return numbers + ((long long)blockIdx.x + item / SEGMENTS * gridDim.x) * stride + item % SEGMENTS * length;
-    }
-
-    // Lanes bring what they read themselves later.
-    __device__ void keep() const {
-        for (int turn = 0; turn < turns; turn++)
-            for (int k = threadIdx.x % 32 * LANES; kept.has(rank(turn)) && k < length; k += 32 * LANES)
-                *(Vector *)(kept_part(rank(turn)) + k) = __ldcs((const Vector *)(part(turn) + k));
-    }
-};
 
 template <int ROWS, int PLACE>
 static __device__ __forceinline__ void fold_part(
@@ -144,23 +108,49 @@ static __device__ __forceinline__ void fold_part(
     }
 }
 
+// The columns of a block, and what of them is near.
+struct Columns {
+    const Number *numbers;
+    Number *here;
+    long long stride;
+    int own, items, length;
+    // Among all parts, and among those that are not kept.
+    Spread kept, cached;
+
+    __device__ Columns(const Work &w, Number *here, long long own)
+        : numbers(w.columns), here(here), stride(w.stride), own((int)own), items((int)own * SEGMENTS),
+          length((int)(w.stride / SEGMENTS)), kept(w.kept, items), cached(w.cached, items - w.kept) {}
+
+    __device__ __forceinline__ const Number *part(int item) const {
+        return numbers + ((long long)blockIdx.x + item / SEGMENTS * gridDim.x) * stride + item % SEGMENTS * length;
+    }
+
+    // Lanes bring what they read themselves later.
+    __device__ void keep() const {
+        for (int item = threadIdx.x / 32; item < items; item += WARPS)
+            for (int k = threadIdx.x % 32 * LANES; kept.has(item) && k < length; k += 32 * LANES)
+                *(Vector *)(here + (long long)kept.before(item) * length + k) = __ldcs((const Vector *)(part(item) + k));
+    }
+};
+
 // The maxima of a block's own columns.
 template <int ROWS>
 static __device__ __forceinline__ void fold_columns(
     const Work &w, const Columns &columns, const Number *rows, Number *parts, Number *out) {
     const int lane = threadIdx.x % 32, length = columns.length;
-    for (int turn = 0; turn < columns.turns; turn++) {
-        const int item = columns.warp() + turn * WARPS, rank = columns.rank(turn);
+    for (int item = threadIdx.x / 32; item < columns.items; item += WARPS) {
         const Number *operand = rows + item % SEGMENTS * length;
         Number best[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) best[r] = nothing();
-        if (columns.kept.has(rank))
-            fold_part<ROWS, KEPT>(columns.kept_part(rank), operand, w.stride, length, best);
-        else if (columns.is_cached(rank))
-            fold_part<ROWS, CACHED>(columns.part(turn), operand, w.stride, length, best);
-        else
-            fold_part<ROWS, PASSING>(columns.part(turn), operand, w.stride, length, best);
+        if (columns.kept.has(item)) {
+            const Number *here = columns.here + columns.kept.before(item) * length;
+            fold_part<ROWS, KEPT>(here, operand, w.stride, length, best);
+        } else if (columns.cached.has(item - columns.kept.before(item))) {
+            fold_part<ROWS, CACHED>(columns.part(item), operand, w.stride, length, best);
+        } else {
+            fold_part<ROWS, PASSING>(columns.part(item), operand, w.stride, length, best);
+        }
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             best[r] = largest_of_warp(best[r]);
@@ -176,10 +166,11 @@ static __device__ __forceinline__ void fold_columns(
     }
 }
 
-// Every block makes the rows of the tick before for itself, in its shared memory, and then the maxima of its columns.
+// One to eight sequences: the matrix is read once a tick, and what is read meets all rows. Every block makes the rows of
+// the tick before for itself, in its shared memory, and then the maxima of its columns.
 template <int ROWS> static __device__ void few(const Work &w) {
     DYNAMIC(Number, rows);
-    const int own = (int)(w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
+    const long long own = (w.states + gridDim.x - 1 - blockIdx.x) / gridDim.x;
     Number *here = rows + ROWS * w.stride, *tops = here + w.kept * (w.stride / SEGMENTS), *parts = tops + WARPS * ROWS;
     const Columns columns(w, here, own);
     columns.keep();
