@@ -177,7 +177,7 @@ struct Panels {
     __device__ void keep() const {
         for (int n = 0; n < kept; n++)
             for (int k = threadIdx.x * LANES; k < terms(n) * PANEL; k += THREADS * LANES)
-                *(Vector *)(here + n * UNIT_PITCH + k) = read_now((const Vector *)(unit(n) + k));
+                *(Vector *)(here + n * UNIT_PITCH + k) = __ldcs((const Vector *)(unit(n) + k));
     }
 };
 

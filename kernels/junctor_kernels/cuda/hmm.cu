@@ -24,19 +24,6 @@ enum { LANES = sizeof(Vector) / sizeof(Number), WARPS = THREADS / 32, MANY = SID
 
 static __device__ __forceinline__ void unpack(const Vector &from, Number *to) { *(Vector *)to = from; }
 
-// What is read once and not soon again; at once, though it is needed behind a barrier only.
-static __device__ __forceinline__ Vector read_now(const Vector *at) {
-    Vector x;
-#ifndef __CUDA_ARCH__
-    x = *at;
-#elif defined(DOUBLE)
-    asm volatile("ld.global.cs.v2.f64 {%0, %1}, [%2];" : "=d"(x.x), "=d"(x.y) : "l"(at));
-#else
-    asm volatile("ld.global.cs.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(at));
-#endif
-    return x;
-}
-
 static __device__ __forceinline__ Number larger(Number one, Number other) { return LARGER(one, other); }
 
 // What a term of a product does to the result.
