@@ -27,7 +27,7 @@ from junctor.hmm.numbers import logarithms
 from junctor.hmm.packing import SequenceBatch
 from junctor.hmm.run import SequenceJob, run
 from junctor.hmm.smooth import Smoother
-from junctor.hmm.smooth_gpu import GpuSmoother
+from junctor.hmm.smooth_gpu import PIECE, GpuSmoother
 from junctor_kernels import forward_backward_gpu, hmm_gpu
 from junctor_kernels.forward_backward import posteriors_of
 from junctor_kernels.forward_backward_gpu import launches, panels_of, shared_bytes
@@ -52,7 +52,7 @@ def answers(
     smoother = GpuSmoother(model, device.dtype, None, device=device)
     if here is not None:
         smoother.allowed = 2 * smoother.beside * len(batch) + here
-    room = room or Room(0, 1 << 40)
+    room = Room(0, PIECE + room.host, room.disk) if room else Room(0, 1 << 40)
     lost = smoother.answer(batch, found, room, Path(gettempdir()), posteriors, log_value)
     return posteriors, log_value, lost
 
@@ -319,3 +319,15 @@ def test_the_source_has_every_field_in_order() -> None:
     text = forward_backward_gpu.source(np.float32)
     body = text[text.index("struct Work {") : text.index("__device__ long long count")]
     assert tuple(re.findall(r"(\w+)\s*[,;]", body)) == forward_backward_gpu.FIELDS
+
+
+def test_logarithms_stay_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = on_emulation(monkeypatch)
+    write_model(random_model(5, 3, 1), tmp_path / "m.json")
+    parquet.write_table(pa.table({"s": [[0, 1, 2]]}), tmp_path / "s.parquet")
+    files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet"), str(tmp_path / "out")
+    assert run(SequenceJob(*files, "posteriors", "log"), Resources(device="gpu", workers=0)).statuses["ok"] == 1
+    assert not used
+    assert "posteriors in logarithms stay on the CPU" in caplog.text

@@ -5,6 +5,7 @@ ingest_model -> ingest_sequences -> plan -> decode (decode_partition for each) -
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -31,6 +32,8 @@ PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
 # Transitions times steps that one core does in a second.
 TERMS_A_SECOND = 2e10
+
+logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progr
             directory.manifest.unlink(missing_ok=True)
     rows = {i: read_rows(directory.evidence_part(i)) for i in pending}
     progress.stage("decoding", there.rows, there.rows - sum(rows.values()))
+    if (spec.query, spec.precision, resources.device) == ("posteriors", "log", "gpu"):
+        logger.warning("posteriors in logarithms stay on the CPU")
     resources = replace(resources, device=steps.device_for(resources, outlook))
     resources = replace(resources, workers=steps.workers_for(resources, outlook))
     workers = min(resources.workers or 1, len(pending))

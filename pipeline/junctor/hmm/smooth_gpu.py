@@ -77,7 +77,7 @@ class GpuSmoother:
         most = max(1, min(len(found), max(TOGETHER, RESULTS // self.states), self.allowed // 2 // self.beside))
         share = 1 if batch.likelihoods is None else 2
         here = (self.allowed - most * self.beside) * self.row_bytes // (self.row_bytes + BESIDE) // share
-        room = Room(here, room.host, room.disk)
+        room = Room(here, max(0, room.host - PIECE), room.disk)
         lost = [found[:0]]
         for steps in fitting(batch, found, most, COMPANY, self.row_bytes, room):
             passing = Passing(self, batch, steps, posteriors)
