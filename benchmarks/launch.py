@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor.model import Network
-from junctor.stored_host import HostExecutor
+from junctor.stored_host import HostExecutor, kernels_for
 from junctor.stored_plan import StoredPlan
 from junctor_kernels.mapping import (
     Setting,
@@ -220,6 +220,8 @@ def choosers(record: dict[str, Any], network: str) -> dict[str, Chooser]:
         @cache
         def nearest(name: str, size: Size) -> Setting:
             # A limit on measuring may have left sizes out.
+            if size in known[name]:
+                return known[name][size]
             return known[name][min(known[name], key=lambda each: np.abs(np.log(each) - np.log(size)).sum())]
 
         return nearest
@@ -308,7 +310,7 @@ def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
     from junctor_kernels.stored_gpu import CudaDevice
 
     algebra = ALGEBRAS["single"]
-    kernels = host_kernels(algebra, plan.total_entries())
+    kernels = host_kernels(algebra, plan.total_entries()) if cpu else kernels_for(algebra, 0)
     natural = [natural_table(plan, network, i, algebra, kernels) for i in range(len(plan.cliques))]
     ours = OnDevice(plan, natural, algebra, CudaDevice()).kernels_ms(20)
     if not cpu:
@@ -348,6 +350,7 @@ def main() -> None:
     runs = actions.add_parser("run")
     runs.add_argument("trees", type=Path)
     runs.add_argument("choices", type=Path)
+    runs.add_argument("--networks", nargs="+", help="only these")
     runs.add_argument("--cpu", action="store_true", help="the CPU as well")
     runs.add_argument("--rounds", type=int, default=5)
     runs.add_argument("--plot", type=Path, help="figure 7: .png, .svg or .pdf")
@@ -364,6 +367,7 @@ def main() -> None:
         return measure(loaded, options.output, options.limit)
     if options.action == "fit":
         return fit(loaded, options.measured, options.output)
+    loaded = [each for each in loaded if not options.networks or each[0] in options.networks]
     return run(loaded, json.loads(options.choices.read_text()), options.cpu, options.rounds, options.plot)
 
 

@@ -111,7 +111,7 @@ class MappedTree:
     def __init__(self, plan: StoredPlan, network: Network, dtype: np.dtype[Any], xp: Any) -> None:
         if network.kind != "bayes":
             raise ValueError(f"found a {network.kind} network, only tables of a Bayesian network sum to one")
-        self.plan, self.operations = plan, list(operations_of(plan))
+        self.plan, self.operations, self._host = plan, list(operations_of(plan)), getattr(xp, "asnumpy", np.asarray)
         self._initial = [
             xp.array(_probabilities(plan, network, i, ALGEBRAS[dtype.itemsize])) for i in range(len(plan.cliques))
         ]
@@ -148,7 +148,7 @@ class MappedTree:
         """Propagate once, from the factors on; return by how much the sum of a table differs from P(e), which is 1."""
         self.reset()
         self.enqueue(gpu, choose)
-        return max(abs(float(table.sum(dtype=np.float64)) - 1) for table in self.tables)
+        return max(abs(float(self._host(table).sum(dtype=np.float64)) - 1) for table in self.tables)
 
 
 def _probabilities(plan: StoredPlan, network: Network, clique: int, algebra: Algebra) -> Any:

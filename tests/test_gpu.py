@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from emulated import EmulatedDevice
 from hypothesis import given, settings
-from junctor import gpu_items, tuning
+from junctor import gpu_blocks, gpu_items, tuning
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
@@ -19,7 +19,9 @@ from junctor.generate import hmm, layered, sample
 from junctor.gpu import GpuProgram
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Few, Launching, Many
 from junctor.measurements import BACKENDS
+from junctor.memory import Prepared
 from junctor.model import Network
+from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Program
@@ -180,7 +182,7 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.De
     engine = Engine(network, Query(precision="single"), device=opened(device))
     answers = engine.answer(batch)
     (prepared,) = engine._prepared.values()
-    assert {"single", "double"} <= set(prepared._on_device)
+    assert {name for name, _ in prepared._on_device} == {"single", "double"}
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
@@ -213,6 +215,36 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
     expected = Engine(network, Query()).answer(batch)
     assert "the CPU takes over" in caplog.text
     np.testing.assert_array_equal(found.log_value, expected.log_value)
+
+
+@ON
+def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.Device]) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
+
+    def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.Launch]]]]:
+        prepared = Prepared(network, plan, [SINGLE])
+        prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
+        prepared.device = opened(device)
+        found = [prepared.on_device(SINGLE, rows) for rows in batches]
+        return [(each.cases, each.work.tolist(), each.stages) for each in found if each is not None]
+
+    assert programs(150, 9000, 1500)[1:] == programs(9000, 150, 1500)[::2]
+    (near,), (other,) = programs(1500), programs(1100)
+    assert near == other
+
+
+@ON
+@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
+def test_small_blocks_have_small_tiles(
+    device: Callable[[], gpu.Device], rows: int, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    program = Program(
+        compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
+    )
+    on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
+    assert on_gpu._tile_shapes() == shapes
 
 
 @ON

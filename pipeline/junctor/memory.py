@@ -220,18 +220,20 @@ def padded(cases: int) -> int:
 
 def lowered_bytes(plan: Plan) -> int:
     """Return what offsets and lists of terms of a plan take in the compiled backend, and what it takes to make them."""
-    total = longest = listed = products = 0
+    total = longest = listed = largest = products = 0
     for step in plan.reductions(per_case=True):
         kept, terms = plan.tables[step.out].entries, plan.shape.entries(step.eliminated)
         # Tiles that are not full repeat entries, a third more at most; each entry has a place for its result as well.
         total += (len(step.operands) + 1) * (4 * kept // 3 + terms) + kept
-        longest, listed = max(longest, terms), listed + kept * terms
+        longest, listed, largest = max(longest, terms), listed + kept * terms, max(largest, kept * terms)
         shared = [plan.tables[table].scope for table in step.operands if not plan.tables[table].per_case]
         if len(shared) > 1:
             products += plan.shape.entries(frozenset().union(*shared))
     traced = total if plan.traceback else 0
     listing = min(listed, LISTING_ENTRIES)
-    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing
+    # A bit for each term of the largest one, in the order of its tiles as well, and for each term of a tile.
+    bits = 3 * largest // 8
+    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing + bits
 
 
 @dataclass(eq=False)
@@ -248,7 +250,7 @@ class Prepared:
     device: Device | None = None
     speeds: DeviceSpeeds | None = None
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
-    _on_device: dict[str, GpuProgram | None] = field(init=False, default_factory=dict)
+    _on_device: dict[tuple[str, int], GpuProgram | None] = field(init=False, default_factory=dict)
     _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -279,15 +281,16 @@ class Prepared:
         """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""
         if self.device is None or algebra.name not in DEVICE_FORMATS:
             return None
-        known = self._on_device.get(algebra.name)
-        # One that was made for a few cases does not serve for many.
-        if algebra.name not in self._on_device or (known and not known.many and rows > known.cases):
+        # Which numbers come of it depends on the rows of this batch alone, not on those that came before.
+        rows = 1 << (rows - 1).bit_length()
+        key = algebra.name, rows
+        if key not in self._on_device:
             from junctor.gpu import GpuProgram
 
             try:
-                known = GpuProgram(self.program(algebra), rows, self.device, self.memory.room, self.speeds)
+                program = GpuProgram(self.program(algebra), rows, self.device, self.memory.room, self.speeds)
             except (MemoryError, OverflowError) as error:
                 logger.warning("the CPU takes over a group of rows: %s", error)
-                known = None
-            self._on_device[algebra.name] = known
-        return known
+                program = None
+            self._on_device[key] = program
+        return self._on_device[key]
