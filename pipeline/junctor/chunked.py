@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.axes import Contraction, contraction
+from junctor_kernels.entries_gpu import shift_of
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import ChunkStore
@@ -33,8 +34,8 @@ from junctor.threads import in_threads
 from junctor.values import Value
 
 if TYPE_CHECKING:
+    from junctor.chunk_launches import Launches
     from junctor.chunk_slots import ChunkGpu
-    from junctor.chunked_gpu import GpuWork
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -65,10 +66,16 @@ class Known:
         """What a loss elsewhere may be multiplied by when it meets this table."""
         return max(1.0, self.largest)
 
-    def shifted(self) -> Known:
+    def seen(self) -> Known:
         """Return what readers see."""
-        by = 2.0**self.shift
-        scale = self.log_scale - self.shift * math.log(2)
+        return self.shifted(self.shift)
+
+    def shifted(self, shift: int) -> Known:
+        """Return the same of all entries times a power of two."""
+        if not shift:
+            return replace(self, shift=0) if self.shift else self
+        by = 2.0**shift
+        scale = self.log_scale - shift * math.log(2)
         return Known(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
@@ -77,7 +84,8 @@ class ChunkedProgram:
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
     done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
-    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots.
+    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots. as_summed:
+    whether tables are stored as they are summed, and multiplied on the way to readers, as GPUs do.
     """
 
     def __init__(
@@ -90,11 +98,11 @@ class ChunkedProgram:
         threads: int = 1,
         entry_threads: int = 0,
         gpu: ChunkGpu | None = None,
+        as_summed: bool = False,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
-        self.folder, self.threads, self._gpu = folder, threads if gpu is None else len(gpu.slots), gpu
-        # A GPU stores what it sums, and multiplies on the way.
-        self._most_off = MOST_OFF if gpu is None else 0
+        self.folder, self.threads, self._gpu = folder, threads, gpu
+        self._as_summed = as_summed or gpu is not None
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -119,11 +127,29 @@ class ChunkedProgram:
     def _run(self, block: Block) -> Outcome:
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
-        for n in range(len(self.chunks.passes)):
-            self.run_pass(n, store, known, self.reduce)
-            for table in self.dead[n]:
-                store.drop(table)
+        if self._gpu is not None:
+            self._run_on_gpu(store, known)
+        else:
+            for n in range(len(self.chunks.passes)):
+                self.run_pass(n, store, known, self.reduce)
+                for table in self.dead[n]:
+                    store.drop(table)
         return self.outcome(block, {table: store.part(table, {}) for table in self.results}, known)
+
+    @cached_property
+    def _launches(self) -> Launches:
+        from junctor.chunk_launches import Launches
+
+        assert self._gpu is not None
+        return Launches(self._gpu, [body.steps for body in self.bodies])
+
+    def _run_on_gpu(self, store: ChunkStore, known: dict[int, Known]) -> None:
+        from junctor.chunked_gpu import GpuRun
+
+        def settle(n: int, extremes: Mapping[int, Extremes], leads: Mapping[int, int]) -> None:
+            self.settle(n, extremes, dict.fromkeys(extremes, 1.0), known, leads)
+
+        GpuRun(self._launches, store, known, settle).run(self.dead)
 
     def begin(self, block: Block, store: ChunkStore) -> dict[int, Known]:
         """Put factors and evidence into a store and return what is known of them."""
@@ -162,7 +188,7 @@ class ChunkedProgram:
     def _moved(self, down: int, known: Mapping[int, Known], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
         up, total = self._edges[down]
-        one, other = known[up].shifted(), known[down].shifted()
+        one, other = known[up].seen(), known[down].seen()
         entries = self.plan.tables[down].entries
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:
@@ -194,24 +220,16 @@ class ChunkedProgram:
         each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
-        work = self._work(n, store, {table: known[table].shift for table in each.loads}, contract)
+        work = _Work(self, n, store, {table: known[table].shift for table in each.loads}, contract)
         outer = work.outer
         groups = configurations([self._sizes[v] for v in outer])
-        if work.first_alone:
-            work.group(dict(zip(outer, next(groups), strict=True)))
+        # It settles the powers of two for the others.
+        work.group(dict(zip(outer, next(groups), strict=True)))
         # So many at a time: there may be millions, and each leaves something behind.
         while at_a_time := list(islice(groups, GROUPS)):
             states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
             in_threads(work.group, states, self.threads)
-        work.finish()
-        self.settle(n, work.extremes(), work.powers, known, work.leads())
-
-    def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract) -> _Work | GpuWork:
-        if self._gpu is None:
-            return _Work(self, n, store, shifts, contract)
-        from junctor.chunked_gpu import GpuWork
-
-        return GpuWork(self._gpu, self.chunks.passes[n], self.bodies[n].steps, store, shifts)
+        self.settle(n, work.extremes, work.powers, known)
 
     def settle(
         self,
@@ -226,36 +244,42 @@ class ChunkedProgram:
         powers: what results were multiplied with. leads: powers of two that readers in the pass multiplied them with.
         """
         each = self.chunks.passes[n]
-        inside: dict[int, Known] = {table: known[table].shifted() for table in each.loads}
+        inside: dict[int, Known] = {table: known[table].seen() for table in each.loads}
         for reduce, step in zip(each.steps, self.bodies[n].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
             made = self._known_of(reduce, step, operands, extremes[out], powers[out])
-            inside[out] = replace(made, shift=leads.get(out, 0)).shifted() if leads else made
+            inside[out] = made.shifted(leads.get(out, 0)) if leads else made
             known[out] = self._shifted_for_readers(made) if out in each.stores else made
 
     def _shifted_for_readers(self, known: Known) -> Known:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
+        if self._as_summed:
+            # What devices find by themselves.
+            return replace(known, shift=shift_of(self.algebra.dtype.type(known.largest)))
         exponent = math.frexp(known.largest)[1]
         # Two to the power of more would be beyond the format itself.
         shift = max(-MOST_SHIFT, min(MOST_SHIFT, -exponent))
-        return replace(known, shift=shift) if abs(exponent) > self._most_off else known
+        return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
         self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
     ) -> Known:
         """Return what is known of a result: its scale, and the bounds on losses (see `junctor.propagation`)."""
         largest, least = extremes
-        scale = sum(each.log_scale for each in operands)
+        scale = sum([each.log_scale for each in operands])
         if self._adds:
             return Known(scale - power, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
             return Known(scale, math.inf, math.inf, 0.0, math.inf)
-        terms = self.plan.shape.entries(reduce.eliminated)
-        tiny, excess = self.algebra.tiny, math.prod(each.excess for each in operands)
+        tiny = self.algebra.tiny
         # Entries above 1 do not help: they may come behind a product that is lost already.
-        safe = math.prod(min(1.0, each.least) for each in operands) >= tiny and least >= tiny
+        safe = math.prod([min(1.0, each.least) for each in operands]) >= tiny and least >= tiny
+        if safe and not any(each.lost or each.open for each in operands):
+            return Known(scale - math.log(power), 0.0, 0.0, least, largest)
+        terms = self.plan.shape.entries(reduce.eliminated)
+        excess = math.prod(each.excess for each in operands)
         # A rounding for each operand, and one for the power of two.
         here = 0.0 if safe else (len(operands) + 1) * tiny * terms * excess
         growth = self._leaves.growth(reduce)
@@ -274,9 +298,6 @@ class ChunkedProgram:
 class _Work:
     """The tasks of one pass."""
 
-    # It settles the powers of two for the others.
-    first_alone = True
-
     def __init__(
         self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract
     ) -> None:
@@ -286,19 +307,9 @@ class _Work:
         self.outer = [v for v in self.each.fixed if v not in self.each.summed]
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
-        self._found: dict[int, Extremes] = {}
+        # The extremes of all that was made.
+        self.extremes: dict[int, Extremes] = {}
         self._lock = Lock()
-
-    def finish(self) -> None:
-        """Do what is left when all groups are done: nothing."""
-
-    def extremes(self) -> dict[int, Extremes]:
-        """Return the extremes of all that was made."""
-        return dict(self._found)
-
-    def leads(self) -> dict[int, int]:
-        """Return powers of two that readers in the pass multiply with: none, results have them."""
-        return {}
 
     def group(self, states: dict[int, int], _place: int = 0) -> None:
         """Do the tasks whose results are added up."""
@@ -326,7 +337,7 @@ class _Work:
             self._save(each.out, states, total)
         with self._lock:
             for table, more in found.items():
-                self._found[table] = joined((self._found[table], more)) if table in self._found else more
+                self.extremes[table] = joined((self.extremes[table], more)) if table in self.extremes else more
 
     def _save(self, table: int, states: Mapping[int, int], made: Array) -> None:
         part = self.store.part(table, states)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from junctor.planning.chunks import ChunkPlan, TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.oversize import Room, Speed, TooLongError, cheapest_chunks, operations_of, seconds_of
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
+from junctor.propagation import Block, Outcome
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
@@ -86,6 +87,7 @@ class Chunking:
 
     fixed: what a program takes beside tasks and stored tables. working: tables and scratch of a task. memory: the peak
     of everything in this machine's memory, disk: of files. loaded, stored: what comes into the memory of tasks and out.
+    workers: that share its tasks, 0 where this process does them; then `memory` is that of all of them together.
     """
 
     chunks: ChunkPlan
@@ -99,6 +101,7 @@ class Chunking:
     scratch: int
     entry_threads: int
     seconds: float
+    workers: int = 0
 
 
 def cut(problem: Problem, itemsize: int, limits: Limits, rows: int = 1) -> Chunking:
@@ -218,7 +221,14 @@ def program_of(chunking: Chunking, network: Network, algebra: Algebra, *devices:
     )
 
 
-def answer_one_by_one(program: ChunkedProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+class OneByOne(Protocol):
+    """What answers one case at a time."""
+
+    def run(self, block: Block) -> Outcome:
+        """Propagate one case."""
+
+
+def answer_one_by_one(program: OneByOne, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""
     doubtful: list[Rows] = [rows[:0]]
     for n in range(len(rows)):
