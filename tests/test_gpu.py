@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import EmulatedDevice
 from hypothesis import given, settings
-from junctor import gpu_blocks, gpu_items, tuning
+from junctor import gpu_blocks, gpu_items, tiles, tuning
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
@@ -258,3 +260,26 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest
     assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
     assert rows[0].work != rows[1].work
+
+
+def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
+    monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
+    monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])
+    monkeypatch.setattr(tuning, "GPU_REPEATS", 1)
+    ways = {name: blocks.WAYS[name] for name in ("rule before", "small")}
+    for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
+        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(costs, "_device", EmulatedDevice())
+    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
+    _, found = blocks._tiles((case, 128))
+    assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}
+    assert len({row.work for row in found}) == 4
+    blocks.show_tiles([row for row in found if row.backend == "many-single"])
+    blocks.compare_blocks([case], [600])
+    printed = capsys.readouterr().out
+    assert "plan | rule before | small" in printed
+    assert "| 600 |" in printed
+    assert "geometric mean over 4" in printed
