@@ -48,6 +48,8 @@ STEP_SECONDS = 2e-4
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
+# Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.
+SIZES_ON_DEVICE = 2
 # Number formats that the GPU has.
 DEVICE_FORMATS = ("single", "double", "log")
 # The smallest scratch that a contraction is given when memory is short.
@@ -282,15 +284,21 @@ class Prepared:
         if self.device is None or algebra.name not in DEVICE_FORMATS:
             return None
         # Which numbers come of it depends on the rows of this batch alone, not on those that came before.
-        rows = 1 << (rows - 1).bit_length()
-        key = algebra.name, rows
+        key = algebra.name, 1 << (rows - 1).bit_length()
         if key not in self._on_device:
-            from junctor.gpu import GpuProgram
-
-            try:
-                program = GpuProgram(self.program(algebra), rows, self.device, self.memory.room, self.speeds)
-            except (MemoryError, OverflowError) as error:
-                logger.warning("the CPU takes over a group of rows: %s", error)
-                program = None
-            self._on_device[key] = program
+            kept = [each for each in self._on_device if each[0] == algebra.name]
+            for oldest in kept[: 1 - SIZES_ON_DEVICE]:
+                del self._on_device[oldest]
+            self._on_device[key] = self._made_for(algebra, key[1])
         return self._on_device[key]
+
+    def _made_for(self, algebra: Algebra, rows: int) -> GpuProgram | None:
+        from junctor.gpu import GpuProgram
+
+        assert self.device is not None
+        room = self.memory.room // SIZES_ON_DEVICE
+        try:
+            return GpuProgram(self.program(algebra), rows, self.device, room, self.speeds)
+        except (MemoryError, OverflowError) as error:
+            logger.warning("the CPU takes over a group of rows: %s", error)
+            return None
