@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,8 @@ class EmulatedViterbi:
     def __init__(self, dtype: npt.DTypeLike, processors: int = 2, shared: int = 1 << 17) -> None:
         self.dtype, self.chip = np.dtype(dtype), Chip(processors, shared, 1 << 12)
         self.kernels: list[str] = []
+        # Bytes that are in use, and the most that ever were.
+        self.used = self.peak = 0
 
     def free(self) -> int:
         return 1 << 26
@@ -43,11 +46,17 @@ class EmulatedViterbi:
     def empty(self, entries: int, dtype: npt.DTypeLike) -> DeviceArray:
         dtype = np.dtype(dtype)
         memory = np.full(entries * dtype.itemsize + 64, 0x7F, np.uint8)
+        self._count(entries * dtype.itemsize)
+        weakref.finalize(memory, self._count, -entries * dtype.itemsize)
         start = -memory.ctypes.data % 64
         return memory[start : start + entries * dtype.itemsize].view(dtype).view(DeviceArray)
 
     def host(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.empty(entries, dtype)
+
+    def _count(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
 
     def get(self, array: Any, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         out[:] = array

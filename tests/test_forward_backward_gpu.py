@@ -119,6 +119,19 @@ def test_blocks_compiled_for_the_cpu() -> None:
         agree(model, random_batch(model, [24, 13]), emulated(np.float32), Room(0, host, disk), 20 * row)
 
 
+@pytest.mark.parametrize(("sparse", "memory"), [(False, 100_000), (True, 45_000)])
+def test_the_peak_stays_within_the_memory(sparse: bool, memory: int) -> None:
+    model = random_model(70, 4, 1, 0.8, sparse)
+    device = emulated(np.float32)
+    smoother = GpuSmoother(model, np.float32, memory, device=device)
+    batch = random_batch(model, [12, 10, 10, 6, 4, 4])
+    posteriors, log_value = np.zeros((46, 70), np.float32), np.zeros(6)
+    smoother.answer(batch, np.arange(6), Room(0, 1 << 40), Path(), posteriors, log_value)
+    assert memory // 2 < device.peak <= memory
+    with pytest.raises(BudgetError, match="raise --device-memory"):
+        GpuSmoother(model, np.float32, smoother.needed + smoother.beside, device=device)
+
+
 @settings(max_examples=6)
 @given(small_cases())
 def test_posteriors_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]]) -> None:
