@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Lock, RLock, local
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from test_entries_gpu import compiled
@@ -29,7 +29,7 @@ class DeviceArray(np.ndarray[Any, Any]):
 class Stream:
     """Work in order; that of all streams is done in any order that events allow, by chance, once somebody waits."""
 
-    every: dict[int, Stream] = {}
+    every: ClassVar[dict[int, Stream]] = {}
 
     def __init__(self, **_: Any) -> None:
         self.work: deque[Any] = deque()
@@ -152,9 +152,11 @@ cuda = SimpleNamespace(
 )
 
 
-def empty(size: int, dtype: Any) -> DeviceArray:
-    # Not zeros, so that it shows what nobody brought.
-    return np.full(size, 170, np.uint8).view(dtype).view(DeviceArray)
+def empty(shape: Any, dtype: Any) -> DeviceArray:
+    found = np.empty(shape, dtype)
+    # So that it shows what nobody brought.
+    found.reshape(-1).view(np.uint8)[:] = 170
+    return found.view(DeviceArray)
 
 
 def asarray(array: Any) -> DeviceArray:

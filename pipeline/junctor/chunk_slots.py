@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,15 +22,25 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
-from junctor_kernels.entries_gpu import Launch, launches_of
+from junctor_kernels.entries_gpu import Launch, Runs, in_place, launches_of, out_panels
 
-from junctor.chunk_places import aligned, passes_before, pinned_places, resident_places, slot_bytes
+from junctor.chunk_places import (
+    VECTOR,
+    aligned,
+    leaf_places,
+    passes_before,
+    pinned_places,
+    resident_places,
+    slot_bytes,
+)
 from junctor.machine import usable_cores
 from junctor.planning.chunks import ChunkPlan
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
+
+    from junctor.chunk_store import ChunkStore
 
 Array = npt.NDArray[Any]
 
@@ -127,13 +137,30 @@ class Staging:
 
 
 @dataclass(eq=False, slots=True)
-class _Prepared:
-    """Launches, where the offsets of their operands lie on a device, and the last pass that needed them."""
+class Prepared:
+    """Launches of a contraction, and where on a device their offsets lie: of operands, of panels of the result (or 0).
+
+    used: the last pass that needed them.
+    """
 
     launches: tuple[Launch, ...]
     at: list[list[tuple[int, ...]]]
+    out_panels: int
     memory: Any
     used: int
+
+
+class InPlace(NamedTuple):
+    """A table that tasks read or write where it is: its address, by how many bytes a state of each chunk variable of
+    the pass moves that, and how what agrees with them lies."""
+
+    at: int
+    by: tuple[tuple[int, int], ...]
+    runs: Runs
+
+
+# A contraction, and how each operand and the result lie, None for one piece.
+Lying = tuple[Contraction, tuple[Runs | None, ...], Runs | None]
 
 
 class OneGpu:
@@ -147,8 +174,10 @@ class OneGpu:
         self.count = min(SLOTS, (device.room - OFFSET_BYTES) // slot)
         if self.count < 1:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
-        self._prepared: dict[Contraction, _Prepared] = {}
+        self._prepared: dict[Lying, Prepared] = {}
         self._kernels: dict[str, Any] = {}
+        # Which offsets are there: another number, other addresses.
+        self.generation = 0
         # Where in a slot sums of terms lie.
         self.partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * self._word.itemsize
         # What is left for stored tables.
@@ -156,7 +185,8 @@ class OneGpu:
         with cupy.cuda.Device(self.number):
             self._memory = device.place(0, (device.room - OFFSET_BYTES,), np.uint8)
             self.slots_at = [int(self._memory.data.ptr) + n * slot for n in range(self.count)]
-            self.tables = int(self._memory.data.ptr) + slot * self.count
+            # Behind the slots: what is there at the beginning, then stored tables.
+            self.leaves = self.tables = int(self._memory.data.ptr) + slot * self.count
             self.streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(self.count)]
             self.upload, self._reporter = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
             self.uploaded = self.event()
@@ -166,13 +196,20 @@ class OneGpu:
         """Return a new event."""
         return self.cupy.cuda.Event(disable_timing=True)
 
-    def begin(self, steps: int, reports: int) -> None:
-        """Begin a propagation of so many steps, whose words are reported to an address of the host."""
+    def allot_words(self, steps: int, reports: int) -> None:
+        """Make room for the words of so many steps, which are reported to an address of the host."""
         with self.cupy.cuda.Device(self.number):
             # Of the first task and of all others, bits of the largest entry and the complement of those of the
             # smallest; and what several devices have found together.
-            self._words = self.cupy.zeros((2, steps, 2, 2), dtype=self._word)
-            self._reports = reports
+            self._words = self.cupy.empty((2, steps, 2, 2), dtype=self._word)
+        self._reports = reports
+
+    def begin(self) -> None:
+        """Begin a propagation: nothing has been found, and whatever needed offsets before is done."""
+        for each in self._prepared.values():
+            each.used = -1
+        with self.cupy.cuda.Device(self.number):
+            self._words[...] = 0
             self.cupy.cuda.runtime.deviceSynchronize()
 
     def words_at(self, step: int, of_lead: bool = True) -> int:
@@ -199,33 +236,42 @@ class OneGpu:
             event.record(self._reporter)
         return event
 
-    def prepared(
-        self, what: Contraction, number: int, take: Callable[[int], Array]
-    ) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
-        """Return the launches of a contraction, and for each where the offsets of its operands lie on the device.
+    def prepared(self, lying: Lying, number: int, take: Callable[[int], Array]) -> Prepared:
+        """Return the launches of a contraction, with their offsets on the device.
 
         number: of the pass. take: for memory that copies may come from. Who launches has to wait for `uploaded`.
         """
-        if what not in self._prepared:
-            launches = launches_of(what)
+        if lying not in self._prepared:
+            launches, panels = launches_in_place(lying)
             # In one copy: there are thousands of them.
             parts = [
                 part for launch in launches for o in launch.offsets for part in (o.panels, o.places, o.far, o.near)
             ]
+            parts += [] if panels is None else [panels]
             starts = list(accumulate((aligned(part.nbytes) for part in parts), initial=0))
             whole = take(starts.pop())
             for start, part in zip(starts, parts, strict=True):
                 whole[start : start + part.nbytes] = part.view(np.uint8)
-            with self.upload:
-                memory = self.cupy.empty(whole.nbytes, dtype=np.uint8)
-            runtime, to = self.cupy.cuda.runtime, int(memory.data.ptr)
-            runtime.memcpyAsync(to, whole.ctypes.data, whole.nbytes, runtime.memcpyDefault, self.upload.ptr)
-            at = (to + start for start in starts)
+            memory = self._uploaded(whole)
+            at = (int(memory.data.ptr) + start for start in starts)
             places = [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
-            self._prepared[what] = _Prepared(launches, places, memory, number)
-        found = self._prepared[what]
-        found.used = number
-        return found.launches, found.at
+            self._prepared[lying] = Prepared(launches, places, next(at, 0), memory, number)
+        self._prepared[lying].used = number
+        return self._prepared[lying]
+
+    def _uploaded(self, whole: Array) -> Any:
+        with self.upload:
+            memory = self.cupy.empty(whole.nbytes, dtype=np.uint8)
+        runtime, to = self.cupy.cuda.runtime, int(memory.data.ptr)
+        runtime.memcpyAsync(to, whole.ctypes.data, whole.nbytes, runtime.memcpyDefault, self.upload.ptr)
+        return memory
+
+    def bring_leaves(self, whole: Array) -> None:
+        """Bring the tables that are there at the beginning; whoever reads them has to wait for `uploaded`."""
+        runtime = self.cupy.cuda.runtime
+        with self.cupy.cuda.Device(self.number):
+            runtime.memcpyAsync(self.leaves, whole.ctypes.data, whole.nbytes, runtime.memcpyDefault, self.upload.ptr)
+            self.uploaded.record(self.upload)
 
     def make_room(self, close_through: Callable[[int], None]) -> None:
         """Forget offsets that have not been needed for long where all take too much, when their passes are closed."""
@@ -237,11 +283,7 @@ class OneGpu:
                 close_through(each.used)
                 taken -= each.memory.nbytes
                 del self._prepared[what]
-
-    def forget_passes(self) -> None:
-        """Begin to count passes anew: whatever needed offsets before is done."""
-        for each in self._prepared.values():
-            each.used = -1
+        self.generation += 1
 
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
@@ -269,6 +311,10 @@ class ChunkGpu:
             Slot(number, self.each[gpu], self.each[gpu].slots_at[n], self.each[gpu].streams[n])
             for number, (n, gpu) in enumerate(turns)
         ]
+        self.leaves, size = leaf_places(chunks, self.dtype.itemsize, min(one.room for one in self.each))
+        self._leaves = pinned(size).view(self.dtype)
+        for one in self.each:
+            one.tables, one.room = one.leaves + size, one.room - size
         room = [one.room for one in self.each] if _reach_each_other(self.each) else []
         self.resident = resident_places(chunks, self.dtype.itemsize, room)
         self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
@@ -280,6 +326,8 @@ class ChunkGpu:
         self._host = pinned(staging + STAGING_BYTES)
         self._reported = self._host[size:staging].view(np.uint64 if algebra == "double" else np.uint32)
         self.staging = Staging(self._host[staging:])
+        for n, one in enumerate(self.each):
+            one.allot_words(self._first[-1], self._reported.ctypes.data + n * self._report)
 
     @property
     def loaded(self) -> int:
@@ -302,9 +350,38 @@ class ChunkGpu:
 
     def begin(self) -> None:
         """Begin a propagation."""
-        for n, one in enumerate(self.each):
-            one.forget_passes()
-            one.begin(self._first[-1], self._reported.ctypes.data + n * self._report)
+        for one in self.each:
+            one.begin()
+
+    def bring_leaves(self, store: ChunkStore) -> None:
+        """Bring the tables that are there at the beginning to all devices, as far as they have room for them."""
+        for table, (start, apart) in self.leaves.items():
+            pieces = store.tables[table].entries.reshape(-1, self.chunks.piece(table))
+            begin = start // self.dtype.itemsize
+            self._leaves[begin : begin + len(pieces) * apart].reshape(-1, apart)[:, : pieces.shape[1]] = pieces
+        for one in self.each if self.leaves else []:
+            one.bring_leaves(self._leaves)
+
+    def in_place(self, one: OneGpu, table: int, fixed: Sequence[int]) -> InPlace | None:
+        """Return where tasks of a pass with chunk variables `fixed` find a table on a device; None if nowhere."""
+        piece = self.chunks.piece(table)
+        if table in self.leaves:
+            start, apart = self.leaves[table]
+            start += one.leaves
+        elif table in self.resident and self.each[self.resident[table][0]] is one and piece % VECTOR == 0:
+            start, apart = one.tables + self.resident[table][1], piece
+        else:
+            return None
+        strides, free = [], np.zeros(1, np.int64)
+        stride = apart
+        for v in reversed(self.chunks.cuts.get(table, ())):
+            size = self.chunks.plan.shape.cardinalities[v]
+            if v in fixed:
+                strides.append((v, stride * self.dtype.itemsize))
+            else:
+                free = np.add.outer(np.arange(size) * stride, free).reshape(-1)
+            stride *= size
+        return InPlace(start, tuple(strides), Runs(piece, tuple(free.tolist())))
 
     def synchronize(self) -> None:
         """Wait until the devices are through with everything."""
@@ -332,6 +409,38 @@ class ChunkGpu:
             return np.empty(entries, self.dtype)
         start = self._pinned[table]
         return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
+
+
+def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
+    """Return the launches of a contraction and where the panels of its result begin, if not one after the other.
+
+    Raises ValueError where an operand or the result cannot lie so.
+    """
+    what, operands, out = lying
+    first, *rest = launches_of(what)
+    for k, runs in enumerate(operands):
+        if runs is not None:
+            found = in_place(first, k, runs)
+            if found is None:
+                raise ValueError(f"operand {k} cannot be read where it is")
+            first = found
+    launches = (first, *rest)
+    if out is None:
+        return launches, None
+    panels = out_panels(launches[-1], out)
+    if panels is None:
+        raise ValueError("the result cannot be made where it is to be")
+    return launches, panels
+
+
+@lru_cache(maxsize=1 << 14)
+def can_lie(lying: Lying) -> bool:
+    """Tell whether operands and result can."""
+    try:
+        launches_in_place(lying)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _reach_each_other(devices: Sequence[OneGpu]) -> bool:

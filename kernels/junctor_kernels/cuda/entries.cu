@@ -37,9 +37,11 @@ struct Operand {
     index_t whole, quad, second, third, fourth;
 };
 
-// Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands.
+// Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands. out_panels:
+// where each panel of the result begins, if not one after the other.
 struct Reduction {
     real *out;
+    const index_t *out_panels;
     word *extremes;
     index_t entries, panel, near_terms, far_terms, operands, adds;
     Operand operand[MOST_OPERANDS];
@@ -97,8 +99,13 @@ __device__ __forceinline__ real added(real sum, bool adds, real before, word &la
     return total;
 }
 
-__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real sum, word &largest, word &smallest) {
-    what.out[entry] = added(sum, what.adds, what.adds ? what.out[entry] : 0, largest, smallest);
+// Where a panel of the result begins.
+__device__ __forceinline__ index_t begin_of(const Reduction &what, index_t panel) {
+    return what.out_panels ? __ldg(what.out_panels + panel) : panel * what.panel;
+}
+
+__device__ __forceinline__ void finish(const Reduction &what, index_t at, real sum, word &largest, word &smallest) {
+    what.out[at] = added(sum, what.adds, what.adds ? what.out[at] : 0, largest, smallest);
 }
 
 // Numbers that are loaded and stored as one.
@@ -166,6 +173,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
     for (; is_inside && panel < panels; panel += step) {
         const real *here[K];
         const int next = panel + step < panels ? panel + step : panel;
+        const index_t begin = begin_of(what, panel);
 #pragma unroll
         for (int k = 0; k < K; k++) {
             here[k] = what.operand[k].table + (offset[k] + place[k]);
@@ -186,7 +194,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
                     sum[v] += product;
                 }
         }
-        Quad *out = (Quad *)(what.out + (panel * what.panel + first));
+        Quad *out = (Quad *)(what.out + (begin + first));
         Quad total = {};
         if (what.adds) total = *out;
 #pragma unroll
@@ -266,7 +274,7 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
 #pragma unroll
         for (int v = 0; v < EACH; v++)
             if (first + v * THREADS < what.panel)
-                finish(what, panel * what.panel + first + v * THREADS, (real)sum[v], largest, smallest);
+                finish(what, begin_of(what, panel) + first + v * THREADS, (real)sum[v], largest, smallest);
     }
     note(what.extremes, largest, smallest);
 }
@@ -304,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
     }
     if (threadIdx.x < 32) {
         word largest = 0, smallest = 0;
-        if (threadIdx.x == 0) finish(what, blockIdx.x, (real)parts[0], largest, smallest);
+        if (threadIdx.x == 0) finish(what, begin_of(what, panel) + place, (real)parts[0], largest, smallest);
         note(what.extremes, largest, smallest);
     }
 }
