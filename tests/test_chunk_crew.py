@@ -11,12 +11,11 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
-from junctor import chunk_crew, chunk_jobs, worker_gpu
+from junctor import chunk_jobs
 from junctor import run as steps
-from junctor.chunk_cluster import ClusterRun
 from junctor.chunk_crew import Crew
 from junctor.cli import app
-from junctor.distribution import Resources, local_client, silent_dask
+from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.generate import grid
@@ -137,34 +136,6 @@ def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     assert found.limits.on_gpu
     assert found.workers == 4
     assert found.working <= 1 << 27
-
-
-@pytest.mark.gpu
-def test_a_run_over_workers_with_gpus(files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_crew, "OFFSET_BYTES", 0)
-    lowered: list[bool] = []
-    given = ClusterRun._given
-    monkeypatch.setattr(ClusterRun, "_given", lambda *args: lowered.append(args[0]._gpu is not None) or given(*args))
-    room = worker_gpu.OFFSET_BYTES + (1 << 27)
-    # Small enough that the row goes in chunks, whatever the GPU has.
-    run(job("cpu"), Resources(workers=0, device="cpu", device_memory=TASK, memory=1 << 30))
-    with silent_dask(), local_client(2, False) as client:
-        monkeypatch.setattr(Engine, "in_chunks", lambda *_: True)
-        resources = Resources(scheduler=client.scheduler.address, device_memory=room, memory=1 << 32)
-        run(job("gpus"), resources)
-        # What workers have taken of the GPU they have given back.
-        assert min(client.run(has_room, room).values()) == room
-    assert len(set(spread)) == 2
-    assert lowered
-    assert all(lowered)
-    np.testing.assert_allclose(numbers("gpus"), numbers("cpu"), atol=1e-12)
-
-
-def has_room(room: int) -> int:
-    assert worker_gpu._opened is None
-    found = worker_gpu.room_of(room)
-    worker_gpu.close()
-    return found
 
 
 def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
