@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction, Strides
-from junctor_kernels.entries_gpu import OPERANDS, Launch, bits_of, launches_of, moved, record
+from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, record
 
 from junctor.chunk_places import aligned
 from junctor.chunk_slots import OFFSET_BYTES
@@ -289,7 +289,8 @@ class LoweredPass:
     def launch(self, n: int, slot: Slot, leads: bool) -> None:
         """Enqueue a step."""
         for call in self._calls[n]:
-            words = moved(call.words, [entries_gpu.OUT, *entries_gpu.TABLES[: int(call.words[OPERANDS])]], slot.at)
+            operands = entries_gpu.TABLES[: int(call.words[entries_gpu.OPERANDS])]
+            words = moved(call.words, (entries_gpu.OUT, *operands), slot.at)
             if call.ends:
                 words[entries_gpu.EXTREMES] = self._word_at(leads, n)
             self._gpu.launch(call, words)
@@ -297,7 +298,7 @@ class LoweredPass:
     def add(self, slot: Slot, at: int) -> None:
         """Enqueue the sum of what lies at the beginning of a slot and what lies at an address, into the slot."""
         words = self._sum.words.copy()
-        words[[entries_gpu.OUT, entries_gpu.TABLES[0]]] = slot.at, at
+        words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.at, at
         words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = self._word_at(False, len(self.made)), True
         self._gpu.launch(self._sum, words)
 
