@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import pickle
 import resource
 import statistics
 import time
@@ -119,7 +120,9 @@ def main() -> None:
     crew = Crew(max(options.workers), memory // max(options.workers), options.device_memory if on_gpu else None)
     problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
     limits = Limits(memory, options.device_memory if on_gpu else options.working, 0, Path(), 1, on_gpu)
-    chunks = crew.cut(problem, itemsize, limits, 1).chunks
+    chunks = kept(options.plan, lambda: crew.cut(problem, itemsize, limits, 1).chunks)
+    if not options.repeats:
+        return
     describe(chunks, itemsize, time.perf_counter() - start)
     program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads, as_summed=on_gpu)
     one, expected = timed(lambda: alone(chunks, network, algebra, options).run(Block(1, {}, {})), options.repeats)
@@ -147,8 +150,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT)
     parser.add_argument("--threads", type=int, default=1, help="of compiled contractions in a task; 0: NumPy")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--plan", type=Path, help="file that keeps the plan from call to call: planning takes long")
+    parser.add_argument("--repeats", type=int, default=3, help="0: only make the plan")
     return parser.parse_args()
+
+
+def kept(file: Path | None, make: Callable[[], ChunkPlan]) -> ChunkPlan:
+    """Return the plan that lies in a file; it is made, and put there, where there is none."""
+    if file is None or not file.exists():
+        made = make()
+        if file is not None:
+            file.write_bytes(pickle.dumps(made))
+        return made
+    found: ChunkPlan = pickle.loads(file.read_bytes())
+    return found
 
 
 def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argparse.Namespace) -> ChunkedProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import time
@@ -159,6 +160,26 @@ def test_small_passes_are_done_here(client: Any, monkeypatch: pytest.MonkeyPatch
         run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE))
         assert_same(run.outcome(case()), expected)
         assert bool(run.stock.bytes) == elsewhere  # a counter with keys, all of them back to 0
+
+
+def test_tables_go_where_there_is_room(client: Any) -> None:
+    client.wait_for_workers(WORKERS, timeout=30)
+    # One task a pass, so that all tables would stay on the worker that made the first.
+    chunks = cut(1 << 20)
+    peaks: list[int] = []
+    for share in (math.inf, 0.7):
+        run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE), room=share * max(peaks, default=1))
+        held: list[int] = []
+        keep = run.stock.keep
+
+        def watched(each: Any, run: ClusterRun = run, held: list[int] = held, keep: Any = keep) -> None:
+            keep(each)
+            held.append(max(run.stock.bytes.values()))
+
+        run.stock.keep = watched  # type: ignore[method-assign]
+        assert_same(run.outcome(case()), ChunkedProgram(chunks, NETWORK, DOUBLE).run(case()))
+        peaks.append(max(held))
+    assert peaks[1] <= 0.7 * peaks[0]
 
 
 @pytest.mark.parametrize("at", [10, 40])

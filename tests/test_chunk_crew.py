@@ -106,7 +106,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
 
 def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(grid(12, 12, seed=1), Query(), memory=1 << 30, device_memory=1 << 14)
+    engine = Engine(NETWORK, Query(), memory=1 << 30, device_memory=TASK)
     sizes = {}
     for workers in (1, 2, 8):
         engine.crew = Crew(workers, 1 << 30)
@@ -128,7 +128,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
 
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
-    engine = Engine(grid(20, 20, seed=1), Query(precision="single"), memory=1 << 34)
+    engine = Engine(grid(16, 16, seed=1), Query(precision="single"), memory=1 << 34)
     engine.crew = Crew(4, 1 << 34, room=1 << 27)
     assert engine.chunks_on_gpu(SINGLE)
     assert not engine.chunks_on_gpu(LOG)

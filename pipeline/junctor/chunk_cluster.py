@@ -15,6 +15,7 @@ memory, also those that the plan keeps on disk: the memory of all workers counts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,10 @@ def propagate(
 
 
 class ClusterRun:
-    """One propagation of a program over a cluster. stock: what is stored where, and what crossed."""
+    """One propagation of a program over a cluster. stock: what is stored where, and what crossed.
+
+    room: bytes of stored tables that each worker has room for; one has more only where none has less to do.
+    """
 
     def __init__(
         self,
@@ -77,11 +81,12 @@ class ClusterRun:
         contract: Contract | None = None,
         in_flight: int = IN_FLIGHT,
         gpu: OnGpu | None = None,
+        room: float = math.inf,
     ) -> None:
         self.program, self.contract, self.in_flight = program, contract or OnCpu(program.algebra), in_flight
         self._gpu = gpu
         self._small = self.contract if isinstance(self.contract, OnCpu) else OnCpu(program.algebra)
-        self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize)
+        self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize, room)
 
     def outcome(self, block: Block) -> Outcome:
         """Return the answer of a case; raises RunError."""

@@ -129,7 +129,7 @@ class Crew:
 
     def _ways(self, plan: Plan, itemsize: int, limits: Limits) -> Iterator[tuple[int, Room]]:
         """Yield the bytes of a task, and the room for its tables and for stored ones on all workers together."""
-        each = (limits.memory // self.workers if self.memory is None else self.memory) - fixed_bytes(plan)
+        each = self._each(limits) - fixed_bytes(plan)
         if limits.on_gpu:
             device = (self.room or limits.task or each) - OFFSET_BYTES
             for share in GPU_SHARES:
@@ -140,6 +140,18 @@ class Crew:
         task = min(limits.task or TASK_BYTES, each // (2 * RESERVED))
         tables = (task - _contracts(task)[0]) * itemsize // (itemsize + MASK_BYTES)
         yield task, Room(tables, self.workers * (each - RESERVED * task), 0)
+
+    def _each(self, limits: Limits) -> int:
+        """Return the bytes of memory of a worker."""
+        return limits.memory // self.workers if self.memory is None else self.memory
+
+    def room_for_tables(self, chunking: Chunking, itemsize: int) -> int:
+        """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
+        limits, each = chunking.limits, self._each(chunking.limits) - chunking.fixed
+        if not limits.on_gpu:
+            return each - RESERVED * chunking.working
+        slot = slot_bytes(chunking.chunks, itemsize)
+        return each - GPU_RESERVED * slot + max(0, (self.room or limits.task or each) - chunking.working)
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
         return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize)
@@ -160,11 +172,13 @@ class CrewProgram:
         self._contract = OnCpu(algebra, chunking.scratch, chunking.entry_threads)
         slot = slot_bytes(chunks, algebra.dtype.itemsize)
         self._gpu = OnGpu(algebra.name, slot, chunking.limits.task) if on_gpu else None
+        self._room = crew.room_for_tables(chunking, algebra.dtype.itemsize)
 
     def run(self, block: Block) -> Outcome:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
-        return ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu).outcome(block)
+        run = ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu, self._room)
+        return run.outcome(block)
 
 
 def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import uuid
 from collections import Counter
@@ -39,11 +40,12 @@ class Held:
 class Stock:
     """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
 
-    bytes: on every worker. crossed: bytes that were read on other workers than the one where they are.
+    room: bytes that each worker has for them, as long as another one has more. bytes: on every worker. crossed: bytes
+    that were read on other workers than the one where they are.
     """
 
-    def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int) -> None:
-        self.client, self.chunks, self.itemsize = client, chunks, itemsize
+    def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int, room: float = math.inf) -> None:
+        self.client, self.chunks, self.itemsize, self.room = client, chunks, itemsize, room
         # No other propagation of the cluster has the same keys.
         self._name = uuid.uuid4().hex
         # By what the tasks that made them held constant.
@@ -69,6 +71,10 @@ class Stock:
         """Note where a part of a stored table is."""
         self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
         self.bytes[held.worker] += held.bytes
+
+    def has_room(self, worker: str, size: int) -> bool:
+        """Tell whether a worker has room for so many bytes more."""
+        return self.bytes[worker] + size <= self.room
 
     def drop(self, table: int) -> None:
         """Forget a table; the workers give it back."""
@@ -252,10 +258,15 @@ class PassRun:
         return _Job(number, states, reads, found, home, stores, is_sum, final)
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
-        """Return the job that finds most of what it reads on a worker with least to do, and that worker."""
+        """Return the job that finds most of what it reads on a worker with least to do and room, and that worker."""
         least = min(self._busy[worker] for worker in self._workers)
         idle = [worker for worker in self._workers if self._busy[worker] == least]
-        return max(product(waiting, idle), key=lambda at: (at[0].staying(at[1]), -self._stock.bytes[at[1]]))
+        stock = self._stock
+
+        def worth(job: _Job, worker: str) -> tuple[bool, int, int]:
+            return stock.has_room(worker, job.stores), job.staying(worker), -stock.bytes[worker]
+
+        return max(product(waiting, idle), key=lambda at: worth(*at))
 
     def _start(self, job: _Job, worker: str) -> None:
         stock, at = self._stock, [self._n, int(job.is_sum), job.number]

@@ -176,7 +176,7 @@ class WorkerGpu:
 
     def downloaded(self, slice_: Array) -> Array:
         """Return a copy of what lies on the device in this machine's memory."""
-        host = np.empty(slice_.shape, self.dtype)
+        host = self.pinned(slice_.size).reshape(slice_.shape)
         with self.cupy.cuda.Device(self.number):
             self.copy(self._way_out, host, slice_)
             self._way_out.synchronize()
