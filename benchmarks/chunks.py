@@ -27,15 +27,15 @@ from junctor.machine import available_memory
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import Room, Speed, cheapest_chunks, operations_of
+from junctor.planning.oversize import Pricing, Room, cheapest_chunks, operations_of
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
 from junctor_kernels.axes import contraction
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 
 ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE, LOG)}
-# What an operation, a byte and a byte on disk take, for the choice among plans.
-SPEED = Speed(1e-9, 1e-10, 1e-9)
+# The plan with fewest operations and least that is moved.
+PRICING = Pricing(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
 # A contraction like those of a grid, small enough for a cache, and a copy that is not.
 VARIABLES, COPIED_BYTES, MEASURED_SECONDS = 15, 1 << 26, 0.5
 
@@ -119,7 +119,7 @@ def main() -> None:
     start = time.perf_counter()
     room = Room(options.working, options.memory or available_memory() // 2, 0)
     problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
-    chunks, _ = cheapest_chunks(problem, itemsize, lambda _: [room], SPEED)
+    chunks, _ = cheapest_chunks(problem, itemsize, lambda _: [room], PRICING)
     describe(chunks, itemsize, time.perf_counter() - start)
     program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
     with silent_dask(), local_client(options.workers, False) as client:

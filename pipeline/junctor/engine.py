@@ -17,6 +17,7 @@ from junctor_kernels.gpu import CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
+from junctor.chunk_rooms import Chunking, Limits
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
@@ -27,7 +28,7 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import CHUNK_FORMATS, Chunking, Limits, answer_one_by_one, cut, program_of
+from junctor.oversize import CHUNK_FORMATS, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -221,9 +222,9 @@ class Engine:
         working = self.device_memory if self.has_device else self.working
         return not Memory(self.plan(pattern, uses), len(self.ladder)).fits(free, working)
 
-    def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
+    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), itemsize, free, on_gpu, self.device_memory, self.spill, self.disk
+        key = pattern, rounded(uses), algebra.name, free, on_gpu, self.device_memory, self.spill, self.disk
         if key not in self._chunkings:
             if len(self._chunkings) >= KEPT_CHUNKINGS:
                 self._chunkings.pop(next(iter(self._chunkings)))
@@ -231,7 +232,8 @@ class Engine:
             disk = self.disk if self.disk is not None else allowed_disk(self.spill)
             task = self._using.room if on_gpu and self._using else self.device_memory
             limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
-            self._chunkings[key] = cut(Problem(self.shape, pattern, targets), itemsize, limits, rounded(uses))
+            prices = (self.speeds if on_gpu else self.cpu_speeds).prices
+            self._chunkings[key] = cut(Problem(self.shape, pattern, targets), algebra, limits, prices, rounded(uses))
         return self._chunkings[key]
 
     def _answer_in_chunks(
@@ -248,7 +250,7 @@ class Engine:
         rows = group.rows
         for algebra in self.ladder:
             device = self._using if isinstance(self._using, CudaDevice) and algebra.name in CHUNK_FORMATS else None
-            chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free, device is not None)
+            chunking = self.chunking(group.pattern, uses, algebra, free, device is not None)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
             others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
             program = program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
@@ -292,12 +294,18 @@ class Engine:
     def speeds(self) -> DeviceSpeeds:
         """The speeds of the device, or of the one that is most like it."""
         from junctor.measurements import Device as Measured
-        from junctor.speeds import cpu_name
 
         if not self.has_device:
-            return self.known_speeds.cpu(cpu_name())
+            return self.cpu_speeds
         at_hand = gpu_at_hand() if isinstance(self.device, str) else (self.device.name, self.device.figures)
         return self.known_speeds.gpu(Measured(*at_hand))
+
+    @property
+    def cpu_speeds(self) -> DeviceSpeeds:
+        """The speeds of this machine's CPU, or of another one."""
+        from junctor.speeds import cpu_name
+
+        return self.known_speeds.cpu(cpu_name())
 
     @cached_property
     def known_speeds(self) -> Speeds:

@@ -1,0 +1,233 @@
+"""Ways to divide the memory for rows in chunks, and the seconds that a plan takes that is cut for one of them.
+
+On a CPU a task has its tables and the scratch of its contractions, the rest is for stored tables. On a GPU memory is
+divided into slots for tasks under way; what is left keeps stored tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from junctor_kernels import reference
+from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
+from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
+from junctor_kernels.reference import Algebra
+
+from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunk_places import slot_bytes
+from junctor.chunk_slots import OFFSET_BYTES
+from junctor.chunk_work import Arithmetic, chunk_work, least_work
+from junctor.memory import STEP_BYTES
+from junctor.planning.chunks import ChunkPlan
+from junctor.planning.oversize import Room
+from junctor.planning.plan import Likelihood, Plan, Potential, Slice
+from junctor.speeds import Prices
+
+# Shares of the memory that a task may take; on a GPU, the smaller a task, the sooner copies and kernels overlap.
+SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 8)
+GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+# Groups of tasks under way at once on a GPU, of which the number is chosen.
+SLOTS = (1, 2, 3, 4)
+# Most that sums of terms take on a GPU.
+PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
+# Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
+SCRATCH_SHARE = 1 / 4
+# Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
+MOST_THREADS = 64
+# What NumPy takes for each entry of a block. Beside each entry of a table there may be a byte of a mask.
+NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
+# What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
+INTERPRETER_BYTES = 1 << 19
+# Seconds that compiled contractions have to save to be worth being loaded.
+COMPILED_SECONDS = 1.0
+
+
+NOMINAL = Prices(tuple(float(name in ("busiest", "alone")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rows in chunks may take, in bytes.
+
+    memory: of everything in this machine's memory. task: of the tables and the scratch of a task, None where only
+    `memory` bounds it. disk: of files, which lie in `folder`. threads: of contractions. on_gpu: whether tasks have the
+    memory of a GPU, `task` of it, and none of `memory`.
+    """
+
+    memory: int
+    task: int | None
+    disk: int
+    folder: Path
+    threads: int = 1
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRoom(Room):
+    """Room with `scratch` bytes for contractions of a task, done by `arithmetic`, on so many threads if compiled."""
+
+    scratch: int = 0
+    arithmetic: Arithmetic = field(default_factory=lambda: Arithmetic(8, reference.SCRATCH_ENTRIES, False))
+    threads: int = 0
+
+
+class CpuRooms:
+    """Ways to divide the memory of this machine. prices: of its CPU, by backend. rows: cases to come."""
+
+    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], rows: int) -> None:
+        self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
+        self._prices = {compiled: prices[backend_of(algebra, compiled)] for compiled in (True, False)}
+
+    def rooms(self, plan: Plan) -> list[CpuRoom]:
+        """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
+        free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
+        saved = self._rows * (self._least(plan, False) - self._least(plan, True))
+        sizes = dict.fromkeys(min(free if most is None else most, int(free * share)) for share in SHARES)
+        found: list[CpuRoom] = []
+        for task in sizes:
+            kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task
+            if kept < task:
+                threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
+                found.append(self._room(free, task, kept, reference.SCRATCH_ENTRIES, threads))
+            # Where compiled contractions leave the tables little room, NumPy may need fewer chunks.
+            if kept >= task or kept > SCRATCH_SHARE * task:
+                entries = min(reference.SCRATCH_ENTRIES, max(1, int(task * SCRATCH_SHARE) // NUMPY_ENTRY))
+                found.append(self._room(free, task, entries * NUMPY_ENTRY, entries, 0))
+        return found
+
+    def _room(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuRoom:
+        tables = (task - scratch) * self._itemsize // (self._itemsize + MASK_BYTES)
+        arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
+        return CpuRoom(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
+
+    def least(self, plan: Plan) -> float:
+        """Return about what a case of a plan takes at the least."""
+        return min(self._least(plan, compiled) for compiled in (True, False))
+
+    def _least(self, plan: Plan, compiled: bool) -> float:
+        how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
+        return self._prices[compiled].of_work(least_work(plan, how))
+
+    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+        """Return about what a case takes on one thread."""
+        assert isinstance(room, CpuRoom)
+        return self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
+
+    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+        """Return what a plan takes that was cut for a room."""
+        assert isinstance(room, CpuRoom)
+        working = room.scratch + chunks.working * (self._itemsize + MASK_BYTES)
+        return Chunking(
+            chunks,
+            self._limits,
+            self._itemsize,
+            working,
+            self.seconds(chunks, room),
+            room.arithmetic.scratch,
+            room.threads,
+        )
+
+
+class GpuRooms:
+    """Ways to divide the memory of a GPU. prices: of that GPU, by backend."""
+
+    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], _rows: int) -> None:
+        self._limits, self._itemsize = limits, algebra.dtype.itemsize
+        self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
+
+    def rooms(self, plan: Plan) -> list[Room]:
+        """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
+        free = self._limits.memory - fixed_bytes(plan)
+        whole = (self._limits.task or free) - OFFSET_BYTES
+        return [Room(int(whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
+
+    def least(self, plan: Plan) -> float:
+        """Return about what a case of a plan takes at the least."""
+        return self._prices.of_work(least_gpu_work(plan, self._itemsize))
+
+    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+        """Return about what a case takes."""
+        return self._chosen(chunks)[0]
+
+    def _chosen(self, chunks: ChunkPlan) -> tuple[float, int]:
+        """Return the seconds of a case with the number of slots that takes least, and that number."""
+        room, slot = self._room(chunks), slot_bytes(chunks, self._itemsize)
+        most = max(1, min(max(SLOTS), room // slot))
+        return min((self._with_slots(chunks, slots, room - slots * slot), slots) for slots in SLOTS if slots <= most)
+
+    def _room(self, chunks: ChunkPlan) -> int:
+        return (self._limits.task or self._limits.memory) - OFFSET_BYTES
+
+    def _with_slots(self, chunks: ChunkPlan, slots: int, left: int) -> float:
+        return self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left))
+
+    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+        """Return what a plan takes that was cut for a room."""
+        seconds, slots = self._chosen(chunks)
+        working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
+        return Chunking(chunks, self._limits, self._itemsize, working, seconds, slots=slots)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunking:
+    """A plan cut for some limits.
+
+    itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
+    offsets. seconds: of a row. scratch: entries of a block in NumPy. entry_threads: of compiled contractions, 0 where
+    there are none. slots: groups of tasks under way at once on a GPU.
+    """
+
+    chunks: ChunkPlan
+    limits: Limits
+    itemsize: int
+    working: int
+    seconds: float
+    scratch: int = reference.SCRATCH_ENTRIES
+    entry_threads: int = 0
+    slots: int = 0
+
+    @cached_property
+    def memory(self) -> int:
+        """The peak bytes of everything in this machine's memory."""
+        stored = self.chunks.peak(on_disk=False) * self.itemsize
+        return fixed_bytes(self.chunks.plan) + stored + (0 if self.limits.on_gpu else self.working)
+
+    @cached_property
+    def disk(self) -> int:
+        """The peak bytes of files."""
+        return self.chunks.peak(on_disk=True) * self.itemsize
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that come into the memory of tasks."""
+        return self.chunks.loaded * self.itemsize
+
+    @property
+    def stored(self) -> int:
+        """Bytes that go out of it."""
+        return self.chunks.stored * self.itemsize
+
+
+def compiled_bytes(task: int) -> int:
+    """Return what compiled contractions of a task take, however many threads there are in the end."""
+    threads = max(1, min(MOST_THREADS, (int(task * SCRATCH_SHARE) - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
+    return ENTRIES_BYTES + threads * ENTRIES_THREAD_BYTES
+
+
+def backend_of(algebra: Algebra, compiled: bool) -> str:
+    """Return the name of the prices of a CPU for contractions that are compiled, or NumPy's."""
+    return f"chunks-{'' if compiled else 'plain-'}{algebra.name}"
+
+
+def fixed_bytes(plan: Plan) -> int:
+    """Return what the program of a plan in chunks takes beside tasks and stored tables."""
+    made = [plan.tables[step.out].entries for step in plan.steps if isinstance(step, Potential | Slice | Likelihood)]
+    sliced = [plan.shape.entries(plan.shape.scopes[factor]) for factor in plan.sliced_factors()]
+    # While a table is bound there are copies of it; results stay beside their posteriors.
+    binding = 5 * max((*made, *sliced), default=0)
+    results = 2 * sum(plan.tables[table].entries for _, table in plan.marginals)
+    tables = 2 * sum(made) + 3 * sum(sliced) + binding + results
+    return 8 * tables + len(plan.steps) * STEP_BYTES + INTERPRETER_BYTES
