@@ -13,10 +13,12 @@ import argparse
 import itertools
 import pickle
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from junctor.chunked import ChunkedProgram
@@ -164,18 +166,10 @@ def timed(
     slowest: int,
 ) -> None:
     """Propagate once, with the time of every pass."""
-    spent: list[tuple[float, int]] = []
-    plain = type(program).run_pass
-
-    def watched(n: int, *rest: Any) -> None:
+    with (watched_gpu if rates else watched_cpu)(program) as ends:
         started = time.perf_counter()
-        plain(program, n, *rest)
-        spent.append((time.perf_counter() - started, n))
-
-    program.run_pass = watched  # type: ignore[method-assign]
-    started = time.perf_counter()
-    outcome = program.run(Block(1, {}, {}))
-    seconds = time.perf_counter() - started
+        outcome = program.run(Block(1, {}, {}))
+        seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
     ways = [moved(chunks.plan, each, resident) for each in chunks.passes]
@@ -184,6 +178,9 @@ def timed(
         text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
         text += f": {seconds / max(bounds):.2f} x the largest"
     print(text, flush=True)
+    # Of passes that overlap, how much later one ended than those before it.
+    latest = [0.0, *itertools.accumulate(ends, max)]
+    spent = [(after - before, n) for n, (before, after) in enumerate(itertools.pairwise(latest))]
     for each, n in sorted(spent, reverse=True)[:slowest]:
         this = chunks.passes[n]
         tasks = chunks.plan.shape.entries(this.fixed)
@@ -193,6 +190,49 @@ def timed(
             bounds = [entries * itemsize / rate for entries, rate in zip(ways[n], rates, strict=True)]
             text += ", bounds {:.4f}, {:.4f}, {:.4f}".format(*bounds)
         print(text)
+
+
+@contextmanager
+def watched_cpu(program: ChunkedProgram) -> Iterator[list[float]]:
+    """Give when each pass ended, in seconds."""
+    begin, ends = time.perf_counter(), list[float]()
+
+    def run_pass(*given: Any) -> None:
+        ChunkedProgram.run_pass(program, *given)
+        ends.append(time.perf_counter() - begin)
+
+    with patch.object(program, "run_pass", run_pass):
+        yield ends
+
+
+@contextmanager
+def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
+    """The same by events of the devices."""
+    import cupy
+    from junctor import chunk_slots, chunked_gpu
+
+    begins: dict[int, Any] = {}
+    ends: list[float] = []
+    saved: list[Any] = []
+
+    class Watched(chunked_gpu.GpuRun):
+        def run(self, dead: Any) -> None:
+            for slot in self.gpu.slots:
+                begins[slot.number] = slot.mark().event
+            super().run(dead)
+            for marks in saved:
+                times = [cupy.cuda.get_elapsed_time(begins[mark.slot], mark.event) for mark in marks]
+                ends.append(1e-3 * max(times))
+
+        def _close(self) -> None:
+            saved.append(self._pending[0].saved.values())
+            super()._close()
+
+    with (
+        patch.object(chunked_gpu, "GpuRun", Watched),
+        patch.object(chunk_slots.OneGpu, "event", lambda one: cupy.cuda.Event()),
+    ):
+        yield ends
 
 
 def main() -> None:

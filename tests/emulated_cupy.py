@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import random
+from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from test_entries_gpu import compiled
@@ -24,49 +27,109 @@ class DeviceArray(np.ndarray[Any, Any]):
 
 
 class Stream:
-    ptr = 0
+    """Work in order; that of all streams is done in any order that events allow, by chance, once somebody waits."""
 
-    def __init__(self, **_: Any) -> None: ...
+    every: ClassVar[dict[int, Stream]] = {}
+    current: ClassVar[list[Stream]] = []
 
-    def __enter__(self) -> None: ...
+    def __init__(self, **_: Any) -> None:
+        self.work: deque[Any] = deque()
+        self.ptr = len(self.every) + 1
+        self.every[self.ptr] = self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> None:
+        self.current.append(self)
 
-    def synchronize(self) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.current.pop()
 
-    def wait_event(self, _: Any) -> None: ...
+    def synchronize(self) -> None:
+        _work_until(lambda: not self.work)
+
+    def wait_event(self, event: Event) -> None:
+        turn = event.turn
+        self.work.append(lambda: event.past >= turn)
 
 
 class Event:
-    def __init__(self, **_: Any) -> None: ...
+    """turn: how many times it has been recorded; past: which of them streams have come by."""
 
-    def record(self, _: Any) -> None: ...
+    def __init__(self, **_: Any) -> None:
+        self.turn = self.past = 0
+
+    def record(self, stream: Stream) -> None:
+        self.turn += 1
+        turn = self.turn
+
+        def come_by() -> bool:
+            self.past = turn
+            return True
+
+        stream.work.append(come_by)
+
+    @property
+    def done(self) -> bool:
+        return self.past >= self.turn
+
+    def synchronize(self) -> None:
+        _work_until(lambda: self.done)
+
+
+chance = random.Random(0)
+
+
+def _work_until(done: Callable[[], bool]) -> None:
+    """Let streams go on until something is done: what is ready, in any order."""
+    while not done():
+        ready = [stream for stream in Stream.every.values() if stream.work]
+        chance.shuffle(ready)
+        if not any(_step(stream) for stream in ready):
+            raise RuntimeError("streams wait for each other")
+
+
+def _step(stream: Stream) -> bool:
+    if not stream.work[0]():
+        return False
+    stream.work.popleft()
+    return True
+
+
+def _enqueue(stream: Stream | None, work: Callable[[], object]) -> None:
+    if stream is None:
+        work()
+    else:
+        stream.work.append(lambda: work() or True)
 
 
 class RawModule:
-    """Kernels of a source; one launch at a time, because threads of the emulation share what CUDA gives each block."""
-
-    _lock = Lock()
+    """Kernels of a source."""
 
     def __init__(self, code: str, **_: Any) -> None:
         self._library = compiled(code)
 
     def get_function(self, name: str) -> Any:
         def kernel(blocks: tuple[int], threads: tuple[int], arguments: tuple[Any]) -> None:
-            (record,) = arguments
-            with self._lock:
+            # Parameters are those of the launch, whatever becomes of the array.
+            record = arguments[0].copy()
+
+            def run() -> None:
                 self._library.launch(name.encode(), ctypes.c_void_p(record.ctypes.data), blocks[0], threads[0])
+
+            _enqueue(Stream.current[-1] if Stream.current else None, run)
 
         return kernel
 
 
-def _copy(target: int, source: int, size: int, *_: Any) -> None:
-    ctypes.memmove(target, source, size)
+def _copy(target: int, source: int, size: int, _: int, stream: int) -> None:
+    _enqueue(Stream.every[stream], lambda: ctypes.memmove(target, source, size) and None)
 
 
-def _copy_rows(target: int, step: int, source: int, stride: int, width: int, rows: int, *_: Any) -> None:
-    for row in range(rows):
-        ctypes.memmove(target + row * step, source + row * stride, width)
+def _copy_rows(target: int, step: int, source: int, stride: int, width: int, rows: int, _: int, stream: int) -> None:
+    def run() -> None:
+        for row in range(rows):
+            ctypes.memmove(target + row * step, source + row * stride, width)
+
+    _enqueue(Stream.every[stream], run)
 
 
 runtime = SimpleNamespace(
@@ -75,12 +138,17 @@ runtime = SimpleNamespace(
     deviceEnablePeerAccess=lambda *_: None,
     memcpyAsync=_copy,
     memcpy2DAsync=_copy_rows,
-    deviceSynchronize=lambda: None,
+    deviceSynchronize=lambda: _work_until(lambda: not any(stream.work for stream in Stream.every.values())),
     hostRegister=lambda *_: None,
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
 cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
+
+
+def empty(size: int, dtype: Any) -> DeviceArray:
+    # Not zeros, so that it shows what nobody brought.
+    return np.full(size, 170, np.uint8).view(dtype).view(DeviceArray)
 
 
 def asarray(array: Any) -> DeviceArray:

@@ -41,6 +41,7 @@ def emulated(
             *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),
             entries_gpu.bits_of(scale),
             lead.ctypes.data if lead is not None else 0,
+            lead is not None and len(lead) > 2,
         )
         for table, o in zip(tables, launch.offsets, strict=True)
     ]

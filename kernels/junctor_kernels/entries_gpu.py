@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,8 @@ MOST_OPERANDS = 16
 MOST_BLOCKS = 1 << 12
 # Numbers of operands that have a kernel of their own.
 MOST_COMPILED = 6
-# Entries of a panel, and near terms, at the most.
-PANEL, NEAR = 4096, 32
+# Entries of a panel at the most, in tables from so many entries on (so there are fewer offsets), and near terms.
+PANEL, LARGE_PANEL, LARGE_ENTRIES, NEAR = 1 << 12, 1 << 14, 1 << 24, 32
 # Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
 MANY_ENTRIES = 1 << 15
 # With fewer, the share of the entries that its terms may be for a thread to take them all.
@@ -50,10 +50,24 @@ MOST_IN_QUADS, MOST_LINES = 3, 16
 # Entries of a line, and threads of a warp.
 LINE, WARP = 32, 32
 # The fields of the struct `Reduction`, in its order, and those of an operand.
-FIELDS = ("out", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
-OPERAND_FIELDS = ("table", "panels", "places", "far", "near", "scale", "lead", "quad", "second", "third", "fourth")
-# Where in the record the addresses of tables lie, and what differs from task to task.
-TABLES = (FIELDS.index("out"), *(len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)))
+FIELDS = ("out", "out_panels", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
+OPERAND_FIELDS = (
+    "table",
+    "panels",
+    "places",
+    "far",
+    "near",
+    "scale",
+    "lead",
+    "whole",
+    "quad",
+    "second",
+    "third",
+    "fourth",
+)
+# Where in the record the addresses of the result and of the operands lie, and what differs from task to task.
+OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)]
+OUT_PANELS = FIELDS.index("out_panels")
 EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
 
 Integers = npt.NDArray[Any]
@@ -176,7 +190,8 @@ def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 
 
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
-    (panels, places), (far, near) = _cut(kept, PANEL), _cut(eliminated, NEAR)
+    most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
+    (panels, places), (far, near) = _cut(kept, most), _cut(eliminated, NEAR)
     offsets = tuple(
         Offsets(_walk(panels, k), _narrow(_walk(places, k)), _walk(far, k), _narrow(_walk(near, k)))
         for k in range(1, operands + 1)
@@ -206,6 +221,57 @@ def _quad(offsets: Offsets) -> tuple[int, ...]:
     return (kind, *lies[1:].tolist())
 
 
+class Runs(NamedTuple):
+    """How the entries of a part lie in a larger table: so many side by side, and where each run begins."""
+
+    entries: int
+    starts: tuple[int, ...]
+
+
+def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
+    """Return the same launch for an operand that lies in runs; None where that is another computation.
+
+    Sums keep their order: the kernel is the same.
+    """
+    offsets = _in_runs(launch.offsets[k], runs)
+    if offsets is None:
+        return None
+    quads = launch.quads
+    if quads:
+        quad = _quad(offsets)
+        if not quad:
+            return None
+        quads = (*quads[:k], quad, *quads[k + 1 :])
+    return replace(launch, offsets=(*launch.offsets[:k], offsets, *launch.offsets[k + 1 :]), quads=quads)
+
+
+def _in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
+    """Return offsets into runs; None where those of entries and terms do not simply add up there."""
+    parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
+    starts = np.array(runs.starts, dtype=np.int64)
+    if sum(int((each % runs.entries).max()) for each in parts) >= runs.entries:
+        return None
+    numbers, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    for each in parts:
+        found = np.unique(each // runs.entries)
+        if len(numbers) * len(found) > len(starts):
+            return None
+        numbers = np.add.outer(numbers, found).reshape(-1)
+        sums = np.add.outer(sums, starts[found]).reshape(-1)
+    if (starts[numbers] != sums).any():
+        return None
+    panels, places, far, near = (starts[each // runs.entries] + each % runs.entries for each in parts)
+    return Offsets(panels, _narrow(places), far, _narrow(near))
+
+
+def out_panels(launch: Launch, runs: Runs) -> Integers | None:
+    """Return where the panels of a result begin that lies in runs; None where a panel is not in one of them."""
+    if runs.entries % launch.panel:
+        return None
+    begins = np.arange(0, launch.entries, launch.panel)
+    return np.array(runs.starts, dtype=np.int64)[begins // runs.entries] + begins % runs.entries
+
+
 def _walk(axes: Sequence[Axis], k: int) -> Integers:
     at = np.zeros(1, dtype=np.int64)
     for axis in axes:
@@ -227,7 +293,7 @@ def record(
     extremes: address of the two words that are raised, 0 for none. operands: addresses of table, panels, places, far
     and near, the bits of its scale, and the address of the word that tells its power of two, 0 for none.
     """
-    fields = [out, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
+    fields = [out, 0, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
     for k, each in enumerate(operands):
         fields += [*each, *(launch.quads[k] if launch.quads else (APART, 0, 0, 0))]
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
@@ -242,10 +308,20 @@ def relayed(to: int, of: int) -> npt.NDArray[np.int64]:
     return words
 
 
-def moved(words: npt.NDArray[np.int64], by: int) -> npt.NDArray[np.int64]:
-    """Return the record of a launch whose tables lie so many bytes further on."""
+def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `gather`: addresses of words [steps, 2, 2], to and from where."""
+    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words[EXTREMES], words[FIELDS.index("entries")], words[OPERANDS] = to, steps, len(of)
+    leads = len(FIELDS) + OPERAND_FIELDS.index("lead")
+    words[leads :: len(OPERAND_FIELDS)][: len(of)] = of
+    return words
+
+
+def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.NDArray[np.int64]:
+    """Return a record in which some addresses lie so many bytes further on."""
     result = words.copy()
-    result[list(TABLES[: 1 + int(words[OPERANDS])])] += by
+    for field in fields:
+        result[field] += by
     return result
 
 

@@ -30,7 +30,7 @@ from junctor.speeds import Prices
 SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 8)
 GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 # Groups of tasks under way at once on a GPU, of which the number is chosen.
-SLOTS = (1, 2, 3, 4)
+SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
 # Most that sums of terms take on a GPU.
 PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 # Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
@@ -45,7 +45,7 @@ INTERPRETER_BYTES = 1 << 19
 COMPILED_SECONDS = 1.0
 
 
-NOMINAL = Prices(tuple(float(name in ("busiest", "alone")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+NOMINAL = Prices(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,36 +137,33 @@ class GpuRooms:
     def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], _rows: int) -> None:
         self._limits, self._itemsize = limits, algebra.dtype.itemsize
         self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
+        self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
 
     def rooms(self, plan: Plan) -> list[Room]:
         """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
         free = self._limits.memory - fixed_bytes(plan)
-        whole = (self._limits.task or free) - OFFSET_BYTES
-        return [Room(int(whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
+        return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
         return self._prices.of_work(least_gpu_work(plan, self._itemsize))
 
     def seconds(self, chunks: ChunkPlan, room: Room) -> float:
-        """Return about what a case takes."""
-        return self._chosen(chunks)[0]
+        """Return about what a case takes, with as many slots as are usually best."""
+        return self._with_slots(chunks, min(USUAL_SLOTS, self._most(chunks)))
 
-    def _chosen(self, chunks: ChunkPlan) -> tuple[float, int]:
-        """Return the seconds of a case with the number of slots that takes least, and that number."""
-        room, slot = self._room(chunks), slot_bytes(chunks, self._itemsize)
-        most = max(1, min(max(SLOTS), room // slot))
-        return min((self._with_slots(chunks, slots, room - slots * slot), slots) for slots in SLOTS if slots <= most)
+    def _most(self, chunks: ChunkPlan) -> int:
+        """Return the number of slots that there is room for; one has to fit."""
+        return max(1, self._whole // slot_bytes(chunks, self._itemsize))
 
-    def _room(self, chunks: ChunkPlan) -> int:
-        return (self._limits.task or self._limits.memory) - OFFSET_BYTES
-
-    def _with_slots(self, chunks: ChunkPlan, slots: int, left: int) -> float:
+    def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
+        left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
         return self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left))
 
     def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
-        """Return what a plan takes that was cut for a room."""
-        seconds, slots = self._chosen(chunks)
+        """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
+        most = self._most(chunks)
+        seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
         return Chunking(chunks, self._limits, self._itemsize, working, seconds, slots=slots)
 

@@ -65,17 +65,20 @@ class ChunkStore:
         entries = self._chunks.plan.tables[table].entries
         if table in self._chunks.on_disk:
             self.keep(table, mapped_file(self._folder, (entries,), self._dtype))
-        elif self._memory is not None:
-            self.keep(table, self._memory.allocate(table, entries))
         else:
-            self.keep(table, np.empty(entries, self._dtype))
+            self.keep(table, self._allocate(table, entries))
 
     def put(self, table: int, values: Array) -> None:
         """Store a whole table, whose axes are in the order of its scope."""
         scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
         axes = [scope.index(v) for v in layout]
         whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
-        self.keep(table, np.ascontiguousarray(whole, self._dtype).reshape(-1))
+        kept = self._allocate(table, whole.size)
+        kept.reshape(whole.shape)[...] = whole
+        self.keep(table, kept)
+
+    def _allocate(self, table: int, entries: int) -> Array:
+        return np.empty(entries, self._dtype) if self._memory is None else self._memory.allocate(table, entries)
 
     def drop(self, table: int) -> None:
         """Forget a table."""

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
 from junctor_kernels.axes import Contraction, contraction
+from junctor_kernels.entries_gpu import shift_of
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import ChunkStore
@@ -34,7 +35,6 @@ from junctor.values import Value
 
 if TYPE_CHECKING:
     from junctor.chunk_slots import ChunkGpu
-    from junctor.chunked_gpu import GpuWork
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -92,9 +92,7 @@ class ChunkedProgram:
         gpu: ChunkGpu | None = None,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
-        self.folder, self.threads, self._gpu = folder, threads if gpu is None else len(gpu.slots), gpu
-        # A GPU stores what it sums, and multiplies on the way.
-        self._most_off = MOST_OFF if gpu is None else 0
+        self.folder, self.threads, self._gpu = folder, threads, gpu
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -119,11 +117,22 @@ class ChunkedProgram:
     def _run(self, block: Block) -> Outcome:
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
-        for n in range(len(self.chunks.passes)):
-            self.run_pass(n, store, known, self.reduce)
-            for table in self.dead[n]:
-                store.drop(table)
+        if self._gpu is not None:
+            self._run_on_gpu(self._gpu, store, known)
+        else:
+            for n in range(len(self.chunks.passes)):
+                self.run_pass(n, store, known, self.reduce)
+                for table in self.dead[n]:
+                    store.drop(table)
         return self.outcome(block, {table: store.part(table, {}) for table in self.results}, known)
+
+    def _run_on_gpu(self, gpu: ChunkGpu, store: ChunkStore, known: dict[int, Known]) -> None:
+        from junctor.chunked_gpu import GpuRun
+
+        def settle(n: int, extremes: Mapping[int, Extremes], leads: Mapping[int, int]) -> None:
+            self.settle(n, extremes, dict.fromkeys(extremes, 1.0), known, leads)
+
+        GpuRun(gpu, [body.steps for body in self.bodies], store, known, settle).run(self.dead)
 
     def begin(self, block: Block, store: ChunkStore) -> dict[int, Known]:
         """Put factors and evidence into a store and return what is known of them."""
@@ -194,24 +203,16 @@ class ChunkedProgram:
         each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
-        work = self._work(n, store, {table: known[table].shift for table in each.loads}, contract)
+        work = _Work(self, n, store, {table: known[table].shift for table in each.loads}, contract)
         outer = work.outer
         groups = configurations([self._sizes[v] for v in outer])
-        if work.first_alone:
-            work.group(dict(zip(outer, next(groups), strict=True)))
+        # It settles the powers of two for the others.
+        work.group(dict(zip(outer, next(groups), strict=True)))
         # So many at a time: there may be millions, and each leaves something behind.
         while at_a_time := list(islice(groups, GROUPS)):
             states = [dict(zip(outer, group, strict=True)) for group in at_a_time]
             in_threads(work.group, states, self.threads)
-        work.finish()
-        self.settle(n, work.extremes(), work.powers, known, work.leads())
-
-    def _work(self, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract) -> _Work | GpuWork:
-        if self._gpu is None:
-            return _Work(self, n, store, shifts, contract)
-        from junctor.chunked_gpu import GpuWork
-
-        return GpuWork(self._gpu, self.chunks.passes[n], self.bodies[n].steps, store, shifts)
+        self.settle(n, work.extremes, work.powers, known)
 
     def settle(
         self,
@@ -236,10 +237,13 @@ class ChunkedProgram:
     def _shifted_for_readers(self, known: Known) -> Known:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
+        if self._gpu is not None:
+            # What devices find by themselves.
+            return replace(known, shift=shift_of(self.algebra.dtype.type(known.largest)))
         exponent = math.frexp(known.largest)[1]
         # Two to the power of more would be beyond the format itself.
         shift = max(-MOST_SHIFT, min(MOST_SHIFT, -exponent))
-        return replace(known, shift=shift) if abs(exponent) > self._most_off else known
+        return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
         self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
@@ -274,9 +278,6 @@ class ChunkedProgram:
 class _Work:
     """The tasks of one pass."""
 
-    # It settles the powers of two for the others.
-    first_alone = True
-
     def __init__(
         self, program: ChunkedProgram, n: int, store: ChunkStore, shifts: Mapping[int, int], contract: Contract
     ) -> None:
@@ -286,19 +287,9 @@ class _Work:
         self.outer = [v for v in self.each.fixed if v not in self.each.summed]
         # What a result is multiplied with (or, on logarithms, lessened by), settled by the first task.
         self.powers: dict[int, float] = {}
-        self._found: dict[int, Extremes] = {}
+        # The extremes of all that was made.
+        self.extremes: dict[int, Extremes] = {}
         self._lock = Lock()
-
-    def finish(self) -> None:
-        """Do what is left when all groups are done: nothing."""
-
-    def extremes(self) -> dict[int, Extremes]:
-        """Return the extremes of all that was made."""
-        return dict(self._found)
-
-    def leads(self) -> dict[int, int]:
-        """Return powers of two that readers in the pass multiply with: none, results have them."""
-        return {}
 
     def group(self, states: dict[int, int], _place: int = 0) -> None:
         """Do the tasks whose results are added up."""
@@ -326,7 +317,7 @@ class _Work:
             self._save(each.out, states, total)
         with self._lock:
             for table, more in found.items():
-                self._found[table] = joined((self._found[table], more)) if table in self._found else more
+                self.extremes[table] = joined((self.extremes[table], more)) if table in self.extremes else more
 
     def _save(self, table: int, states: Mapping[int, int], made: Array) -> None:
         part = self.store.part(table, states)

@@ -4,6 +4,7 @@
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
+//     gather             what several devices found, as one.
 //     relay              brings what was found about a table to another device, through memory that both reach.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
@@ -24,7 +25,7 @@ typedef unsigned int word;
 typedef long long index_t;
 
 // One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
-// `lead`, the power of two of that entry. quad, second to fourth: how four neighbouring entries lie to each other.
+// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other.
 struct Operand {
     const real *table;
     const index_t *panels;
@@ -33,12 +34,14 @@ struct Operand {
     const int *near;
     double scale;
     const word *lead;
-    index_t quad, second, third, fourth;
+    index_t whole, quad, second, third, fourth;
 };
 
-// Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands.
+// Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands. out_panels:
+// where each panel of the result begins, if not one after the other.
 struct Reduction {
     real *out;
+    const index_t *out_panels;
     word *extremes;
     index_t entries, panel, near_terms, far_terms, operands, adds;
     Operand operand[MOST_OPERANDS];
@@ -62,7 +65,8 @@ __device__ __forceinline__ real number_of(word bits) {
 
 // What numbers of an operand are multiplied with; `entries_gpu.shift_of` is the same on the host.
 __device__ __forceinline__ real scale_of(const Operand &each) {
-    const word bits = each.lead ? *each.lead : 0;
+    word bits = each.lead ? *each.lead : 0;
+    if (each.whole && each.lead[2] > bits) bits = each.lead[2];
 #ifdef DOUBLE
     const int biased = (int)(bits >> 52), half = 1022, beyond = 2047, digits = 52;
 #else
@@ -95,8 +99,13 @@ __device__ __forceinline__ real added(real sum, bool adds, real before, word &la
     return total;
 }
 
-__device__ __forceinline__ void finish(const Reduction &what, index_t entry, real sum, word &largest, word &smallest) {
-    what.out[entry] = added(sum, what.adds, what.adds ? what.out[entry] : 0, largest, smallest);
+// Where a panel of the result begins.
+__device__ __forceinline__ index_t begin_of(const Reduction &what, index_t panel) {
+    return what.out_panels ? __ldg(what.out_panels + panel) : panel * what.panel;
+}
+
+__device__ __forceinline__ void finish(const Reduction &what, index_t at, real sum, word &largest, word &smallest) {
+    what.out[at] = added(sum, what.adds, what.adds ? what.out[at] : 0, largest, smallest);
 }
 
 // Numbers that are loaded and stored as one.
@@ -164,6 +173,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
     for (; is_inside && panel < panels; panel += step) {
         const real *here[K];
         const int next = panel + step < panels ? panel + step : panel;
+        const index_t begin = begin_of(what, panel);
 #pragma unroll
         for (int k = 0; k < K; k++) {
             here[k] = what.operand[k].table + (offset[k] + place[k]);
@@ -184,7 +194,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
                     sum[v] += product;
                 }
         }
-        Quad *out = (Quad *)(what.out + (panel * what.panel + first));
+        Quad *out = (Quad *)(what.out + (begin + first));
         Quad total = {};
         if (what.adds) total = *out;
 #pragma unroll
@@ -264,7 +274,7 @@ template <int K> __device__ __forceinline__ void over_entries(const Reduction &w
 #pragma unroll
         for (int v = 0; v < EACH; v++)
             if (first + v * THREADS < what.panel)
-                finish(what, panel * what.panel + first + v * THREADS, (real)sum[v], largest, smallest);
+                finish(what, begin_of(what, panel) + first + v * THREADS, (real)sum[v], largest, smallest);
     }
     note(what.extremes, largest, smallest);
 }
@@ -302,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
     }
     if (threadIdx.x < 32) {
         word largest = 0, smallest = 0;
-        if (threadIdx.x == 0) finish(what, blockIdx.x, (real)parts[0], largest, smallest);
+        if (threadIdx.x == 0) finish(what, begin_of(what, panel) + place, (real)parts[0], largest, smallest);
         note(what.extremes, largest, smallest);
     }
 }
@@ -310,4 +320,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
 // Not a copy, because that would wait behind those of tables.
 extern "C" __global__ void relay(const Reduction what) {
     if (threadIdx.x < 2) what.extremes[threadIdx.x] = ((volatile const word *)what.operand[0].lead)[threadIdx.x];
+}
+
+// What several devices found of some steps, first tasks and others, as if they were one.
+extern "C" __global__ void gather(const Reduction what) {
+    for (index_t n = threadIdx.x; n < what.entries * 2; n += THREADS) {
+        word largest = 0;
+        for (int k = 0; k < what.operands; k++) {
+            const volatile word *words = what.operand[k].lead + n / 2 * 4 + n % 2;
+            for (int part = 0; part < 2; part++) largest = words[part * 2] > largest ? words[part * 2] : largest;
+        }
+        what.extremes[n / 2 * 4 + n % 2] = largest;
+    }
 }
