@@ -150,7 +150,12 @@ class GpuRooms:
 
     def seconds(self, chunks: ChunkPlan, room: Room) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
-        return self._with_slots(chunks, min(USUAL_SLOTS, self._most(chunks)))
+        found = self.seconds_with(chunks, USUAL_SLOTS)
+        return found if found is not None else self._with_slots(chunks, self._most(chunks))
+
+    def seconds_with(self, chunks: ChunkPlan, slots: int) -> float | None:
+        """Return about what a case takes with so many slots, None where there is no room for them."""
+        return self._with_slots(chunks, slots) if slots <= self._most(chunks) else None
 
     def _most(self, chunks: ChunkPlan) -> int:
         """Return the number of slots that there is room for; one has to fit."""

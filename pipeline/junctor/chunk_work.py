@@ -116,29 +116,34 @@ def _add_step(
     if kept < min(terms, LEAST_KEPT):
         task["few"] += terms * operands
         return
+    row, width = run_of(chunks.plan, axes, scopes), VECTOR_BYTES // how.itemsize
     for scope in scopes:
-        task[lies(chunks.plan, axes, scope, terms // kept, VECTOR_BYTES // how.itemsize)] += terms
+        task[lies(chunks.plan, axes, scope, row, terms // kept, width)] += terms
 
 
-def lies(plan: Plan, axes: Sequence[int], scope: Sequence[int], terms: int, width: int) -> str:
-    """Return how neighbouring entries find an operand: "near", "same" or "apart"; what is copied first is near.
+def lies(plan: Plan, axes: Sequence[int], scope: Sequence[int], row: int, terms: int, width: int) -> str:
+    """Return how a vector of entries finds an operand: "near", "same" or "apart"; what is copied first is near.
 
-    axes: of the result, scope: of the operand, both slowest first. terms: of an entry. width: entries of a vector.
+    axes: of the result, scope: of the operand, both slowest first. row: neighbouring entries that lie alike in all
+    operands. terms: of an entry. width: entries of a vector.
     """
     sizes, members = plan.shape.cardinalities, frozenset(scope)
     absent = together = 1
     for v in reversed(axes):
-        if v in members or absent >= width:
+        if v in members:
             break
         absent *= sizes[v]
-    if absent >= width:
-        return "same"
     for v, own in zip(reversed(axes), reversed(scope), strict=False):
-        if v != own or together >= width:
+        if v != own:
             break
         together *= sizes[v]
+    # Vectors begin anew with every row that is long enough for two.
+    if absent > 1 and (absent % width == 0 or row >= 2 * width):
+        return "same"
+    if together > 1 and (together % width == 0 or row >= 2 * width or together == math.prod(sizes[v] for v in axes)):
+        return "near"
     repeated = math.prod(sizes[v] for v in axes if v not in members)
-    return "near" if together >= width or min(repeated, terms) >= COPY_FROM else "apart"
+    return "near" if min(repeated, terms) >= COPY_FROM else "apart"
 
 
 def _products(plan: Plan, scopes: Sequence[Sequence[int]], kept: int) -> int:
