@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import measurements, partition, speeds, tuning
+from junctor import chunk_tuning, measurements, partition, speeds, tuning
 from junctor.cli import app
 from junctor.costs import fit, non_negative
 from junctor.devices import DeviceChoice
@@ -213,7 +213,9 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = list(tuning.cases_of(networks))
     assert [case.name for case in cases[:3]] == ["a", "b", "a"]
     rows = [row for case in cases for row in tuning.measure_cpu(case)]
-    assert {row.backend for row in rows} == {name for name in BACKENDS if not name.startswith(("few", "many"))}
+    assert {row.backend for row in rows} == {
+        name for name in BACKENDS if not name.startswith(("few", "many", "chunks"))
+    }
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
     assert learned(Device("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
 
@@ -221,6 +223,7 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
     monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
+    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
@@ -232,6 +235,7 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
+    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output

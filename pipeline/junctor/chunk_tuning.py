@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from junctor_kernels import reference
+from junctor_kernels.gpu import CudaDevice, Device
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.chunk_gpu_work import gpu_chunk_work
@@ -30,9 +30,6 @@ from junctor.planning.oversize import candidates, operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
-
-if TYPE_CHECKING:
-    from junctor_kernels.gpu import CudaDevice
 
 ENDLESS = 1 << 60
 # Bytes of a task, and the share of the stored tables that is in memory; on a GPU all of them are.
@@ -76,6 +73,17 @@ def large() -> Iterator[tuple[str, Network]]:
     """Yield networks that take a GPU some time."""
     for rows, columns, size in ((20, 20, 2), (22, 22, 2), (12, 30, 3), (14, 14, 3)):
         yield f"grid {rows} x {columns}, {size} states", grid(rows, columns, size, seed=rows)
+
+
+def chunks_measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield measurements of networks in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
+    started = time.monotonic()
+    cases = cpu_cases(built_in()) if device is None else gpu_cases(large())
+    for case in cases:
+        if time.monotonic() - started > seconds:
+            return
+        found = measure_on_gpu(case, device) if isinstance(device, CudaDevice) else measure_on_cpu(case)
+        yield f"{case.name}, {case.label}", found
 
 
 def plans_of(network: Network, most: float) -> list[Plan]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +11,8 @@ from junctor.planning.plan import Plan, Reduce
 # Caches that the tables of a step may exceed, in bytes: coarse, what exceeding them costs is measured.
 CACHES = (1_000_000, 32_000_000)
 # As in `junctor_kernels.entries`, which loads a compiler: operations that are worth compiled code, entries below which
-# some terms are kept at first, and how often a panel reads what it copies first. Bytes of a vector.
-PREPARED, LEAST_KEPT, COPY_FROM, VECTOR_BYTES = 1 << 13, 4096, 4, 64
+# some terms are kept at first, entries of a panel, and how often it reads what it copies first. Bytes of a vector.
+PREPARED, LEAST_KEPT, PANEL, COPY_FROM, VECTOR_BYTES = 1 << 13, 4096, 4096, 4, 64
 CHUNK_WORK = (
     # Of the case: one; factors and evidence, and their entries; passes, and the steps of all of them.
     *("cases", "leaves", "leaf_entries", "passes", "steps"),
@@ -21,9 +20,9 @@ CHUNK_WORK = (
     *("tasks", "contractions", "parts", "scattered"),
     # Contractions in NumPy: blocks, products, runs of products that lie side by side, terms that are summed.
     *("blocks", "products", "runs", "summed"),
-    # In compiled code: how often one is prepared, terms, and terms of operands that lie side by side, in one place,
-    # anywhere; those of contractions that keep few entries.
-    *("prepared", "terms", "near", "same", "apart", "few"),
+    # In compiled code: how often one is prepared, entries whose places are tabulated then; terms, and terms of operands
+    # that lie side by side, in one place, anywhere; entries and terms of operands of contractions that keep few entries.
+    *("prepared", "tabulated", "terms", "near", "same", "apart", "few_terms", "few"),
     # Entries that are made and looked through, added to others, taken out; tables on disk, and their entries.
     *("entries", "added", "stored", "files", "spilled"),
     # Entries of steps whose tables exceed a cache.
@@ -74,10 +73,10 @@ def _pass_work(chunks: ChunkPlan, each: Pass, how: Arithmetic) -> dict[str, int]
     task["added"] = parts[each.out] if each.summed else 0
     for step in each.steps:
         _add_step(task, chunks, step, fixed, parts, how)
-    tasks, prepared = plan.shape.entries(each.fixed), task.pop("prepared")
-    found = {name: tasks * count for name, count in task.items()}
+    tasks = plan.shape.entries(each.fixed)
     # What is prepared is remembered for the other tasks.
-    return found | {"passes": 1, "steps": len(each.steps), "prepared": prepared}
+    once = {name: task[name] for name in ("prepared", "tabulated")}
+    return {name: tasks * count for name, count in task.items()} | {"passes": 1, "steps": len(each.steps)} | once
 
 
 def scatters(cuts: Sequence[int], fixed: frozenset[int]) -> bool:
@@ -112,23 +111,29 @@ def _add_step(
         task["summed"] += terms if terms > kept else 0
         return
     task["prepared"] += 1
-    task["terms"] += terms
     if kept < min(terms, LEAST_KEPT):
+        task["tabulated"] += PANEL * operands
+        task["few_terms"] += terms
         task["few"] += terms * operands
         return
-    row, width = run_of(chunks.plan, axes, scopes), VECTOR_BYTES // how.itemsize
+    task["tabulated"] += min(kept, PANEL) * operands
+    task["terms"] += terms
     for scope in scopes:
-        task[lies(chunks.plan, axes, scope, row, terms // kept, width)] += terms
+        task[lies(chunks.plan, axes, scope, terms // kept, VECTOR_BYTES // how.itemsize)] += terms
 
 
-def lies(plan: Plan, axes: Sequence[int], scope: Sequence[int], row: int, terms: int, width: int) -> str:
+def lies(plan: Plan, axes: Sequence[int], scope: Sequence[int], terms: int, width: int) -> str:
     """Return how a vector of entries finds an operand: "near", "same" or "apart"; what is copied first is near.
 
-    axes: of the result, scope: of the operand, both slowest first. row: neighbouring entries that lie alike in all
-    operands. terms: of an entry. width: entries of a vector.
+    axes: of the result, scope: of the operand, both slowest first. terms: of an entry. width: entries of a vector.
     """
     sizes, members = plan.shape.cardinalities, frozenset(scope)
-    absent = together = 1
+    within, absent, together, repeated = 1, 1, 1, 1
+    for v in reversed(axes):
+        if v not in members and within % width == 0:
+            # Vectors that differ in nothing else read the same entries.
+            repeated *= sizes[v]
+        within *= sizes[v]
     for v in reversed(axes):
         if v in members:
             break
@@ -137,13 +142,10 @@ def lies(plan: Plan, axes: Sequence[int], scope: Sequence[int], row: int, terms:
         if v != own:
             break
         together *= sizes[v]
-    # Vectors begin anew with every row that is long enough for two.
-    if absent > 1 and (absent % width == 0 or row >= 2 * width):
+    if absent > 1 and absent % width == 0:
         return "same"
-    if together > 1 and (together % width == 0 or row >= 2 * width or together == math.prod(sizes[v] for v in axes)):
-        return "near"
-    repeated = math.prod(sizes[v] for v in axes if v not in members)
-    return "near" if min(repeated, terms) >= COPY_FROM else "apart"
+    copied = min(repeated, terms) >= COPY_FROM
+    return "near" if copied or together == within or (together > 1 and together % width == 0) else "apart"
 
 
 def _products(plan: Plan, scopes: Sequence[Sequence[int]], kept: int) -> int:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
-from junctor_kernels.gpu import CudaDevice
+from junctor_kernels.gpu import DEVICE_SHARE, CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
+from junctor.chunk_choice import beats_one_piece, chosen_chunking
 from junctor.chunk_rooms import Chunking, Limits
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
@@ -28,7 +29,7 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import CHUNK_FORMATS, answer_one_by_one, cut, program_of
+from junctor.oversize import answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -219,8 +220,11 @@ class Engine:
         """Tell whether rows go one by one in chunks, because a plan for them exceeds `free` bytes or its device."""
         if self.query.kind == "mpe":
             return False
-        working = self.device_memory if self.has_device else self.working
-        return not Memory(self.plan(pattern, uses), len(self.ladder)).fits(free, working)
+        memory = Memory(self.plan(pattern, uses), len(self.ladder))
+        if not memory.fits(free, self.device_memory):
+            return True
+        on_gpu = self._using is not None and memory.working > self._using.room
+        return on_gpu and beats_one_piece(self, pattern, uses, free)
 
     def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
@@ -230,7 +234,7 @@ class Engine:
                 self._chunkings.pop(next(iter(self._chunkings)))
             targets = None if self.query.targets is None else frozenset(self.targets)
             disk = self.disk if self.disk is not None else allowed_disk(self.spill)
-            task = self._using.room if on_gpu and self._using else self.device_memory
+            task = self._device_room if on_gpu else self.device_memory
             limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
             prices = (self.speeds if on_gpu else self.cpu_speeds).prices
             self._chunkings[key] = cut(Problem(self.shape, pattern, targets), algebra, limits, prices, rounded(uses))
@@ -249,8 +253,8 @@ class Engine:
             self.row_engine.allow(0)
         rows = group.rows
         for algebra in self.ladder:
-            device = self._using if isinstance(self._using, CudaDevice) and algebra.name in CHUNK_FORMATS else None
-            chunking = self.chunking(group.pattern, uses, algebra, free, device is not None)
+            chunking = chosen_chunking(self, group.pattern, uses, algebra, free, isinstance(self._using, CudaDevice))
+            device = self._using if chunking.limits.on_gpu and isinstance(self._using, CudaDevice) else None
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
             others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
             program = program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
@@ -339,6 +343,13 @@ class Engine:
     @cached_property
     def _gpu(self) -> Device:
         return open_gpu(self.device_memory) if isinstance(self.device, str) else self.device
+
+    @property
+    def _device_room(self) -> int:
+        """The bytes of a GPU that tasks may take, which need not be here."""
+        if self._using is not None:
+            return self._using.room
+        return self.device_memory or int(DEVICE_SHARE * self.speeds.device.figures["memory"])
 
     @cached_property
     def row_engine(self) -> RowEngine:

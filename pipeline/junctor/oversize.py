@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.int64]
 
-# Number formats that tasks may have on a GPU.
-CHUNK_FORMATS = ("single", "double")
-
 
 def cut(problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str, Prices], rows: int = 1) -> Chunking:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
