@@ -1,6 +1,7 @@
 """Grids whose tables exceed the memory, one case, all marginals: chunks in one process and over worker processes.
 
     python benchmarks/chunks.py --rows 20 --columns 20 --working 4MiB --workers 2
+    python benchmarks/chunks.py --rows 25 --columns 25 --device gpu --precision single --workers 1 2 4
 
 The bound is what the counts of the plan take at the rates that these machines reach when all workers are busy: entry
 operations of a contraction whose operands are in the cache, bytes of a copy (read and written) that is not. Whichever
@@ -10,32 +11,39 @@ takes longer: one hides behind the other at best. Loads and stores are those bet
 from __future__ import annotations
 
 import argparse
+import math
 import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from junctor.chunk_cluster import IN_FLIGHT, ClusterRun
+from junctor.chunk_crew import Crew, crossing_entries
+from junctor.chunk_places import slot_bytes
+from junctor.chunk_rooms import Limits
+from junctor.chunk_slots import ChunkGpu
 from junctor.chunk_tasks import OnCpu
 from junctor.chunked import ChunkedProgram
+from junctor.devices import open_gpu
 from junctor.distribution import local_client, silent_dask
 from junctor.engine import shape_of
 from junctor.generate import grid
 from junctor.machine import available_memory
+from junctor.model import Network
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import Pricing, Room, cheapest_chunks, operations_of
+from junctor.planning.oversize import operations_of
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
+from junctor.worker_gpu import OnGpu
 from junctor_kernels.axes import contraction
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 
 ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE, LOG)}
-# The plan with fewest operations and least that is moved.
-PRICING = Pricing(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
 # A contraction like those of a grid, small enough for a cache, and a copy that is not.
 VARIABLES, COPIED_BYTES, MEASURED_SECONDS = 15, 1 << 26, 0.5
 
@@ -93,7 +101,8 @@ def timed(function: Callable[[], Outcome], times: int) -> tuple[list[float], Out
 def show(name: str, seconds: list[float], least: float, more: str = "") -> None:
     median = statistics.median(seconds)
     each = ", ".join(f"{s:.2f}" for s in seconds)
-    print(f"{name}: {median:.2f} s ({each}), {least / median:.0%} of the bound of {least:.2f} s{more}", flush=True)
+    of_bound = "" if math.isnan(least) else f", {least / median:.0%} of the bound of {least:.2f} s"
+    print(f"{name}: {median:.2f} s ({each}){of_bound}{more}", flush=True)
 
 
 def same(one: Outcome, other: Outcome) -> bool:
@@ -102,48 +111,84 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 
 def main() -> None:
+    options = parsed()
+    algebra, itemsize = ALGEBRAS[options.precision], ALGEBRAS[options.precision].dtype.itemsize
+    network, on_gpu = grid(options.rows, options.columns, seed=1), options.device == "gpu"
+    start = time.perf_counter()
+    memory = options.memory or available_memory() // 2
+    crew = Crew(max(options.workers), memory // max(options.workers), options.device_memory if on_gpu else None)
+    problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
+    limits = Limits(memory, options.device_memory if on_gpu else options.working, 0, Path(), 1, on_gpu)
+    chunks = crew.cut(problem, itemsize, limits, 1).chunks
+    describe(chunks, itemsize, time.perf_counter() - start)
+    program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads, as_summed=on_gpu)
+    one, expected = timed(lambda: alone(chunks, network, algebra, options).run(Block(1, {}, {})), options.repeats)
+    least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
+    show("one process", one, least)
+    gpu = OnGpu(algebra.name, slot_bytes(chunks, itemsize), options.device_memory) if on_gpu else None
+    found = [over(workers, program, gpu, options, one) for workers in options.workers]
+    print(f"log Z {expected.log_value[0]:.6f}")
+    # Small passes are done by the client, on its CPU.
+    close = np.isclose(found[0].log_value, expected.log_value, rtol=1e-6 if algebra is SINGLE else 1e-12).all()
+    if not close or not all(same(each, found[0] if on_gpu else expected) for each in found):
+        raise SystemExit("DIFFERENT answers")
+    print("the same bytes with any number of workers" + ("" if on_gpu else ", and in one process"))
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=18)
     parser.add_argument("--columns", type=int, default=18)
-    parser.add_argument("--working", type=parse_bytes, default=parse_bytes("4MiB"), help="bytes of a task")
+    parser.add_argument("--working", type=parse_bytes, default=parse_bytes("4MiB"), help="bytes of a task on a CPU")
     parser.add_argument("--memory", type=parse_bytes, help="bytes of stored tables on all workers together")
     parser.add_argument("--precision", choices=sorted(ALGEBRAS), default="double")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--device-memory", type=parse_bytes, default=parse_bytes("16GiB"), help="bytes of each GPU")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT)
     parser.add_argument("--threads", type=int, default=1, help="of compiled contractions in a task; 0: NumPy")
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    algebra = ALGEBRAS[options.precision]
-    network = grid(options.rows, options.columns, seed=1)
-    itemsize = algebra.dtype.itemsize
-    start = time.perf_counter()
-    room = Room(options.working, options.memory or available_memory() // 2, 0)
-    problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
-    chunks, _ = cheapest_chunks(problem, itemsize, lambda _: [room], PRICING)
-    describe(chunks, itemsize, time.perf_counter() - start)
-    program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
-    with silent_dask(), local_client(options.workers, False) as client:
-        one, expected = timed(lambda: program.run(Block(1, {}, {})), options.repeats)
-        client.run(warm, algebra, options.threads)
+    return parser.parse_args()
+
+
+def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argparse.Namespace) -> ChunkedProgram:
+    """Return what runs a plan in this process, on its first GPU or on the CPU."""
+    if options.device == "cpu":
+        return ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
+    return ChunkedProgram(chunks, network, algebra, gpu=ChunkGpu(chunks, algebra.name, open_gpu(options.device_memory)))
+
+
+def over(
+    workers: int, program: ChunkedProgram, gpu: OnGpu | None, options: argparse.Namespace, one: list[float]
+) -> Outcome:
+    """Time a plan over so many workers; returns what the last run found."""
+    algebra, contract = program.algebra, OnCpu(program.algebra, threads=options.threads)
+    runs: list[ClusterRun] = []
+
+    def run() -> Outcome:
+        runs.append(ClusterRun(client, program, contract, options.in_flight, gpu))
+        return runs[-1].outcome(Block(1, {}, {}))
+
+    with silent_dask(), local_client(workers, gpu is not None) as client:
+        client.wait_for_workers(workers)
+        if gpu is None:
+            client.run(warm, algebra, options.threads)
+        else:
+            # The first run loads kernels.
+            run()
         before = client.run(peak_bytes)
-        runs: list[ClusterRun] = []
-
-        def run() -> Outcome:
-            runs.append(ClusterRun(client, program, OnCpu(algebra, threads=options.threads), options.in_flight))
-            return runs[-1].outcome(Block(1, {}, {}))
-
         many, found = timed(run, options.repeats)
         after = client.run(peak_bytes)
         # Measured last: what is copied takes memory too.
-        everywhere = list(client.run(rates, algebra, options.threads).values())
-        show("one process", one, bound(chunks, itemsize, [rates(algebra, options.threads)]))
-        more = f", {statistics.median(one) / statistics.median(many):.2f} times as fast as one"
-        show(f"{options.workers} workers", many, bound(chunks, itemsize, everywhere), more)
-        used = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before)
-        print(f"read from other workers: {format_bytes(runs[-1].stock.crossed)}; memory of the workers grew by {used}")
-    print(f"log Z {found.log_value[0]:.6f}; {'the same bytes' if same(found, expected) else 'DIFFERENT bytes'}")
-    if not same(found, expected):
-        raise SystemExit(1)
+        everywhere = [] if gpu else list(client.run(rates, algebra, options.threads).values())
+    itemsize = algebra.dtype.itemsize
+    least = math.nan if gpu else bound(program.chunks, itemsize, everywhere)
+    more = f", {statistics.median(one) / statistics.median(many):.2f} times as fast as one process"
+    show(f"{workers} workers", many, least, more)
+    used, crossed = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before), runs[-1].stock.crossed
+    forecast = format_bytes(int(crossing_entries(program.chunks, workers) * itemsize))
+    print(f"  read from other workers: {format_bytes(crossed)}, {forecast} expected; memory grew by {used}", flush=True)
+    return found
 
 
 def describe(chunks: ChunkPlan, itemsize: int, seconds: float) -> None:

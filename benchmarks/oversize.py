@@ -21,13 +21,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from junctor.chunk_rooms import Limits
 from junctor.chunked import ChunkedProgram
 from junctor.engine import shape_of
 from junctor.errors import Place
 from junctor.generate import grid
 from junctor.measurements import Device
 from junctor.model import DraftTable, DraftVariable, Network, build_network
-from junctor.oversize import Limits, cut
+from junctor.oversize import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.compile import Problem

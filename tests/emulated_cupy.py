@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from threading import Lock
+from threading import Lock, RLock, local
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -30,18 +30,18 @@ class Stream:
     """Work in order; that of all streams is done in any order that events allow, by chance, once somebody waits."""
 
     every: ClassVar[dict[int, Stream]] = {}
-    current: ClassVar[list[Stream]] = []
 
     def __init__(self, **_: Any) -> None:
         self.work: deque[Any] = deque()
-        self.ptr = len(self.every) + 1
-        self.every[self.ptr] = self
+        with at_work:
+            self.ptr = len(self.every) + 1
+            self.every[self.ptr] = self
 
     def __enter__(self) -> None:
-        self.current.append(self)
+        thread.current = [*getattr(thread, "current", []), self]
 
     def __exit__(self, *_: object) -> None:
-        self.current.pop()
+        thread.current.pop()
 
     def synchronize(self) -> None:
         _work_until(lambda: not self.work)
@@ -76,15 +76,18 @@ class Event:
 
 
 chance = random.Random(0)
+# The streams that a thread is in, and which thread lets them all go on.
+thread, at_work = local(), RLock()
 
 
 def _work_until(done: Callable[[], bool]) -> None:
     """Let streams go on until something is done: what is ready, in any order."""
-    while not done():
-        ready = [stream for stream in Stream.every.values() if stream.work]
-        chance.shuffle(ready)
-        if not any(_step(stream) for stream in ready):
-            raise RuntimeError("streams wait for each other")
+    with at_work:
+        while not done():
+            ready = [stream for stream in Stream.every.values() if stream.work]
+            chance.shuffle(ready)
+            if not any(_step(stream) for stream in ready):
+                raise RuntimeError("streams wait for each other")
 
 
 def _step(stream: Stream) -> bool:
@@ -115,7 +118,8 @@ class RawModule:
             def run() -> None:
                 self._library.launch(name.encode(), ctypes.c_void_p(record.ctypes.data), blocks[0], threads[0])
 
-            _enqueue(Stream.current[-1] if Stream.current else None, run)
+            current = getattr(thread, "current", [])
+            _enqueue(current[-1] if current else None, run)
 
         return kernel
 
@@ -143,12 +147,16 @@ runtime = SimpleNamespace(
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
-cuda = SimpleNamespace(Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime)
+cuda = SimpleNamespace(
+    Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray
+)
 
 
-def empty(size: int, dtype: Any) -> DeviceArray:
-    # Not zeros, so that it shows what nobody brought.
-    return np.full(size, 170, np.uint8).view(dtype).view(DeviceArray)
+def empty(shape: Any, dtype: Any) -> DeviceArray:
+    found = np.empty(shape, dtype)
+    # So that it shows what nobody brought.
+    found.reshape(-1).view(np.uint8)[:] = 170
+    return found.view(DeviceArray)
 
 
 def asarray(array: Any) -> DeviceArray:

@@ -54,7 +54,7 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterato
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
         limits = Limits(free, None, ENDLESS, engine.spill)
-        return Chunking(chunks, limits, algebra.dtype.itemsize, 0, 0.0, scratch)
+        return Chunking(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "in_chunks", lambda *_: True)

@@ -67,7 +67,7 @@ OPERAND_FIELDS = (
 )
 # Where in the record the addresses of the result and of the operands lie, and what differs from task to task.
 OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)]
-OUT_PANELS = FIELDS.index("out_panels")
+SCALE, OUT_PANELS = OPERAND_FIELDS.index("scale"), FIELDS.index("out_panels")
 EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
 
 Integers = npt.NDArray[Any]

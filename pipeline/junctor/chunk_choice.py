@@ -29,10 +29,9 @@ def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebr
 
     gpu: whether there is one to use; with the device "auto" the CPU may still be faster.
     """
-    if not gpu or algebra.name not in CHUNK_FORMATS:
-        return engine.chunking(pattern, uses, algebra, free)
-    if engine.device != "auto":
-        return engine.chunking(pattern, uses, algebra, free, on_gpu=True)
+    gpu = gpu and algebra.name in CHUNK_FORMATS
+    if not gpu or engine.crew is not None or engine.device != "auto":
+        return engine.chunking(pattern, uses, algebra, free, gpu)
     try:
         there = engine.chunking(pattern, uses, algebra, free, on_gpu=True)
     except BudgetError:

@@ -22,8 +22,9 @@ from junctor_kernels.reference import Algebra
 
 from junctor import distribution
 from junctor.chunk_jobs import PassRun, Stock
+from junctor.chunk_places import task_places
 from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Contract, Given, OnCpu
+from junctor.chunk_tasks import Contract, Extremes, Given, OnCpu
 from junctor.chunked import ChunkedProgram, Known
 from junctor.distribution import WorkersLostError
 from junctor.errors import RunError
@@ -33,6 +34,8 @@ from junctor.propagation import Block, Outcome
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from junctor.worker_gpu import OnGpu
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
@@ -51,23 +54,32 @@ def propagate(
     block: Block,
     contract: Contract | None = None,
     in_flight: int = IN_FLIGHT,
+    gpu: OnGpu | None = None,
 ) -> Outcome:
     """Propagate one case over the workers of `client`; bit for bit what `ChunkedProgram.run` finds in one process.
 
-    contract: what the workers contract with, picklable; by default NumPy. in_flight: tasks under way for each worker.
-    A worker that dies costs time only. Raises RunError where workers die of the same task several times, or where there
-    are none for `distribution.PATIENCE` seconds.
+    contract: what the workers contract with, picklable; by default NumPy. gpu: the GPUs that they use instead, in
+    single or double precision; bit for bit what one process finds on a GPU but for small passes, which the client
+    does. in_flight: tasks under way for each worker. A worker that dies costs time only. Raises RunError where workers
+    die of the same task several times, or where there are none for `distribution.PATIENCE` seconds.
     """
-    return ClusterRun(client, ChunkedProgram(chunks, network, algebra), contract, in_flight).outcome(block)
+    program = ChunkedProgram(chunks, network, algebra, as_summed=gpu is not None)
+    return ClusterRun(client, program, contract, in_flight, gpu).outcome(block)
 
 
 class ClusterRun:
     """One propagation of a program over a cluster. stock: what is stored where, and what crossed."""
 
     def __init__(
-        self, client: Client, program: ChunkedProgram, contract: Contract | None = None, in_flight: int = IN_FLIGHT
+        self,
+        client: Client,
+        program: ChunkedProgram,
+        contract: Contract | None = None,
+        in_flight: int = IN_FLIGHT,
+        gpu: OnGpu | None = None,
     ) -> None:
         self.program, self.contract, self.in_flight = program, contract or OnCpu(program.algebra), in_flight
+        self._gpu = gpu
         self._small = self.contract if isinstance(self.contract, OnCpu) else OnCpu(program.algebra)
         self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize)
 
@@ -97,11 +109,23 @@ class ClusterRun:
                 given = self._given(n, known, here)
                 for table in given.small:
                     here.make(table)
-                program.settle(n, *PassRun(stock, n, given, here, self.in_flight).run(), known)
+                self._settle(n, *PassRun(stock, n, given, here, self.in_flight).run(), known)
             for table in program.dead[n]:
                 (here if table in here.tables else stock).drop(table)
         self._bring(program.results, here)
         return program.outcome(block, {table: here.part(table, {}) for table in program.results}, known)
+
+    def _settle(
+        self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
+    ) -> None:
+        if self._gpu is None:
+            self.program.settle(n, extremes, powers, known)
+            return
+        from junctor_kernels.entries_gpu import shift_of
+
+        # There they are the largest entries of the first task: results are stored as they are summed.
+        leads = {table: shift_of(self.program.algebra.dtype.type(largest)) for table, largest in powers.items()}
+        self.program.settle(n, extremes, dict.fromkeys(powers, 1.0), known, leads)
 
     def _is_small(self, each: Pass) -> bool:
         """Tell whether a pass takes less time than sending it away."""
@@ -126,4 +150,6 @@ class ClusterRun:
             {table: known[table].shift for table in each.loads},
             {table: here.tables[table] for table in each.loads if table in here.tables},
             self.contract,
+            self._gpu,
+            task_places(self.program.chunks, each, self.program.algebra.dtype.itemsize)[0] if self._gpu else {},
         )

@@ -149,6 +149,7 @@ class PassRun:
         self._tasks, self._in_sum = plan.shape.entries(self._each.fixed), plan.shape.entries(self._each.summed)
         self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // part(plan, self._out, self._each.fixed) - 1))
         self._common = stock.submit("pass", [n], chunk_tasks.given_to_all, given)
+        self._do, self._add = _functions(given)
         self._workers = sorted(workers_of(stock.client)) or [""]
         self._most = in_flight * len(self._workers)
         self._key = self._places_by()
@@ -272,8 +273,7 @@ class PassRun:
 
     def _sum(self, job: _Job, at: Sequence[int]) -> Future:
         futures = [held.future for held in job.reads]
-        algebra = self._given.body.algebra
-        return self._stock.submit("sum", at, chunk_tasks.made_by_sum, algebra, self._out, *futures, worker=job.worker)
+        return self._stock.submit("sum", at, self._add, self._common, *futures, worker=job.worker)
 
     def _make(self, job: _Job, at: Sequence[int]) -> Future:
         """Start a task: what it reads of its own worker goes in whole, of other workers only what it needs."""
@@ -289,7 +289,7 @@ class PassRun:
         elsewhere = [held.source for parts in by_worker.values() for held in parts]
         sources = ([held.source for held in here], elsewhere)
         arrays = [*(held.future for held in here), *job.futures]
-        task = (chunk_tasks.made_by_task, self._common, job.states, self._powers, *sources, *arrays)
+        task = (self._do, self._common, job.states, self._powers, *sources, *arrays)
         return self._stock.submit("task", at, *task, worker=job.worker)
 
     def _keep(self, job: _Job, table: int, future: Future) -> None:
@@ -322,7 +322,7 @@ class PassRun:
             partial[place] = entries
             if len(partial) < self._in_sum:
                 return
-            made = chunk_tasks.made_by_sum(self._given.body.algebra, table, *(partial[n] for n in sorted(partial)))
+            made = chunk_tasks.made_by_sum(self._given, *(partial[n] for n in sorted(partial)))
             del self._brought[group]
             entries = made.parts[table]
             self._extremes.setdefault(table, []).append(made.record.extremes[table])
@@ -347,3 +347,12 @@ class PassRun:
             self._sums_waiting.append(self._job(last, outer, reads, found, is_sum=True, final=final))
             if final:
                 del self._sums[group]
+
+
+def _functions(given: Given) -> tuple[Any, Any]:
+    """Return what does a task, and what adds up results."""
+    if given.gpu is None:
+        return chunk_tasks.made_by_task, chunk_tasks.made_by_sum
+    from junctor import chunk_tasks_gpu
+
+    return chunk_tasks_gpu.made_by_task, chunk_tasks_gpu.made_by_sum

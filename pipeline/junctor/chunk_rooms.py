@@ -120,15 +120,8 @@ class CpuRooms:
         """Return what a plan takes that was cut for a room."""
         assert isinstance(room, CpuRoom)
         working = room.scratch + chunks.working * (self._itemsize + MASK_BYTES)
-        return Chunking(
-            chunks,
-            self._limits,
-            self._itemsize,
-            working,
-            self.seconds(chunks, room),
-            room.arithmetic.scratch,
-            room.threads,
-        )
+        seconds, scratch = self.seconds(chunks, room), room.arithmetic.scratch
+        return Chunking(chunks, self._limits, self._itemsize, working, working, seconds, scratch, room.threads)
 
 
 class GpuRooms:
@@ -170,7 +163,7 @@ class GpuRooms:
         most = self._most(chunks)
         seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
-        return Chunking(chunks, self._limits, self._itemsize, working, seconds, slots=slots)
+        return Chunking(chunks, self._limits, self._itemsize, working, 0, seconds, slots=slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,24 +171,26 @@ class Chunking:
     """A plan cut for some limits.
 
     itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
-    offsets. seconds: of a row. scratch: entries of a block in NumPy. entry_threads: of compiled contractions, 0 where
-    there are none. slots: groups of tasks under way at once on a GPU.
+    offsets. beside: bytes of tasks in the memory that stored tables have. seconds: of a row. scratch: entries of a
+    block in NumPy. entry_threads: of compiled contractions, 0 where there are none. slots: groups of tasks under way
+    at once on a GPU. workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
     """
 
     chunks: ChunkPlan
     limits: Limits
     itemsize: int
     working: int
+    beside: int
     seconds: float
     scratch: int = reference.SCRATCH_ENTRIES
     entry_threads: int = 0
     slots: int = 0
+    workers: int = 0
 
     @cached_property
     def memory(self) -> int:
-        """The peak bytes of everything in this machine's memory."""
-        stored = self.chunks.peak(on_disk=False) * self.itemsize
-        return fixed_bytes(self.chunks.plan) + stored + (0 if self.limits.on_gpu else self.working)
+        """The peak bytes of everything that is not on a disk or a GPU."""
+        return fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.beside
 
     @cached_property
     def disk(self) -> int:

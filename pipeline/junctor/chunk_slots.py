@@ -176,6 +176,8 @@ class OneGpu:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Lying, Prepared] = {}
         self._kernels: dict[str, Any] = {}
+        # Which offsets are there: another number, other addresses.
+        self.generation = 0
         # Where in a slot sums of terms lie.
         self.partial = slot - 2 * entries_gpu.PARTIAL_ENTRIES * self._word.itemsize
         # What is left for stored tables.
@@ -194,13 +196,20 @@ class OneGpu:
         """Return a new event."""
         return self.cupy.cuda.Event(disable_timing=True)
 
-    def begin(self, steps: int, reports: int) -> None:
-        """Begin a propagation of so many steps, whose words are reported to an address of the host."""
+    def allot_words(self, steps: int, reports: int) -> None:
+        """Make room for the words of so many steps, which are reported to an address of the host."""
         with self.cupy.cuda.Device(self.number):
             # Of the first task and of all others, bits of the largest entry and the complement of those of the
             # smallest; and what several devices have found together.
-            self._words = self.cupy.zeros((2, steps, 2, 2), dtype=self._word)
-            self._reports = reports
+            self._words = self.cupy.empty((2, steps, 2, 2), dtype=self._word)
+        self._reports = reports
+
+    def begin(self) -> None:
+        """Begin a propagation: nothing has been found, and whatever needed offsets before is done."""
+        for each in self._prepared.values():
+            each.used = -1
+        with self.cupy.cuda.Device(self.number):
+            self._words[...] = 0
             self.cupy.cuda.runtime.deviceSynchronize()
 
     def words_at(self, step: int, of_lead: bool = True) -> int:
@@ -274,11 +283,7 @@ class OneGpu:
                 close_through(each.used)
                 taken -= each.memory.nbytes
                 del self._prepared[what]
-
-    def forget_passes(self) -> None:
-        """Begin to count passes anew: whatever needed offsets before is done."""
-        for each in self._prepared.values():
-            each.used = -1
+        self.generation += 1
 
     def kernel(self, name: str) -> Any:
         """Return a kernel, compiled when first needed."""
@@ -321,6 +326,8 @@ class ChunkGpu:
         self._host = pinned(staging + STAGING_BYTES)
         self._reported = self._host[size:staging].view(np.uint64 if algebra == "double" else np.uint32)
         self.staging = Staging(self._host[staging:])
+        for n, one in enumerate(self.each):
+            one.allot_words(self._first[-1], self._reported.ctypes.data + n * self._report)
 
     @property
     def loaded(self) -> int:
@@ -343,9 +350,8 @@ class ChunkGpu:
 
     def begin(self) -> None:
         """Begin a propagation."""
-        for n, one in enumerate(self.each):
-            one.forget_passes()
-            one.begin(self._first[-1], self._reported.ctypes.data + n * self._report)
+        for one in self.each:
+            one.begin()
 
     def bring_leaves(self, store: ChunkStore) -> None:
         """Bring the tables that are there at the beginning to all devices, as far as they have room for them."""

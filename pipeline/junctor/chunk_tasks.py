@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from junctor_kernels.axes import Contraction
 from junctor_kernels.reference import Algebra
 
 from junctor.chunk_store import CutTable
+
+if TYPE_CHECKING:
+    from junctor.worker_gpu import OnGpu
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
@@ -134,7 +137,7 @@ class Given:
     """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
 
     leaving: tables whose parts are kept. small: tables whose parts go with the record. shifts: powers of two that what
-    is read is multiplied with.
+    is read is multiplied with. gpu: where tasks go on a GPU instead, `places` of their tables in a slot there.
     """
 
     body: Body
@@ -143,6 +146,8 @@ class Given:
     shifts: Mapping[int, int]
     leaves: Mapping[int, CutTable]
     contract: Contract
+    gpu: OnGpu | None = None
+    places: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -162,16 +167,46 @@ class Source:
         return CutTable(entries, tuple(free), tuple(free.values())).part(states)
 
 
-def join(slices: Sequence[tuple[Source, Array]], states: Mapping[int, int]) -> Array:
-    """Return what agrees with `states` of a table that several tasks made; slices: those of all parts that do."""
+# What agrees with a task of the parts of a table, and where each comes from.
+Slices = Sequence[tuple[Source, Array]]
+
+
+def laid_out(slices: Slices, states: Mapping[int, int]) -> tuple[tuple[int, ...], list[tuple[int | slice, ...]]]:
+    """Return the shape of what agrees with `states` of a table, and where in it slices of all parts that do belong."""
     source, first = slices[0]
     if len(slices) == 1:
-        return first
+        return first.shape, [()]
     free = {v: size for v, size in source.sizes.items() if v not in states}
-    whole = np.empty((*free.values(), first.shape[-1]), first.dtype)
-    for source, each in slices:
-        whole[tuple(source.states.get(v, slice(None)) for v in free)] = each
+    places = [tuple(source.states.get(v, slice(None)) for v in free) for source, _ in slices]
+    return (*free.values(), first.shape[-1]), places
+
+
+def join(slices: Slices, states: Mapping[int, int]) -> Array:
+    """Return what agrees with `states` of a table that several tasks made; slices: those of all parts that do."""
+    if len(slices) == 1:
+        return slices[0][1]
+    shape, places = laid_out(slices, states)
+    whole = np.empty(shape, slices[0][1].dtype)
+    for place, (_, each) in zip(places, slices, strict=True):
+        whole[place] = each
     return whole
+
+
+def arrived(
+    states: Mapping[int, int], here: Sequence[Source], elsewhere: Sequence[Source], of: Sequence[Any]
+) -> dict[int, list[tuple[Source, Array]]]:
+    """Return what a task reads of each table.
+
+    here: where the first arrays of `of` come from, parts as they were made. elsewhere: where the arrays come from in
+    the lists that follow, what `slices_of` found on other workers.
+    """
+    slices: dict[int, list[tuple[Source, Array]]] = {}
+    for source, part in zip(here, of[: len(here)], strict=True):
+        # What lies on a device has a view that is good for copies.
+        slices.setdefault(source.table, []).append((source, source.slice_of(getattr(part, "lies", part), states)))
+    for source, each in zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True):
+        slices.setdefault(source.table, []).append((source, each))
+    return slices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -204,16 +239,8 @@ def made_by_task(
     elsewhere: Sequence[Source],
     *of: Any,
 ) -> Made:
-    """Do a task. states: of the chunk variables. powers: as far as they are settled.
-
-    here: where the first arrays of `of` come from, parts as they were made. elsewhere: where the arrays come from in
-    the lists that follow, what `slices_of` found on other workers.
-    """
-    slices: dict[int, list[tuple[Source, Array]]] = {}
-    for source, entries in zip(here, of[: len(here)], strict=True):
-        slices.setdefault(source.table, []).append((source, source.slice_of(entries, states)))
-    for source, each in zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True):
-        slices.setdefault(source.table, []).append((source, each))
+    """Do a task. states: of the chunk variables. powers: as far as they are settled. Others: those of `arrived`."""
+    slices = arrived(states, here, elsewhere, of)
 
     def load(table: int) -> Array:
         leaf = given.leaves.get(table)
@@ -230,17 +257,23 @@ def made_by_task(
     return Made(parts, record)
 
 
-def slices_of(states: Mapping[int, int], sources: Sequence[Source], *entries: Array) -> list[Array]:
+def slices_of(states: Mapping[int, int], sources: Sequence[Source], *parts: Any) -> list[Array]:
     """Return what a task on another worker reads of parts on this one."""
-    found = [source.slice_of(each, states) for source, each in zip(sources, entries, strict=True)]
-    return [np.ascontiguousarray(each) for each in found]
+    return [_host(part, source, states) for source, part in zip(sources, parts, strict=True)]
 
 
-def made_by_sum(algebra: Algebra, table: int, *parts: Array) -> Made:
-    """Add up what tasks made of a table, in their order."""
-    total = parts[0].copy()
+def _host(part: Any, source: Source, states: Mapping[int, int]) -> Array:
+    if isinstance(part, np.ndarray):
+        return np.ascontiguousarray(source.slice_of(part, states))
+    found: Array = part.host(source.slice_of(part.lies, states))
+    return found
+
+
+def made_by_sum(given: Given, *parts: Array) -> Made:
+    """Add up what tasks made of the last table of a pass, in their order."""
+    total, table = parts[0].copy(), given.body.steps[-1].out
     for each in parts[1:]:
-        add_to(total, each, algebra)
+        add_to(total, each, given.body.algebra)
     # What is smallest was found in the parts: of a sum the terms tell what is lost.
     return Made({table: total}, Record({table: (largest_of(total), math.inf)}, {}, {}))
 

@@ -76,7 +76,7 @@ def large() -> Iterator[tuple[str, Network]]:
 
 
 def chunks_measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
-    """Yield measurements of networks in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
+    """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
     started = time.monotonic()
     cases = cpu_cases(built_in()) if device is None else gpu_cases(large())
     for case in cases:

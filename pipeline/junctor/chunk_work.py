@@ -21,7 +21,7 @@ CHUNK_WORK = (
     # Contractions in NumPy: blocks, products, runs of products that lie side by side, terms that are summed.
     *("blocks", "products", "runs", "summed"),
     # In compiled code: how often one is prepared, entries whose places are tabulated then; terms, and terms of operands
-    # that lie side by side, in one place, anywhere; entries and terms of operands of contractions that keep few entries.
+    # that lie side by side, in one place, anywhere; terms of contractions that keep few entries, and those of operands.
     *("prepared", "tabulated", "terms", "near", "same", "apart", "few_terms", "few"),
     # Entries that are made and looked through, added to others, taken out; tables on disk, and their entries.
     *("entries", "added", "stored", "files", "spilled"),

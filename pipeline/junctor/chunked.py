@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -34,6 +34,7 @@ from junctor.threads import in_threads
 from junctor.values import Value
 
 if TYPE_CHECKING:
+    from junctor.chunk_launches import Launches
     from junctor.chunk_slots import ChunkGpu
 
 Array = npt.NDArray[np.floating[Any]]
@@ -65,10 +66,16 @@ class Known:
         """What a loss elsewhere may be multiplied by when it meets this table."""
         return max(1.0, self.largest)
 
-    def shifted(self) -> Known:
+    def seen(self) -> Known:
         """Return what readers see."""
-        by = 2.0**self.shift
-        scale = self.log_scale - self.shift * math.log(2)
+        return self.shifted(self.shift)
+
+    def shifted(self, shift: int) -> Known:
+        """Return the same of all entries times a power of two."""
+        if not shift:
+            return replace(self, shift=0) if self.shift else self
+        by = 2.0**shift
+        scale = self.log_scale - shift * math.log(2)
         return Known(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
@@ -77,7 +84,8 @@ class ChunkedProgram:
 
     scratch: entries of a contraction in flight. folder: for tables that do not fit the memory. threads: tasks that are
     done at once, each within the working memory of the plan. entry_threads: that compiled contractions take inside a
-    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots.
+    task; 0 where NumPy does all of the work. gpu: does the tasks instead, as many at once as it has slots. as_summed:
+    whether tables are stored as they are summed, and multiplied on the way to readers, as GPUs do.
     """
 
     def __init__(
@@ -90,9 +98,11 @@ class ChunkedProgram:
         threads: int = 1,
         entry_threads: int = 0,
         gpu: ChunkGpu | None = None,
+        as_summed: bool = False,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
         self.folder, self.threads, self._gpu = folder, threads, gpu
+        self._as_summed = as_summed or gpu is not None
         self._on_cpu = OnCpu(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
@@ -118,7 +128,7 @@ class ChunkedProgram:
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
         if self._gpu is not None:
-            self._run_on_gpu(self._gpu, store, known)
+            self._run_on_gpu(store, known)
         else:
             for n in range(len(self.chunks.passes)):
                 self.run_pass(n, store, known, self.reduce)
@@ -126,13 +136,20 @@ class ChunkedProgram:
                     store.drop(table)
         return self.outcome(block, {table: store.part(table, {}) for table in self.results}, known)
 
-    def _run_on_gpu(self, gpu: ChunkGpu, store: ChunkStore, known: dict[int, Known]) -> None:
+    @cached_property
+    def _launches(self) -> Launches:
+        from junctor.chunk_launches import Launches
+
+        assert self._gpu is not None
+        return Launches(self._gpu, [body.steps for body in self.bodies])
+
+    def _run_on_gpu(self, store: ChunkStore, known: dict[int, Known]) -> None:
         from junctor.chunked_gpu import GpuRun
 
         def settle(n: int, extremes: Mapping[int, Extremes], leads: Mapping[int, int]) -> None:
             self.settle(n, extremes, dict.fromkeys(extremes, 1.0), known, leads)
 
-        GpuRun(gpu, [body.steps for body in self.bodies], store, known, settle).run(self.dead)
+        GpuRun(self._launches, store, known, settle).run(self.dead)
 
     def begin(self, block: Block, store: ChunkStore) -> dict[int, Known]:
         """Put factors and evidence into a store and return what is known of them."""
@@ -171,7 +188,7 @@ class ChunkedProgram:
     def _moved(self, down: int, known: Mapping[int, Known], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
         up, total = self._edges[down]
-        one, other = known[up].shifted(), known[down].shifted()
+        one, other = known[up].seen(), known[down].seen()
         entries = self.plan.tables[down].entries
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:
@@ -227,17 +244,17 @@ class ChunkedProgram:
         powers: what results were multiplied with. leads: powers of two that readers in the pass multiplied them with.
         """
         each = self.chunks.passes[n]
-        inside: dict[int, Known] = {table: known[table].shifted() for table in each.loads}
+        inside: dict[int, Known] = {table: known[table].seen() for table in each.loads}
         for reduce, step in zip(each.steps, self.bodies[n].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
             made = self._known_of(reduce, step, operands, extremes[out], powers[out])
-            inside[out] = replace(made, shift=leads.get(out, 0)).shifted() if leads else made
+            inside[out] = made.shifted(leads.get(out, 0)) if leads else made
             known[out] = self._shifted_for_readers(made) if out in each.stores else made
 
     def _shifted_for_readers(self, known: Known) -> Known:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
-        if self._gpu is not None:
+        if self._as_summed:
             # What devices find by themselves.
             return replace(known, shift=shift_of(self.algebra.dtype.type(known.largest)))
         exponent = math.frexp(known.largest)[1]
@@ -250,16 +267,19 @@ class ChunkedProgram:
     ) -> Known:
         """Return what is known of a result: its scale, and the bounds on losses (see `junctor.propagation`)."""
         largest, least = extremes
-        scale = sum(each.log_scale for each in operands)
+        scale = sum([each.log_scale for each in operands])
         if self._adds:
             return Known(scale - power, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
             return Known(scale, math.inf, math.inf, 0.0, math.inf)
-        terms = self.plan.shape.entries(reduce.eliminated)
-        tiny, excess = self.algebra.tiny, math.prod(each.excess for each in operands)
+        tiny = self.algebra.tiny
         # Entries above 1 do not help: they may come behind a product that is lost already.
-        safe = math.prod(min(1.0, each.least) for each in operands) >= tiny and least >= tiny
+        safe = math.prod([min(1.0, each.least) for each in operands]) >= tiny and least >= tiny
+        if safe and not any(each.lost or each.open for each in operands):
+            return Known(scale - math.log(power), 0.0, 0.0, least, largest)
+        terms = self.plan.shape.entries(reduce.eliminated)
+        excess = math.prod(each.excess for each in operands)
         # A rounding for each operand, and one for the power of two.
         here = 0.0 if safe else (len(operands) + 1) * tiny * terms * excess
         growth = self._leaves.growth(reduce)

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import Runs, bits_of, gathered, moved, record, relayed, shift_of
+from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift_of
 
-from junctor.chunk_places import spreads, task_places
-from junctor.chunk_slots import ChunkGpu, InPlace, Lying, Mark, OneGpu, Slot, can_lie
+from junctor.chunk_launches import Calls, Launches, PassFacts
+from junctor.chunk_slots import Mark, OneGpu, Slot
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
     from junctor.chunk_store import ChunkStore
-    from junctor.chunk_tasks import Extremes, Step
+    from junctor.chunk_tasks import Extremes
     from junctor.chunked import Known
 
 Array = npt.NDArray[Any]
@@ -38,41 +38,20 @@ Settle = Callable[[int, Mapping[int, "Extremes"], Mapping[int, int]], None]
 RUN_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Call:
-    """A launch of a step. in_slot: fields of its record that hold a place in a slot; elsewhere: fields that a state of
-    a chunk variable moves by so many bytes. ends: whether it makes the result of the step."""
-
-    kernel: Any
-    blocks: int
-    words: Array
-    in_slot: list[int]
-    elsewhere: list[tuple[int, int, int]]
-    ends: bool
-
-
 @dataclass(eq=False, slots=True)
 class _Underway:
     """A pass that has been handed in, until all is known of what it made.
 
-    outer: the chunk variables that its groups differ in. places: of parts in a slot. there: tables that tasks on a
-    device read or make where they are. computed, saved: the last marks of every slot behind its
-    kernels, and behind its copies. parts: configurations of `outer`, and marks behind what they stored. followed:
-    events behind the steps of the first task. terms: results that are added up on the host. late: what goes where once
-    copies are done.
+    computed, saved: the last marks of every slot behind its kernels, and behind its copies. parts: configurations of
+    the groups, and marks behind what they stored. leader, followed: the device of the first task, and events behind its
+    steps. terms: results that are added up on the host. late: what goes where once copies are done.
     """
 
     number: int
-    each: Pass
-    tasks: Sequence[Step]
-    spreads: bool
-    outer: list[int]
-    places: Mapping[int, int]
-    there: dict[OneGpu, dict[int, InPlace]] = field(default_factory=dict)
-    calls: dict[OneGpu, list[list[_Call]]] = field(default_factory=dict)
+    facts: PassFacts
+    calls: dict[OneGpu, Calls] = field(default_factory=dict)
     leader: OneGpu | None = None
     followed: list[Any] = field(default_factory=list)
-    is_followed: bool = False
     computed: dict[int, Mark] = field(default_factory=dict)
     saved: dict[int, Mark] = field(default_factory=dict)
     parts: list[tuple[States, Mark]] = field(default_factory=list)
@@ -80,6 +59,11 @@ class _Underway:
     terms: dict[tuple[int, ...], Array] = field(default_factory=dict)
     late: list[tuple[Array, Array]] = field(default_factory=list)
     held: list[Array] = field(default_factory=list)
+
+    @property
+    def each(self) -> Pass:
+        """The pass itself."""
+        return self.facts.each
 
     def is_done(self) -> bool:
         """Tell whether the devices are through with it."""
@@ -99,23 +83,17 @@ class GpuRun:
     Devices find both in memory, so the host need not know them.
     """
 
-    def __init__(
-        self,
-        gpu: ChunkGpu,
-        steps: Sequence[Sequence[Step]],
-        store: ChunkStore,
-        known: Mapping[int, Known],
-        settle: Settle,
-    ) -> None:
-        self.gpu, self.chunks, self._steps, self.store = gpu, gpu.chunks, steps, store
+    def __init__(self, launches: Launches, store: ChunkStore, known: Mapping[int, Known], settle: Settle) -> None:
+        self.launches, self.gpu, self.store = launches, launches.gpu, store
+        self.chunks = self.gpu.chunks
         self._known, self._settle = known, settle
-        self._sizes = gpu.chunks.plan.shape.cardinalities
+        self._sizes = self.chunks.plan.shape.cardinalities
         self._pending: deque[_Underway] = deque()
-        # The pass that made a table, while it is there, and the place of the step in it.
-        self._origins: dict[int, tuple[_Underway, int]] = {}
+        # The passes that made the tables that are there.
+        self._origins: dict[int, _Underway] = {}
         # For each pass the last marks of all slots then.
         self._ends: list[list[Mark]] = []
-        self._turns = itertools.cycle(gpu.slots)
+        self._turns = itertools.cycle(self.gpu.slots)
         self._gathered: dict[tuple[int, OneGpu], Any] = {}
 
     def run(self, dead: Sequence[Iterable[int]]) -> None:
@@ -137,44 +115,38 @@ class GpuRun:
             self.gpu.staging.clear()
 
     def _hand_in(self, n: int) -> None:
-        each = self.chunks.passes[n]
-        for table in each.stores:
+        facts = self.launches.facts[n]
+        for table in facts.each.stores:
             self.store.make(table)
-        for table in each.loads:
+        for table in facts.each.loads:
             # What the host makes, or reads, has to be there.
-            if table in self._origins and self._needs_host(each, table):
-                self._close_through(self._origins[table][0].number)
-        added_up = spreads(self.chunks, each, self.gpu.dtype.itemsize)
-        outer = [v for v in each.fixed if added_up or v not in each.summed]
-        places, _ = task_places(self.chunks, each, self.gpu.dtype.itemsize)
-        work = _Underway(n, each, self._steps[n], added_up, outer, places)
-        work.is_followed = self.chunks.plan.shape.entries(outer) > 1
+            if table in self._origins and self._needs_host(facts.each, table):
+                self._close_through(self._origins[table].number)
+        work = _Underway(n, facts)
         self._pending.append(work)
         for one in self.gpu.each:
             one.make_room(self._close_through)
-        waits = {table: self._marks_of(work, table) for table in each.loads if table in self._origins}
-        for values in configurations([self._sizes[v] for v in outer]):
-            self._group(work, waits, dict(zip(outer, values, strict=True)))
+        waits = {table: self._marks_of(facts, table) for table in facts.each.loads if table in self._origins}
+        for values in configurations([self._sizes[v] for v in facts.outer]):
+            self._group(work, waits, dict(zip(facts.outer, values, strict=True)))
         for one in work.calls:
-            work.reported.append(one.report(work.computed.values(), self.gpu.first_step(n), len(work.tasks)))
-        for m, task in enumerate(work.tasks):
-            if task.out in each.stores:
-                self._origins[task.out] = work, m
+            work.reported.append(one.report(work.computed.values(), self.gpu.first_step(n), len(facts.tasks)))
+        self._origins |= dict.fromkeys(facts.each.stores, work)
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
 
     def _needs_host(self, each: Pass, table: int) -> bool:
         """Tell whether the host has a hand in a table where it was made, or where a pass reads it."""
-        origin, _ = self._origins[table]
-        return self._is_added_up(table) or not all(self._goes_by_itself(table, at) for at in (origin.each, each))
+        facts = self._origins[table].facts
+        return facts.added_up == table or not all(self._goes_by_itself(table, at) for at in (facts.each, each))
 
     def _goes_by_itself(self, table: int, each: Pass) -> bool:
         return table in self.gpu.resident or _large_runs(self.store.part(table, dict.fromkeys(each.fixed, 0)))
 
-    def _marks_of(self, work: _Underway, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, Mark]]]:
+    def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, Mark]]]:
         """Return the chunk variables that a pass shares with the one that made a table, and for each of their
         configurations the marks behind what was made of it."""
-        origin, _ = self._origins[table]
-        shared = [v for v in origin.outer if v in work.each.fixed]
+        origin = self._origins[table]
+        shared = [v for v in origin.facts.outer if v in facts.each.fixed]
         marks: dict[tuple[int, ...], dict[int, Mark]] = {}
         for states, mark in origin.parts:
             # Those of a slot are in order.
@@ -186,105 +158,52 @@ class GpuRun:
         slot = next(self._turns)
         with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
             if slot.on not in work.calls:
-                work.there[slot.on] = self._in_place(work, slot.on)
-                work.calls[slot.on] = self._calls(work, slot)
+                work.calls[slot.on] = self._calls(work, slot.on)
             slot.stream.wait_event(slot.on.uploaded)
-            inner = [v for v in work.each.fixed if v not in work.outer]
+            inner = work.facts.inner
             for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
                 self._task(work, waits, slot, states | dict(zip(inner, values, strict=True)), adds=n > 0)
             work.computed[slot.number] = slot.mark()
-            if work.spreads:
+            if work.facts.spreads:
                 self._take_term(work, slot, states)
             elif work.each.out in work.each.stores:
                 self._save(work, slot, work.each.out, states)
             work.saved[slot.number] = slot.mark()
             work.parts.append((states, work.saved[slot.number]))
 
-    def _calls(self, work: _Underway, slot: Slot) -> list[list[_Call]]:
+    def _calls(self, work: _Underway, one: OneGpu) -> Calls:
         """Return the launches of every step on a device."""
-        made = {task.out: n for n, task in enumerate(work.tasks)}
-        calls = [self._calls_of(work, slot, task, made) for task in work.tasks]
-        slot.on.uploaded.record(slot.on.upload)
+        calls = self.launches.of(work.number, one, partial(self._staged, work))
+        for call in itertools.chain.from_iterable(calls.steps):
+            for place, table in call.scaled:
+                call.words[place] = bits_of(2.0 ** self._known[table].shift)
         return calls
-
-    def _in_place(self, work: _Underway, one: OneGpu) -> dict[int, InPlace]:
-        """Return the tables of a pass that all of its steps can use where they are."""
-        uses: dict[int, list[tuple[Step, int]]] = {}
-        for task in work.tasks:
-            for k, table in enumerate((*task.operands, task.out)):
-                uses.setdefault(table, []).append((task, k))
-        there: dict[int, InPlace] = {}
-        for table, steps in uses.items():
-            found = self.gpu.in_place(one, table, work.each.fixed)
-            if found is not None and all(can_lie(_lying(task, {k: found.runs})) for task, k in steps):
-                there[table] = found
-        return there
-
-    def _calls_of(self, work: _Underway, slot: Slot, task: Step, made: Mapping[int, int]) -> list[_Call]:
-        one, there = slot.on, work.there[slot.on]
-        tables = (*task.operands, task.out)
-        lying = _lying(task, {k: there[table].runs for k, table in enumerate(tables) if table in there})
-        prepared = one.prepared(lying, work.number, partial(self._staged, work))
-        # Sums of terms are made in turns in either half of the room for them.
-        half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
-        places: list[InPlace | int] = [there.get(table, work.places[table]) for table in tables]
-        scales = [self._scale(work, slot, table, made) for table in task.operands]
-        calls = []
-        for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.at, strict=True)):
-            ends = m == len(prepared.launches) - 1
-            out = places[-1] if ends else one.partial + (m % 2) * half
-            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*places[:-1], out), strict=True))
-            at = [each.at if isinstance(each, InPlace) else each for each in fields.values()]
-            each = zip(at, offsets, scales, strict=False)
-            words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
-            words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
-            in_slot = [n for n, each in fields.items() if not isinstance(each, InPlace)]
-            moves = [(n, *by) for n, each in fields.items() if isinstance(each, InPlace) for by in each.by]
-            calls.append(_Call(one.kernel(launch.name), launch.blocks, words, in_slot, moves, ends))
-            places, scales = [out, places[-1]], [(bits_of(1.0), 0, 0)]
-        return calls
-
-    def _scale(self, work: _Underway, slot: Slot, table: int, made: Mapping[int, int]) -> tuple[int, int, int]:
-        """Return what an operand is multiplied with: bits, address of the words that tell it, whether of all tasks."""
-        if table in made:
-            return bits_of(1.0), slot.on.words_at(self.gpu.first_step(work.number) + made[table]), False
-        if table not in self._origins or self._is_added_up(table):
-            return bits_of(2.0 ** self._known[table].shift), 0, False
-        origin, n = self._origins[table]
-        step = self.gpu.first_step(origin.number) + n
-        if len(self.gpu.each) == 1:
-            return bits_of(1.0), slot.on.words_at(step), True
-        return bits_of(1.0), slot.on.gathered_at(step), False
-
-    def _is_added_up(self, table: int) -> bool:
-        origin, _ = self._origins[table]
-        return origin.spreads and table == origin.each.out
 
     def _task(self, work: _Underway, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
         leads = not any(states.values())
         if leads:
             work.leader = slot.on
-        made = {task.out: n for n, task in enumerate(work.tasks)}
-        there: set[int] = set()
-        for n, task in enumerate(work.tasks):
+        facts, calls = work.facts, work.calls[slot.on]
+        made, there = facts.made, set[int]()
+        for n, task in enumerate(facts.tasks):
             for table in task.operands:
                 if table not in there and table not in made:
                     self._load(work, waits, slot, table, states)
             there.update(task.operands)
             if not leads:
                 self._follow(work, slot, [made[table] for table in task.operands if table in made])
-            is_last = task.out == work.each.out
-            if task.out in work.there[slot.on]:
+            is_last = n == len(facts.tasks) - 1
+            if task.out in calls.there:
                 self._wait_before(slot, task.out)
             self._launch(work, slot, n, states, leads, adds and is_last)
-            if leads and work.is_followed:
+            if leads and facts.is_followed:
                 self._lead(work, slot, n)
-            if task.out in work.each.stores and not is_last:
+            if task.out in facts.each.stores and not is_last:
                 self._save(work, slot, task.out, states)
 
     def _launch(self, work: _Underway, slot: Slot, n: int, states: States, leads: bool, adds: bool) -> None:
         step = self.gpu.first_step(work.number) + n
-        for call in work.calls[slot.on][n]:
+        for call in work.calls[slot.on].steps[n]:
             words = moved(call.words, call.in_slot, slot.at)
             for place, v, by in call.elsewhere:
                 words[place] += states[v] * by
@@ -303,7 +222,7 @@ class GpuRun:
 
     def _follow(self, work: _Underway, slot: Slot, steps: Sequence[int]) -> None:
         """Let a slot wait until the first task is through with some steps, and bring what it found to the device."""
-        if not steps or not work.is_followed:
+        if not steps or not work.facts.is_followed:
             return
         slot.stream.wait_event(work.followed[max(steps)])
         if work.leader is not None and slot.on is not work.leader:
@@ -315,7 +234,7 @@ class GpuRun:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
-        if table not in work.there[slot.on]:
+        if table not in work.calls[slot.on].there:
             self._bring(work, slot, table, states)
         if table in waits:
             self._wait_for_largest(slot, table)
@@ -327,13 +246,13 @@ class GpuRun:
             staged = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             staged[...] = part_
             part_ = staged
-        self._copy(slot, part_, slot.at + work.places[table], to_slot=True)
+        self._copy(slot, part_, slot.at + work.facts.places[table], to_slot=True)
 
     def _wait_for_largest(self, slot: Slot, table: int) -> None:
         """Let a slot wait until the largest entry of a whole table is known, and bring it to the device."""
-        if self._is_added_up(table):
+        origin = self._origins[table]
+        if origin.facts.added_up == table:
             return
-        origin, _ = self._origins[table]
         if len(self.gpu.each) == 1:
             slot.wait(origin.computed.values())
             return
@@ -343,7 +262,7 @@ class GpuRun:
                 slot.stream.wait_event(event)
             first = self.gpu.first_step(origin.number)
             reports = [one.report_at(first) for one in origin.calls]
-            words = gathered(slot.on.gathered_at(first), reports, len(origin.tasks))
+            words = gathered(slot.on.gathered_at(first), reports, len(origin.facts.tasks))
             slot.launch(slot.on.kernel("gather"), 1, words)
             self._gathered[key] = slot.on.event()
             self._gathered[key].record(slot.stream)
@@ -356,7 +275,7 @@ class GpuRun:
             slot.wait(self._ends[before])
 
     def _save(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
-        if table in work.there[slot.on]:
+        if table in work.calls[slot.on].there:
             return
         self._wait_before(slot, table)
         part_ = self.store.part(table, states)
@@ -365,14 +284,14 @@ class GpuRun:
         if not (table in self.gpu.resident or _large_runs(part_)):
             target = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             work.late.append((target, part_))
-        self._copy(slot, target, slot.at + work.places[table], to_slot=False)
+        self._copy(slot, target, slot.at + work.facts.places[table], to_slot=False)
 
     def _take_term(self, work: _Underway, slot: Slot, states: States) -> None:
         entries = part(self.chunks.plan, work.each.out, work.each.fixed)
         term = self._staged(work, entries * self.gpu.dtype.itemsize).view(self.gpu.dtype)
         slot.stored += term.nbytes
         work.terms[tuple(states[v] for v in work.each.fixed)] = term
-        self._copy(slot, term, slot.at + work.places[work.each.out], to_slot=False)
+        self._copy(slot, term, slot.at + work.facts.places[work.each.out], to_slot=False)
 
     def _staged(self, work: _Underway, size: int) -> Array:
         """Return bytes of the host that copies under way may use until the pass is closed."""
@@ -419,15 +338,16 @@ class GpuRun:
         work.wait()
         for source, target in work.late:
             target[...] = source
-        of_sums = self._add_up(work)
-        words = self.gpu.reports(work.calls, self.gpu.first_step(work.number), len(work.tasks))
+        of_sums, tasks = self._add_up(work), work.facts.tasks
+        words = self.gpu.reports(work.calls, self.gpu.first_step(work.number), len(tasks))
         largest, least = self._numbers(words.max(axis=(0, 2)))
         leads, _ = self._numbers(words[:, :, 0].max(axis=0))
         # What is not a number counts as beyond the format.
         largest = np.where(np.isnan(largest), np.inf, largest)
         largest[-1] = max(largest[-1], of_sums)
-        extremes = {task.out: (float(largest[n]), float(least[n])) for n, task in enumerate(work.tasks)}
-        self._settle(work.number, extremes, {task.out: shift_of(leads[n]) for n, task in enumerate(work.tasks)})
+        made = [task.out for task in tasks]
+        extremes = dict(zip(made, zip(largest.tolist(), least.tolist(), strict=True), strict=True))
+        self._settle(work.number, extremes, dict(zip(made, map(shift_of, leads), strict=True)))
         self._pending.popleft()
         self.gpu.staging.release(work.number)
         work.late.clear()
@@ -455,12 +375,6 @@ class GpuRun:
         floats = self.gpu.dtype
         least = np.where(words[:, 1] > 0, np.ascontiguousarray(~words[:, 1]).view(floats), 1)
         return np.ascontiguousarray(words[:, 0]).view(floats), least
-
-
-def _lying(task: Step, runs: Mapping[int, Runs]) -> Lying:
-    """Return the contraction of a step whose k-th operand (behind all of them the result) lies in some runs."""
-    count = len(task.operands)
-    return task.what, tuple(runs.get(k) for k in range(count)), runs.get(count)
 
 
 def _large_runs(host: Array) -> bool:

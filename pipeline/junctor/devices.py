@@ -82,16 +82,17 @@ def open_gpu(memory: int | None = None) -> Device:
     Raises DeviceError, in words for users, where it cannot be used.
     """
     check_device("gpu")
-    return _opened(0, memory)
+    return open_one(0, memory)
 
 
 @lru_cache(maxsize=1)
 def open_other_gpus(memory: int | None = None) -> tuple[CudaDevice, ...]:
     """Return the GPUs that this process sees beside the first, with at most `memory` bytes of each."""
-    return tuple(_opened(number, memory) for number in range(1, count_gpus()))
+    return tuple(open_one(number, memory) for number in range(1, count_gpus()))
 
 
-def _opened(number: int, memory: int | None) -> CudaDevice:
+def open_one(number: int, memory: int | None) -> CudaDevice:
+    """Return a GPU of this process with a piece of memory of its own; raises DeviceError."""
     try:
         import cupy
         from junctor_kernels.gpu import CudaDevice

@@ -182,6 +182,18 @@ def _on_this_machine(
 def _on_scheduler(
     function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources, address: str
 ) -> Iterator[Result]:
+    with _scheduler_client(resources, address) as client:
+        workers = workers_of(client)
+        memory = memory_of_each(workers.values(), resources)
+        try:
+            for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
+                yield result
+        except WorkersLostError as lost:
+            raise RunError(_lost(lost.task, f"every worker of {address}")) from lost
+
+
+@contextmanager
+def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
     from distributed import Client
 
     check_scheduler(address, resources.insecure_scheduler)
@@ -194,13 +206,23 @@ def _on_scheduler(
             client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
             raise RunError(f"the scheduler {address} has no workers: start some with `dask worker {address}`") from None
-        workers = workers_of(client)
-        memory = _memory_of(workers.values(), resources)
-        try:
-            for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
-                yield result
-        except WorkersLostError as lost:
-            raise RunError(_lost(lost.task, f"every worker of {address}")) from lost
+        yield client
+
+
+@contextmanager
+def cluster_client(resources: Resources) -> Iterator[Client]:
+    """Have the workers that are asked for: those of a scheduler, or processes of this machine.
+
+    Raises RunError where there are none.
+    """
+    if resources.scheduler is not None:
+        with _scheduler_client(resources, resources.scheduler) as client:
+            yield client
+        return
+    workers, gpus = resources.workers or 1, resources.device == "gpu"
+    with silent_dask(), local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
+        client.wait_for_workers(1, timeout=PATIENCE)
+        yield client
 
 
 def _lost(suspect: object, who: str) -> str:
@@ -347,7 +369,8 @@ def workers_of(client: Client) -> dict[str, Any]:
     return workers
 
 
-def _memory_of(workers: Collection[dict[str, Any]], resources: Resources) -> int:
+def memory_of_each(workers: Collection[dict[str, Any]], resources: Resources) -> int:
+    """Return the bytes that propagation may take in each worker of a scheduler."""
     # The same number for all workers, so that all make the same plan.
     limits = [worker["memory_limit"] for worker in workers if worker.get("memory_limit")]
     if resources.memory is None and limits:

@@ -17,11 +17,12 @@ from junctor_kernels.gpu import DEVICE_SHARE, CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
-from junctor.chunk_choice import beats_one_piece, chosen_chunking
+from junctor.chunk_choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
 from junctor.chunk_rooms import Chunking, Limits
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
+from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import answer_rows
 from junctor.grouping import Choice, Group, Patterns, patterns_of
@@ -29,7 +30,7 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import answer_one_by_one, cut, program_of
+from junctor.oversize import OneByOne, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -40,6 +41,7 @@ from junctor.query import Query, target_names
 if TYPE_CHECKING:
     from junctor_kernels.gpu import Device
 
+    from junctor.chunk_crew import Crew
     from junctor.rowwise import RowEngine
     from junctor.speeds import DeviceSpeeds, Speeds
 
@@ -104,6 +106,8 @@ class Engine:
         self.threads = threads
         self.device = device
         self.all_gpus = all_gpus
+        # Workers that share the tasks of rows in chunks, if there are any.
+        self.crew: Crew | None = None
         self._speeds = speeds
         self.device_memory = device_memory
         self.spill = spill_folder(spill)
@@ -228,17 +232,38 @@ class Engine:
 
     def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), algebra.name, free, on_gpu, self.device_memory, self.spill, self.disk
+        key = pattern, rounded(uses), algebra.name, free, on_gpu, self.device_memory, self.spill, self.disk, self.crew
         if key not in self._chunkings:
             if len(self._chunkings) >= KEPT_CHUNKINGS:
                 self._chunkings.pop(next(iter(self._chunkings)))
             targets = None if self.query.targets is None else frozenset(self.targets)
-            disk = self.disk if self.disk is not None else allowed_disk(self.spill)
-            task = self._device_room if on_gpu else self.device_memory
-            limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
-            prices = (self.speeds if on_gpu else self.cpu_speeds).prices
-            self._chunkings[key] = cut(Problem(self.shape, pattern, targets), algebra, limits, prices, rounded(uses))
+            problem = Problem(self.shape, pattern, targets)
+            chunking = self._cut_for_crew(problem, rounded(uses), algebra.dtype.itemsize, free, on_gpu)
+            if chunking is None:
+                on_gpu = on_gpu and self.crew is None
+                disk = self.disk if self.disk is not None else allowed_disk(self.spill)
+                task = self._device_room if on_gpu else self.device_memory
+                limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
+                prices = (self.speeds if on_gpu else self.cpu_speeds).prices
+                chunking = cut(problem, algebra, limits, prices, rounded(uses))
+            self._chunkings[key] = chunking
         return self._chunkings[key]
+
+    def _cut_for_crew(self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool) -> Chunking | None:
+        """Return how rows go over all workers, if there are any; None where these have too little memory for it."""
+        if self.crew is None:
+            return None
+        try:
+            return self.crew.cut(problem, itemsize, Limits(free, self.device_memory, 0, self.spill, 1, on_gpu), rows)
+        except BudgetError as error:
+            logger.info("one process answers rows in chunks: %s", error)
+            return None
+
+    def chunks_on_gpu(self, algebra: Algebra) -> bool:
+        """Tell whether tasks of rows in chunks are done on a GPU, here or by workers."""
+        if algebra.name not in CHUNK_FORMATS:
+            return False
+        return isinstance(self._using, CudaDevice) if self.crew is None else self.crew.room is not None
 
     def _answer_in_chunks(
         self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, uses: int
@@ -253,14 +278,19 @@ class Engine:
             self.row_engine.allow(0)
         rows = group.rows
         for algebra in self.ladder:
-            chunking = chosen_chunking(self, group.pattern, uses, algebra, free, isinstance(self._using, CudaDevice))
-            device = self._using if chunking.limits.on_gpu and isinstance(self._using, CudaDevice) else None
+            chunking = chosen_chunking(self, group.pattern, uses, algebra, free, self.chunks_on_gpu(algebra))
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
-            others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
-            program = program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
-            rows = answer_one_by_one(program, chunking.chunks.plan, batch, rows, answers)
+            rows = answer_one_by_one(self._in_chunks(chunking, algebra), chunking.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return
+
+    def _in_chunks(self, chunking: Chunking, algebra: Algebra) -> OneByOne:
+        """Return what answers rows in chunks: all workers, all GPUs or this process."""
+        if self.crew is not None and chunking.workers:
+            return self.crew.program(chunking, self.network, algebra)
+        device = self._using if isinstance(self._using, CudaDevice) and chunking.limits.on_gpu else None
+        others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
+        return program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
 
     def loads_compiled(self, groups: Sequence[Group], batch: EvidenceBatch) -> bool:
         """Tell whether the rows to come are worth loading the compiled backend for."""

@@ -78,14 +78,14 @@ class Forecast:
 
 def survey(
     engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: DeviceSpeeds | None = None
-) -> tuple[int, float, float]:
+) -> tuple[int, float, float, float]:
     """Return what `count` batches need: bytes at the least, seconds of one core, and of a GPU with such speeds.
 
-    Without `gpu` the latter are infinite. The first batch is forecast, and each one with patterns that may need more
-    memory than those seen; the others are taken to be alike. Stops looking, and reading, where that becomes a cost of
-    its own. Raises BudgetError.
+    Without `gpu` the latter are infinite. At the end, the seconds of one core that are those of rows in chunks. The
+    first batch is forecast, and each one with patterns that may need more memory than those seen; the others are taken
+    to be alike. Stops looking, and reading, where that becomes a cost of its own. Raises BudgetError.
     """
-    least, limit, on_gpu = 0, math.inf, 0.0 if gpu else math.inf
+    least, limit, on_gpu, in_chunks = 0, math.inf, 0.0 if gpu else math.inf, 0.0
     seconds: list[float] = []
     seen: list[Pattern] = []
     started = time.monotonic()
@@ -99,10 +99,11 @@ def survey(
         seen = sorted([*seen, *(each.group.pattern for each in found)], key=lambda each: len(each.sliced))
         seconds.append(sum(each.seconds for each in found))
         on_gpu += sum(each.seconds if each.on_gpu is None else each.on_gpu for each in found)
+        in_chunks += sum(each.seconds for each in found if each.chunking is not None)
         if len(seconds) == 1:
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
-    return least, share * sum(seconds), share * on_gpu
+    return least, share * sum(seconds), share * on_gpu, share * in_chunks
 
 
 def _has_new_patterns(engine: Engine, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:
@@ -219,7 +220,9 @@ def _elsewhere(engine: Engine, each: Forecast, gpu: DeviceSpeeds) -> float | Non
 
 def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:
     """Return the forecast of rows that go in chunks, in the first number format; raises BudgetError."""
-    chunking = chosen_chunking(engine, group.pattern, uses, engine.ladder[0], budget.free, engine.has_device)
+    algebra = engine.ladder[0]
+    on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(algebra)
+    chunking = chosen_chunking(engine, group.pattern, uses, algebra, budget.free, on_gpu)
     plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
     seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
     return Forecast(group, plan, group.answered * operations_of(plan), bytes_, bytes_, seconds, chunking)

@@ -7,7 +7,7 @@ not fit goes into files. Everything is settled before anything runs, and determi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.oversize import Pricing, Room, TooLongError, cheapest_chunks
 from junctor.planning.plan import Plan
+from junctor.propagation import Block, Outcome
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
@@ -98,7 +99,14 @@ def program_of(chunking: Chunking, network: Network, algebra: Algebra, *devices:
     )
 
 
-def answer_one_by_one(program: ChunkedProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+class OneByOne(Protocol):
+    """What answers one case at a time."""
+
+    def run(self, block: Block) -> Outcome:
+        """Propagate one case."""
+
+
+def answer_one_by_one(program: OneByOne, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""
     doubtful: list[Rows] = [rows[:0]]
     for n in range(len(rows)):

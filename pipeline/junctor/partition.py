@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.devices import DeviceChoice
-from junctor.distribution import threads_here
+from junctor.distribution import Resources, threads_here
 from junctor.errors import BudgetError, RunError
 from junctor.machine import spill_folder, usable_cores
 from junctor.query import Query
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from junctor.answers import Answers
+    from junctor.chunk_crew import Crew
     from junctor.engine import Engine
     from junctor.evidence.encode import EncodedPartition
     from junctor.model import Network
@@ -130,12 +131,13 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
             return partition.write()
 
 
-def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
+def propagate_here(tasks: Sequence[PartTask], memory: int, crew: Crew | None = None) -> Iterator[tuple[Part, Stages]]:
     """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
 
     Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
+    crew: workers that share the tasks of rows in chunks.
     """
-    partitions = [_Partition(task, all_gpus=True) for task in tasks]
+    partitions = [_Partition(task, crew is None, crew) for task in tasks]
     writing: deque[Future[tuple[Part, Stages]]] = deque()
     writers = partitions[0].writers(memory)
     at_once = max(WRITERS, min(writers, usable_cores() // 2))
@@ -152,6 +154,16 @@ def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Par
             writing.append(threads.submit(partition.write))
         while writing:
             yield partition.wait_for(writing.popleft())
+
+
+def propagate_over(
+    tasks: Sequence[PartTask], resources: Resources, threads: int | None
+) -> Iterator[tuple[Part, Stages]]:
+    """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
+    from junctor.chunk_crew import memory_here, open_crew
+
+    with open_crew(resources, threads) as crew:
+        yield from propagate_here(tasks, memory_here(crew, resources), crew)
 
 
 def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
@@ -173,8 +185,8 @@ def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
 class _Partition:
     """A partition under way; holds its evidence until it is answered, and its answers until they are written."""
 
-    def __init__(self, task: PartTask, all_gpus: bool = False) -> None:
-        self.task = task
+    def __init__(self, task: PartTask, all_gpus: bool = False, crew: Crew | None = None) -> None:
+        self.task, self._crew = task, crew
         # Nobody else has them where there are no other workers.
         self._all_gpus = all_gpus
         self.stages = Stages()
@@ -216,7 +228,7 @@ class _Partition:
             return sampler.answer(evidence.batch, held, evidence.first_row)
         _, engine = engine_for(*what)
         engine.device, engine.device_memory = task.device, task.device_memory
-        engine.all_gpus = self._all_gpus
+        engine.all_gpus, engine.crew = self._all_gpus, self._crew
         engine.spill, engine.disk = spill_folder(task.spill), task.disk
         return engine.answer(evidence.batch, held)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,8 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.devices import DeviceChoice, check_device, count_gpus, gpu_at_hand, has_gpu
-from junctor.distribution import Resources, allowed_memory, check_scheduler, distribute, threads_for
-from junctor.errors import RunError
+from junctor.distribution import (
+    Resources,
+    allowed_memory,
+    check_scheduler,
+    cluster_client,
+    distribute,
+    memory_of_each,
+    threads_for,
+    workers_of,
+)
+from junctor.errors import BudgetError, RunError
 from junctor.machine import allowed_disk, has_own_measurements, spill_folder, usable_cores
 from junctor.partition import (
     Part,
@@ -27,6 +36,7 @@ from junctor.partition import (
     Stages,
     engine_for,
     propagate_here,
+    propagate_over,
     propagate_partition,
     read_part,
     sampler_for,
@@ -49,6 +59,7 @@ from junctor.storage import (
 
 if TYPE_CHECKING:
     from junctor.engine import Engine
+    from junctor.evidence.batch import EvidenceBatch
     from junctor.speeds import DeviceSpeeds
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
@@ -91,11 +102,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What partitions that are left will take: bytes for each worker at the least, seconds of one core, of a GPU."""
+    """What partitions that are left will take: bytes for each worker at the least, seconds of one core, of a GPU.
+
+    in_chunks: seconds of one core that are those of rows in chunks. spreads: whether all workers share their tasks.
+    """
 
     least: int = 0
     seconds: float = 0.0
     gpu_seconds: float | None = None
+    in_chunks: float = 0.0
+    spreads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +253,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     """Plan what is left, for what it will take.
 
     Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take together.
-    A scheduler's workers are not asked: they plan for themselves.
+    A scheduler's workers plan for themselves: here it is only settled whether they share rows in chunks.
     """
     from junctor.evidence.encoded import read_partition
     from junctor.forecast import survey
@@ -250,19 +266,47 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     if spec.method != "exact":
         progress.stage("planning")
         return _plan_sampling(directory, spec, resources, allowed_memory(resources), pending)
-    if resources.scheduler is not None:
-        return Outlook()
     progress.stage("planning")
-    memory = allowed_memory(resources)
-    # The very engine that goes on where this process does the work itself.
-    threads = threads_for(resources, 1) or 1
-    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, there.rows, threads)
-    engine.device = resources.device if resources.device != "auto" else "cpu"
-    engine.device_memory = resources.device_memory
-    engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
-    gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
     batches = (read_partition(directory.evidence_part(i)).batch for i in pending)
-    return Outlook(*survey(engine, batches, len(pending), gpu))
+    if resources.scheduler is not None:
+        return _plan_on_scheduler(directory, spec, resources, batches, len(pending))
+    engine = _planning(directory, spec, resources, allowed_memory(resources))
+    gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
+    outlook = Outlook(*survey(engine, batches, len(pending), gpu))
+    # One process would answer such rows: each takes all the memory.
+    asked = (resources.workers or 0) > 1
+    return replace(outlook, spreads=asked and _is_mostly_in_chunks(outlook))
+
+
+def _planning(directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int) -> Engine:
+    """Return the very engine that goes on where this process does the work itself."""
+    threads, rows = threads_for(resources, 1) or 1, ingested(directory).rows
+    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
+    engine.device = resources.device if resources.device != "auto" else "cpu"
+    engine.device_memory, engine.crew = resources.device_memory, None
+    engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
+    return engine
+
+
+def _plan_on_scheduler(
+    directory: RunDirectory, spec: RunSpec, resources: Resources, batches: Iterator[EvidenceBatch], count: int
+) -> Outlook:
+    """Return whether workers share rows in chunks: fewer partitions of them than workers, or too large for one."""
+    from junctor.forecast import survey
+
+    with cluster_client(resources) as client:
+        workers = workers_of(client)
+    memory = memory_of_each(workers.values(), resources)
+    engine = _planning(directory, spec, replace(resources, device="cpu"), memory)
+    try:
+        outlook = Outlook(*survey(engine, batches, count))
+    except BudgetError:
+        return Outlook(spreads=len(workers) > 1)
+    return Outlook(spreads=count < len(workers) and _is_mostly_in_chunks(outlook))
+
+
+def _is_mostly_in_chunks(outlook: Outlook) -> bool:
+    return outlook.in_chunks > outlook.seconds / 2
 
 
 def _gpu_speeds(engine: Engine) -> DeviceSpeeds:
@@ -299,30 +343,61 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     left = sum(min(spec.partition_rows, there.rows - i * spec.partition_rows) for i in pending)
     progress.stage("propagating", there.rows, there.rows - left)
     resources = replace(resources, device=device_for(resources, outlook))
+    # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
+    spreads = outlook.spreads and (resources.scheduler is not None or resources.device == "cpu")
+    results = _spread if spreads else _distribute
+    total = Stages()
+    for part, stages in results(directory, spec, resources, outlook, pending):
+        progress.advance(part.rows)
+        total += stages
+    return Work(there.partitions - len(pending), total.rounded())
+
+
+def _distribute(
+    directory: RunDirectory, spec: RunSpec, resources: Resources, outlook: Outlook, pending: Sequence[int]
+) -> Iterator[tuple[Part, Stages]]:
+    """Answer whole partitions in workers, or here."""
     resources = replace(resources, workers=workers_for(resources, outlook))
-    threads = threads_for(resources, min(resources.workers or 1, len(pending)))
-    tasks = [
+    workers = min(resources.workers or 1, len(pending))
+    tasks = _tasks(directory, spec, resources, pending, threads_for(resources, workers), disk_for(resources, workers))
+    return distribute(propagate_partition, tasks, resources, propagate_here)
+
+
+def _spread(
+    directory: RunDirectory, spec: RunSpec, resources: Resources, _: Outlook, pending: Sequence[int]
+) -> Iterator[tuple[Part, Stages]]:
+    """Answer partitions here, rows in chunks over all workers."""
+    here = replace(resources, device="cpu")
+    tasks = _tasks(directory, spec, here, pending, threads_for(replace(here, scheduler=None), 1), resources.disk)
+    return propagate_over(tasks, resources, threads_for(resources, resources.workers or 1))
+
+
+def _tasks(
+    directory: RunDirectory,
+    spec: RunSpec,
+    resources: Resources,
+    pending: Sequence[int],
+    threads: int | None,
+    disk: int | None,
+) -> list[PartTask]:
+    rows = ingested(directory).rows
+    return [
         PartTask(
             directory=str(directory.path),
             part=i,
             query=spec.as_query(),
             network_digest=spec.network_digest,
             junctor_version=spec.junctor_version,
-            rows=there.rows,
+            rows=rows,
             partition_rows=spec.partition_rows,
             threads=threads,
             device=resources.device,
             device_memory=resources.device_memory,
             spill=resources.spill,
-            disk=disk_for(resources, min(resources.workers or 1, len(pending))),
+            disk=disk,
         )
         for i in pending
     ]
-    total = Stages()
-    for part, stages in distribute(propagate_partition, tasks, resources, propagate_here):
-        progress.advance(part.rows)
-        total += stages
-    return Work(there.partitions - len(pending), total.rounded())
 
 
 def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:

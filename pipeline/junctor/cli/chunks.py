@@ -21,6 +21,7 @@ def chunk_facts(chunking: Chunking, network: Network) -> dict[str, Any]:
     uses = Counter(v for each in chunks.passes for v in each.fixed)
     return {
         "device": "gpu" if limits.on_gpu else "cpu",
+        "workers": chunking.workers,
         "passes": len(chunks.passes),
         "tasks": chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common()],
@@ -46,7 +47,8 @@ def show_chunks(facts: dict[str, Any]) -> None:
     names = ", ".join(facts["chunk_variables"][:SHOWN]) + ", ..." * (len(facts["chunk_variables"]) > SHOWN)
     where = "the memory of the GPU" if gpu else "memory for a task"
     seconds = duration(facts["seconds_per_row"])
-    typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row, {seconds}")
+    over = f" over {facts['workers']} workers" if facts["workers"] else ""
+    typer.echo(f"    in chunks: {facts['passes']:,} passes, {facts['tasks']:,} tasks a row{over}, {seconds}")
     typer.echo(f"      chunk variables   {len(facts['chunk_variables']):,}{': ' if names else ''}{names}")
     typer.echo(f"      tables            {facts['stored_tables']:,} stored, {facts['cut_tables']:,} of them in pieces")
     typer.echo(f"      peaks             {size['working_bytes']} of {where}, {size['memory_bytes']} of memory in all,")

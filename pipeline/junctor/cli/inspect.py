@@ -25,6 +25,7 @@ from junctor.devices import DeviceChoice
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
+    from junctor.chunk_crew import Crew
     from junctor.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
     from junctor.forecast import Forecast
@@ -53,6 +54,9 @@ def inspect(
         DeviceChoice, typer.Option(help="Where it would run; a GPU need not be here. auto: a GPU if there is one.")
     ] = "auto",
     device_memory: DeviceMemory = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that would share rows in chunks; 0 or 1: this one alone.")
+    ] = None,
     spill: Spill = None,
     disk: Disk = None,
     case_id: CaseId = None,
@@ -84,6 +88,8 @@ def inspect(
         spill=spill,
         disk=None if disk is None else memory_size(disk, "--disk"),
     )
+    if workers is not None and workers > 1:
+        engine.crew = _crew(engine, workers)
     tree = tree_of(engine.shape)
     record: dict[str, Any] = {
         "network": _network_facts(model),
@@ -104,6 +110,17 @@ def inspect(
         typer.echo(json_module.dumps(record, indent=2))
     else:
         _print(network, evidence, record)
+
+
+def _crew(engine: Engine, workers: int) -> Crew:
+    """Return workers like the processes that a run on this machine would start."""
+    from junctor_kernels.gpu import DEVICE_SHARE
+
+    from junctor.chunk_crew import Crew
+
+    if not engine.has_device:
+        return Crew(workers)
+    return Crew(workers, None, engine.device_memory or int(DEVICE_SHARE * engine.speeds.device.figures["memory"]))
 
 
 def _network_facts(network: Network) -> dict[str, Any]:

@@ -1,0 +1,183 @@
+"""What is settled about the passes of a cut plan on GPUs before a case comes: where tables lie, and all launches.
+
+It stays from case to case, as far as it does not take too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+from junctor_kernels import entries_gpu
+from junctor_kernels.entries_gpu import Runs, bits_of, record
+
+from junctor.chunk_places import spreads, task_places
+from junctor.chunk_slots import ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
+from junctor.planning.chunks import ChunkPlan, Pass
+
+if TYPE_CHECKING:
+    from junctor.chunk_tasks import Step
+
+Array = npt.NDArray[Any]
+
+# Launches that are kept for the next case, of a kilobyte and a half each.
+MOST_KEPT = 1 << 15
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """A launch of a step.
+
+    words: its record. in_slot: fields of it that hold a place in a slot. elsewhere: fields that a state of a chunk
+    variable moves by so many bytes. scaled: fields for the bits of what a table that the host makes is multiplied with.
+    ends: whether the launch makes the result of the step.
+    """
+
+    kernel: Any
+    blocks: int
+    words: Array
+    in_slot: list[int]
+    elsewhere: list[tuple[int, int, int]]
+    scaled: list[tuple[int, int]]
+    ends: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Calls:
+    """All launches of a pass on a device, step by step; there: tables that they use where these are."""
+
+    steps: list[list[Call]]
+    there: Mapping[int, InPlace]
+    prepared: list[Prepared]
+    generation: int
+
+
+class PassFacts:
+    """What a pass is. spreads: its results are added up on the host. outer: chunk variables that its groups differ in,
+    inner: those of the tasks of a group. made: table -> place of its step. places: of parts in a slot."""
+
+    def __init__(self, chunks: ChunkPlan, each: Pass, tasks: Sequence[Step], itemsize: int) -> None:
+        self.each, self.tasks = each, tasks
+        self.spreads = spreads(chunks, each, itemsize)
+        self.outer = [v for v in each.fixed if self.spreads or v not in each.summed]
+        self.inner = [v for v in each.fixed if v not in self.outer]
+        self.is_followed = chunks.plan.shape.entries(self.outer) > 1
+        self.made = {task.out: n for n, task in enumerate(tasks)}
+        self.places, _ = task_places(chunks, each, itemsize)
+
+    @property
+    def added_up(self) -> int | None:
+        """The table that the host makes."""
+        return self.each.out if self.spreads else None
+
+    @cached_property
+    def uses(self) -> dict[int, list[tuple[Step, int]]]:
+        """For each table its steps and the place among their operands (behind all of them that of the result)."""
+        uses: dict[int, list[tuple[Step, int]]] = {}
+        for task in self.tasks:
+            for k, table in enumerate((*task.operands, task.out)):
+                uses.setdefault(table, []).append((task, k))
+        return uses
+
+
+class Launches:
+    """The passes of a program on the GPUs that it has."""
+
+    def __init__(self, gpu: ChunkGpu, steps: Sequence[Sequence[Step]]) -> None:
+        self.gpu, size = gpu, gpu.dtype.itemsize
+        self.facts = [
+            PassFacts(gpu.chunks, each, tasks, size) for each, tasks in zip(gpu.chunks.passes, steps, strict=True)
+        ]
+        # The pass that makes a table.
+        self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
+        self._kept: dict[tuple[int, int], Calls] = {}
+        self._is_kept = len(gpu.each) * sum(map(len, steps)) <= MOST_KEPT
+
+    def of(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
+        """Return the launches of a pass on a device; take: for memory that copies may come from.
+
+        Who launches has to wait for `one.uploaded`.
+        """
+        found = self._kept.get((n, one.number))
+        if found is None or found.generation != one.generation:
+            found = self._made(n, one, take)
+            if self._is_kept:
+                self._kept[n, one.number] = found
+        for prepared in found.prepared:
+            prepared.used = n
+        return found
+
+    def _made(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
+        facts, prepared = self.facts[n], list[Prepared]()
+        there = self._there(facts, one)
+        steps: list[list[Call]] = []
+        for task in facts.tasks:
+            tables = (*task.operands, task.out)
+            lying = _lying(task, {k: there[table].runs for k, table in enumerate(tables) if table in there})
+            prepared.append(one.prepared(lying, n, take))
+            steps.append(self._calls_of(n, one, task, there, prepared[-1]))
+        one.uploaded.record(one.upload)
+        return Calls(steps, there, prepared, one.generation)
+
+    def _there(self, facts: PassFacts, one: OneGpu) -> dict[int, InPlace]:
+        """Return the tables of a pass that all of its steps can use where they are."""
+        there: dict[int, InPlace] = {}
+        for table, steps in facts.uses.items():
+            found = self.gpu.in_place(one, table, facts.each.fixed)
+            if found is not None and all(can_lie(_lying(task, {k: found.runs})) for task, k in steps):
+                there[table] = found
+        return there
+
+    def _calls_of(
+        self, n: int, one: OneGpu, task: Step, there: Mapping[int, InPlace], prepared: Prepared
+    ) -> list[Call]:
+        # Sums of terms are made in turns in either half of the room for them.
+        half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
+        tables = (*task.operands, task.out)
+        places: list[InPlace | int] = [there.get(table, self.facts[n].places[table]) for table in tables]
+        scales = [self._scale(n, one, table) for table in task.operands]
+        scaled = [
+            (entries_gpu.TABLES[k] + entries_gpu.SCALE, table)
+            for k, table in enumerate(task.operands)
+            if self._is_added_up(table, n)
+        ]
+        calls = []
+        for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.at, strict=True)):
+            ends = m == len(prepared.launches) - 1
+            out = places[-1] if ends else one.partial + (m % 2) * half
+            # Addresses, operands first.
+            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*places[:-1], out), strict=True))
+            at = [each.at if isinstance(each, InPlace) else each for each in fields.values()]
+            each = zip(at, offsets, scales, strict=False)
+            words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
+            words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
+            in_slot = [field for field, each in fields.items() if not isinstance(each, InPlace)]
+            moves = [(field, *by) for field, each in fields.items() if isinstance(each, InPlace) for by in each.by]
+            calls.append(Call(one.kernel(launch.name), launch.blocks, words, in_slot, moves, scaled, ends))
+            places, scales, scaled = [out, places[-1]], [(bits_of(1.0), 0, False)], []
+        return calls
+
+    def _is_added_up(self, table: int, reader: int) -> bool:
+        maker = self.makers.get(table, reader)
+        return maker != reader and self.facts[maker].added_up == table
+
+    def _scale(self, n: int, one: OneGpu, table: int) -> tuple[int, int, bool]:
+        """Return what an operand is multiplied with: bits, address of the words that tell it, whether of all tasks."""
+        if table not in self.makers or self._is_added_up(table, n):
+            return bits_of(1.0), 0, False
+        maker = self.makers[table]
+        step = self.gpu.first_step(maker) + self.facts[maker].made[table]
+        if maker == n:
+            return bits_of(1.0), one.words_at(step), False
+        if len(self.gpu.each) == 1:
+            return bits_of(1.0), one.words_at(step), True
+        return bits_of(1.0), one.gathered_at(step), False
+
+
+def _lying(task: Step, runs: Mapping[int, Runs]) -> Lying:
+    """Return the contraction of a step whose k-th operand (behind all of them the result) lies in some runs."""
+    count = len(task.operands)
+    return task.what, tuple(runs.get(k) for k in range(count)), runs.get(count)

@@ -1,0 +1,160 @@
+"""Chunks on the GPUs of Dask workers: the bytes of one process on a GPU; without a GPU, on a stand-in for one."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from junctor import chunk_cluster, chunk_slots, worker_gpu
+from junctor.chunk_cluster import ClusterRun
+from junctor.chunk_places import slot_bytes
+from junctor.chunk_slots import ChunkGpu
+from junctor.chunked import ChunkedProgram
+from junctor.distribution import silent_dask
+from junctor.engine import shape_of
+from junctor.errors import DeviceError
+from junctor.generate import grid
+from junctor.model import Network
+from junctor.planning.chunks import ChunkPlan, chunk_plan
+from junctor.planning.compile import compile_plan
+from junctor.planning.shape import Pattern
+from junctor.propagation import Block, Outcome
+from junctor.worker_gpu import OnGpu, copies
+from junctor_kernels import entries_gpu, reference
+from junctor_kernels.reference import Algebra
+
+ROOM = 1 << 28
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return what opens a device with so much room; workers are threads of this process, and find the same."""
+    monkeypatch.setattr(worker_gpu, "_opened", None)
+    if request.param == "emulated":
+        import emulated_cupy
+
+        monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
+        # Small blocks: each of their threads is one of the machine's here.
+        monkeypatch.setattr(entries_gpu, "THREADS", 32)
+        monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+        monkeypatch.setattr(worker_gpu, "open_device", lambda room: emulated_cupy.Device(room or ROOM))
+    for module in (chunk_slots, worker_gpu):
+        module._module.cache_clear()
+    yield lambda room: worker_gpu.open_device(room)
+    for module in (chunk_slots, worker_gpu):
+        module._module.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """Workers that are threads of this process, yet speak to each other as processes do."""
+    from distributed import Client, LocalCluster
+
+    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with (
+        silent_dask(),
+        LocalCluster(n_workers=2, threads_per_worker=2, memory_limit=0, **options) as cluster,
+        Client(cluster, set_as_default=False) as it,
+    ):
+        yield it
+
+
+@pytest.fixture(autouse=True)
+def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send tables of these networks away as if they were large."""
+    monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 2)
+    monkeypatch.setattr(chunk_cluster, "SMALL_ENTRIES", 0)
+    monkeypatch.setattr(chunk_cluster, "SMALL_WORK", -1)
+
+
+def cut(network: Network, working: int) -> ChunkPlan:
+    plan = compile_plan(shape_of(network), Pattern(frozenset(), frozenset()), rows=1)
+    return chunk_plan(plan, working, 1 << 40, 0)
+
+
+def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
+    gpu = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize), room)
+    return ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=gpu)
+
+
+def assert_same(found: Outcome, expected: Outcome) -> None:
+    assert found.log_value.tobytes() == expected.log_value.tobytes()
+    assert found.doubtful.tolist() == expected.doubtful.tolist()
+    for variable, posterior in expected.posteriors.items():
+        assert found.posteriors[variable].tobytes() == posterior.tobytes()
+
+
+@pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], ids=lambda each: each.name)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_bytes_of_one_process(client: Any, device: Any, algebra: Algebra, seed: int) -> None:
+    network, block = grid(3, 4, seed=seed), Block(1, {}, {})
+    chunks = cut(network, 16)
+    assert any(each.summed for each in chunks.passes)
+    one = ChunkGpu(chunks, algebra.name, device(ROOM))
+    expected = ChunkedProgram(chunks, network, algebra, gpu=one).run(block)
+    run = over_workers(client, network, chunks, algebra, ROOM)
+    assert_same(run.outcome(block), expected)
+    assert run.stock.crossed > 0
+    plain = ChunkedProgram(chunks, network, algebra).run(block)
+    tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
+    for variable, posterior in plain.posteriors.items():
+        np.testing.assert_allclose(expected.posteriors[variable], posterior, atol=tolerance)
+    del run
+    gc.collect()
+    assert worker_gpu._opened is not None
+    assert worker_gpu._opened[1].is_empty(patience=5)
+
+
+def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
+    network, block = grid(3, 4, seed=3), Block(1, {}, {})
+    chunks = cut(network, 16)
+    expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
+    gc.collect()
+    least = slot_bytes(chunks, 8) + chunk_slots.OFFSET_BYTES
+    for room in (least, least + 300):
+        device_before = worker_gpu._opened
+        run = over_workers(client, network, chunks, reference.DOUBLE, room)
+        assert_same(run.outcome(block), expected)
+        assert worker_gpu._opened is not device_before
+        assert worker_gpu._opened is not None
+        assert worker_gpu._opened[1]._slots.qsize() == 1
+        del run
+        gc.collect()
+
+
+def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
+    chunks = cut(grid(3, 4, seed=1), 16)
+    one, other = (OnGpu(name, slot_bytes(chunks, 8), ROOM) for name in ("single", "double"))
+    gpu = worker_gpu.worker_gpu(one)
+    slot = gpu._slots.get()
+    part = gpu.keep(slot, slot.at, 10)
+    slot.stream.synchronize()
+    copy = pickle.loads(pickle.dumps(part))
+    assert type(copy) is np.ndarray
+    assert copy.tobytes() == part.host(part.lies).tobytes()
+    with pytest.raises(DeviceError, match="tables of another run"):
+        worker_gpu.worker_gpu(other)
+    del part
+    assert worker_gpu.worker_gpu(other) is not gpu
+
+
+@pytest.mark.parametrize("most_pitch", [1 << 31, 100])
+@pytest.mark.parametrize("at", [(), (1,), (slice(None), 1), (slice(None), slice(None), 2), (0, slice(None), 1)])
+def test_copies_between_slices(at: tuple[Any, ...], most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_gpu, "MOST_PITCH", most_pitch)
+    whole = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    for source, target in ((whole[at], np.zeros_like(whole[at])), (whole[at].copy(), np.zeros_like(whole)[at])):
+        each = list(copies(target, source))
+        for to, pitch, of, other_pitch, width, rows in each:
+            for row in range(rows):
+                ctypes.memmove(to + row * pitch, of + row * other_pitch, width)
+        np.testing.assert_array_equal(target, source)
+        if most_pitch > 100:
+            assert len(each) == 1
