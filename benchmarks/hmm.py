@@ -6,7 +6,7 @@
 `cpu`: 200 sequences of models with 64 to 512 states beside hmmlearn, and the share of what additions and maxima on
 registers reach; one sequence against states and against its length, beside hmmlearn and version 1. `gpu`: time a step
 against states up to 6,000, all versions (their figure 6), time against the length of a sequence (figure 8), many
-sequences at once, and trellises that exceed the memory allowed. Every figure is checked: paths of equal log
+sequences at once, posteriors, and trellises that exceed the memory allowed. Every figure is checked: paths of equal log
 probability. Random models, single precision.
 """
 
@@ -181,7 +181,7 @@ def main() -> None:
     here.add_argument("--parts", nargs="+", default=["many", "states", "length"])
     there = commands.add_parser("gpu")
     there.add_argument("--states", type=int, nargs="+", default=[512, 1000, 2000, 3000, 4000, 5000, 6000])
-    there.add_argument("--parts", nargs="+", default=["states", "length", "many", "budget", "larger"])
+    there.add_argument("--parts", nargs="+", default=["states", "length", "many", "posteriors", "budget", "larger"])
     arguments = parser.parse_args()
     if arguments.command == "cpu":
         if "many" in arguments.parts:

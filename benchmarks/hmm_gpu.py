@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from junctor.hmm.decode_gpu import GpuMachine
 from junctor.hmm.engine import SequenceEngine, log_probabilities
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.hmm.smooth_gpu import GpuSmoother, Passing
 from junctor_kernels.viterbi_versions import VERSIONS, GpuVersion
 
 FAR = Room(1 << 40)
@@ -169,6 +171,41 @@ def double_ms(model: HiddenMarkovModel, sequences: int) -> float:
     return 1e3 * step_seconds(machine, random_batch(sequences, 6), 1)[0]
 
 
+def smooth_seconds(smoother: GpuSmoother, batch: SequenceBatch, times: int = 3) -> tuple[float, float]:
+    """Return seconds a step forwards and back, posteriors on the device."""
+    steps = all_of(batch)
+    block = Block(0, steps.ticks - 1, "here")
+    passing = Passing(smoother, batch, steps, np.empty((0, smoother.states), smoother.dtype))
+    memory = passing.room(steps.rows)
+
+    def back() -> float:
+        passing.advance(memory, batch, steps, block)
+        begin = time.perf_counter()
+        totals = passing.go_back(memory, block)
+        seconds = time.perf_counter() - begin
+        assert (totals > 0).all()
+        return seconds
+
+    passing.advance(memory, batch, steps, block)
+    forward = median_of(lambda: passing.advance(memory, batch, steps, block), times)
+    back()
+    return forward / (steps.ticks - 1), statistics.median(back() for _ in range(times)) / (steps.ticks - 1)
+
+
+def posteriors_table(sizes: list[int], bandwidth: float) -> None:
+    print("\nposteriors; the matrix once: forwards and back each read it, or a transposed one, once a step\n")
+    print("| states | sequences | forwards, ms a step | back | matrix once | terms a second, forwards | back |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for size in sizes:
+        smoother = GpuSmoother(random_model(size), np.float32, None)
+        for number in (1, 2, 4, 8, 64, 256):
+            both = smooth_seconds(smoother, random_batch(number, 100 if number <= 8 else 12))
+            rates = " | ".join(f"{number * size**2 / seconds / 1e12:.2f} T" for seconds in both)
+            cells = " | ".join(f"{1e3 * seconds:.4f}" for seconds in (*both, size * size * 4 / bandwidth))
+            print(f"| {size:,} | {number} | {cells} | {rates} |", flush=True)
+        del smoother
+
+
 def budget_table() -> None:
     print("\na trellis in blocks\n")
     print("| states | sequences | steps | trellis GiB | allowed MiB | blocks | seconds | same paths |")
@@ -213,6 +250,8 @@ def main(sizes: list[int], parts: list[str]) -> None:
         states_table(sizes, bandwidth)
     if "many" in parts:
         many_table(peak)
+    if "posteriors" in parts:
+        posteriors_table([size for size in sizes if size % 1000 == 0 and size != 5000], bandwidth)
     if "length" in parts:
         length_table()
     if "budget" in parts:

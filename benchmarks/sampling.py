@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import TimeoutError, get_context
 from pathlib import Path
 from typing import Any
@@ -167,22 +168,25 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def times(options: argparse.Namespace) -> None:
-    """Table III: milliseconds of AIS-BN on a core, and on a GPU by either kernel and by the one that is chosen."""
+    """Table III: milliseconds on a core, and on a GPU by either kernel and by the one that is chosen."""
     engines.MOST_LEARNING = SAMPLES // 2
-    print("network | a core ms | simple ms | wavefront ms | chosen ms | a core / simple | / wavefront | / chosen")
-    print("|".join(["---"] * 8))
-    for each in chosen(options):
+    print(
+        "network | sampler | a core ms | simple ms | wavefront ms | chosen ms | speed-up: simple | wavefront | chosen"
+    )
+    print("|".join(["---"] * 9))
+    learners: tuple[Sampler, ...] = ("ais-bn", "epis-bn")
+    for each, sampler in product(chosen(options), learners):
         options.device, options.threads = "cpu", 1
-        found = [middle(engine_for(each, "ais-bn", options), each, 3)]
+        found = [middle(engine_for(each, sampler, options), each, 3)]
         options.device = "gpu"
         for group in (0, 32, None):
-            engine = engine_for(each, "ais-bn", options)
+            engine = engine_for(each, sampler, options)
             if group is not None:
                 gpu: Any = engine._gpu
                 gpu.way = lambda *_, group=group: group
             found.append(middle(engine, each, options.cases))
         ratios = " | ".join(f"{found[0] / ms:.0f}" for ms in found[1:])
-        print(f"{each.name} | {' | '.join(f'{ms:.2f}' for ms in found)} | {ratios}", flush=True)
+        print(f"{each.name} | {sampler} | {' | '.join(f'{ms:.2f}' for ms in found)} | {ratios}", flush=True)
 
 
 def middle(engine: SamplingEngine, each: Prepared, cases: int) -> float:
@@ -216,7 +220,7 @@ COUNTS = (1, 10, 100, 1000, 4096, 10_000, 32_768, 100_000, 1_000_000)
 def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> float:
     """Return milliseconds that a device takes to draw and weigh so many samples, 0: a thread a sample."""
     row = gpu_row(engine, each, group)
-    return on_device(lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
+    return on_device(row, lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
 
 
 def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
@@ -231,7 +235,7 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     return gpu.row(Ask(layout, layout.case(case, {}, learns), engine.query.sampling.sampler, (), learns))
 
 
-def on_device(work: Callable[[], Any], repeats: int) -> float:
+def on_device(row: Any, work: Callable[[], Any], repeats: int) -> float:
     """Return the median of milliseconds between events around the work."""
     import cupy
 
@@ -239,9 +243,9 @@ def on_device(work: Callable[[], Any], repeats: int) -> float:
     times = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record()
+        begin.record(row._device.stream)
         work()
-        end.record()
+        end.record(row._device.stream)
         end.synchronize()
         times.append(cupy.cuda.get_elapsed_time(begin, end))
     return statistics.median(times)
@@ -264,8 +268,8 @@ def rate(options: argparse.Namespace) -> None:
 
             row = gpu_row(engine, each, 0)
             result = row._device.empty((row._slots + 1, 2), np.float64)
-            drawn = on_device(lambda row=row: row._draw(Stream(1, 0, 0), 0, gpu.CHUNK), 5)
-            summed = on_device(lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
+            drawn = on_device(row, lambda row=row: row._draw(Stream(1, 0, 0), 0, gpu.CHUNK), 5)
+            summed = on_device(row, lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
             parts = f"{drawn:.3f} | {summed:.3f}"
         per = options.samples / seconds
         nodes = len(each.network.variables) - len(case)

@@ -52,6 +52,7 @@ extern "C" void launch(const char *name, const Job *job, int blocks_x, int block
         {"score_plain", score_plain},         {"score_logs", score_logs},     {"update_plain", update_plain},
         {"update_logs", update_logs},         {"uniform_plain", uniform_plain}, {"uniform_logs", uniform_logs},
         {"gather", gather},                   {"several_plain", several_plain}, {"several_logs", several_logs},
+        {"shape_plain", shape_plain},         {"shape_logs", shape_logs},
     };
     Kernel kernel = nullptr;
     for (const auto &each : kernels)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from emulated import aligned
 from emulated_build import built
-from junctor_kernels import sampling_gpu
+from junctor_kernels import beliefs_gpu, sampling_gpu
 
 HERE = Path(__file__).parent
 
@@ -21,6 +22,11 @@ class EmulatedSampling:
 
     processors = 1
     most_shared = 1 << 18
+    # Threads of the emulation share what CUDA gives each block.
+    _lock = Lock()
+
+    def another(self) -> EmulatedSampling:
+        return self
 
     def put(self, array: npt.NDArray[Any]) -> Any:
         return aligned(array)
@@ -45,7 +51,20 @@ class EmulatedSampling:
 
     def launch(self, kernel: str, blocks: tuple[int, int], threads: int, job: Any, shared: int = 0) -> None:
         assert shared <= self.most_shared
-        library().launch(kernel.encode(), ctypes.c_void_p(job.ctypes.data), *blocks, threads)
+        with self._lock:
+            library().launch(kernel.encode(), ctypes.c_void_p(job.ctypes.data), *blocks, threads)
+
+    def propagate(self, blocks: int, threads: int, job: Any) -> None:
+        assert blocks == 1
+        with self._lock:
+            messages().launch(ctypes.c_void_p(job.ctypes.data), threads)
+
+
+@cache
+def messages() -> ctypes.CDLL:
+    """Compile the kernel of messages."""
+    types, launch = (HERE / "emulated_beliefs.h").read_text().split("// ---\n")
+    return built(types, beliefs_gpu.source(), launch)
 
 
 @cache

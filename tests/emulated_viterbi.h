@@ -17,11 +17,20 @@ static thread_local Index block_of_thread;
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct alignas(16) double2 {
     double x, y;
 };
 
+static float __fmul_rn(float one, float other) { return one * other; }
+static float __fadd_rn(float one, float other) { return one + other; }
+static double __dmul_rn(double one, double other) { return one * other; }
+static double __dadd_rn(double one, double other) { return one + other; }
+
 template <class T> static T __ldg(const T *at) { return *at; }
+template <class T> static T __ldcs(const T *at) { return *at; }
 template <class T> static T __ldcg(const T *at) { return *at; }
 static void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
@@ -46,11 +55,20 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
 // ---
 extern "C" void launch(const char *name, int blocks, int threads, const Work *work) {
     using Kernel = void (*)(const Work);
+#define BOTH_OF(name) {"forward_" #name, forward_##name}, {"backward_" #name, backward_##name}
     const std::pair<const char *, Kernel> kernels[] = {
+#ifdef SUMS
+        {"begin", begin}, {"normalise", normalise}, BOTH_OF(few_1), BOTH_OF(few_2), BOTH_OF(few_4), BOTH_OF(few_8),
+        BOTH_OF(many_2), BOTH_OF(many_4), BOTH_OF(sparse),
+#ifndef DOUBLE
+        BOTH_OF(many_8),
+#endif
+#else
         {"begin", begin}, {"few_1", few_1}, {"few_2", few_2}, {"few_4", few_4}, {"few_8", few_8},
         {"many_2", many_2}, {"many_4", many_4}, {"sparse_1", sparse_1}, {"sparse_32", sparse_32}, {"trace", trace},
 #ifndef DOUBLE
         {"many_8", many_8},
+#endif
 #endif
     };
     Kernel kernel = nullptr;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from emulated_build import built
-from junctor_kernels import viterbi_gpu
-from junctor_kernels.viterbi_gpu import Launch
+from junctor_kernels.hmm_gpu import Chip, Launch, Program
 
 HERE = Path(__file__).parent
 THREADS, SIDE = 64, 8
@@ -30,8 +30,10 @@ class EmulatedViterbi:
     """The interface of `ViterbiDevice`."""
 
     def __init__(self, dtype: npt.DTypeLike, processors: int = 2, shared: int = 1 << 17) -> None:
-        self.dtype, self.processors, self.shared = np.dtype(dtype), processors, shared
+        self.dtype, self.chip = np.dtype(dtype), Chip(processors, shared, 1 << 12)
         self.kernels: list[str] = []
+        # Bytes that are in use, and the most that ever were.
+        self.used = self.peak = 0
 
     def free(self) -> int:
         return 1 << 26
@@ -44,8 +46,17 @@ class EmulatedViterbi:
     def empty(self, entries: int, dtype: npt.DTypeLike) -> DeviceArray:
         dtype = np.dtype(dtype)
         memory = np.full(entries * dtype.itemsize + 64, 0x7F, np.uint8)
+        self._count(entries * dtype.itemsize)
+        weakref.finalize(memory, self._count, -entries * dtype.itemsize)
         start = -memory.ctypes.data % 64
         return memory[start : start + entries * dtype.itemsize].view(dtype).view(DeviceArray)
+
+    def host(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(entries, dtype)
+
+    def _count(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
 
     def get(self, array: Any, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         out[:] = array
@@ -57,21 +68,23 @@ class EmulatedViterbi:
     def forget(self, array: Any) -> None:
         array.view(np.uint8)[:] = 0xFF
 
-    def launch(self, launch: Launch, fields: dict[str, int], blocks: int) -> None:
+    def launch(self, program: Program, launch: Launch, fields: dict[str, int], blocks: int) -> None:
         self.kernels.append(launch.kernel)
         barrier = np.zeros(1, np.uint64)
-        words = viterbi_gpu.record(
-            {**fields, "barrier": barrier.ctypes.data, "first": launch.first, "last": launch.last}
-        )
-        threads = SIDE * SIDE if launch.kernel.startswith("many") else THREADS
+        told = {name: getattr(launch, name) for name in ("first", "last", "kept", "cached")}
+        words = program.record({**fields, **told, "barrier": barrier.ctypes.data})
+        threads = SIDE * SIDE if "many" in launch.kernel else THREADS
         name = launch.kernel.encode()
-        library(self.dtype.str).launch(name, blocks or self.processors, threads, ctypes.c_void_p(words.ctypes.data))
+        library(program, self.dtype.str).launch(
+            name, blocks or self.chip.blocks, threads, ctypes.c_void_p(words.ctypes.data)
+        )
 
     def synchronize(self) -> None: ...
 
 
 @cache
-def library(dtype: str) -> ctypes.CDLL:
+def library(program: Program, dtype: str) -> ctypes.CDLL:
     """Compile the kernels."""
     before, after = (HERE / "emulated_viterbi.h").read_text().split("// ---\n")
-    return built(before, viterbi_gpu.source(np.dtype(dtype), THREADS, SIDE), after)
+    source = program.source(np.dtype(dtype), THREADS, SIDE)  # type: ignore[call-arg]
+    return built(before, source, after)

@@ -28,9 +28,10 @@ from junctor.generate import evidence_table, random_network, sample
 from junctor.model import Network
 from junctor.partition import WRITERS, PartTask, Stages, propagate_here, propagate_partition
 from junctor.progress import Silence
-from junctor.query import Query
+from junctor.query import Query, Sampling
 from junctor.results import answer_width
 from junctor.run import Job, ingest_evidence, ingest_network, run
+from junctor.sampling.engine import SamplingEngine
 from pyarrow import parquet
 
 PARTS, PARTITION_ROWS = 6, 20
@@ -56,10 +57,9 @@ def job(network: Network, tmp_path: Path) -> Job:
     return job
 
 
-def prepared(folder: Path, output: str) -> Job:
-    job = Job(
-        str(folder / "net.bif"), str(folder / "evidence.parquet"), str(folder / output), partition_rows=PARTITION_ROWS
-    )
+def prepared(folder: Path, output: str, query: Query | None = None) -> Job:
+    paths = (str(folder / name) for name in ("net.bif", "evidence.parquet", output))
+    job = Job(*paths, query or Query(), partition_rows=PARTITION_ROWS)
     with job.directory.locked():
         ingest_network(job, Silence())
         ingest_evidence(job, Silence())
@@ -122,6 +122,22 @@ def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Engine, "answer", answer)
     first, *others = tasks_of(job)
+    list(propagate_here([first], MEMORY))
+    propagate_partition(others[0], MEMORY)
+    assert found == [True, False]
+
+
+def test_who_is_alone_takes_all_gpus_for_samples_as_well(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    real = SamplingEngine.answer
+
+    def answer(engine: SamplingEngine, *of: Any) -> Any:
+        found.append(engine.all_gpus)
+        return real(engine, *of)
+
+    monkeypatch.setattr(SamplingEngine, "answer", answer)
+    sampled = Query(method="sampling", sampling=Sampling("lw", samples=100))
+    first, *others = tasks_of(prepared(Path(job.network).parent, "sampled", sampled))
     list(propagate_here([first], MEMORY))
     propagate_partition(others[0], MEMORY)
     assert found == [True, False]

@@ -24,6 +24,7 @@ from junctor.sampling.tables import sampled_network
 from junctor_kernels import sampling, sampling_cpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
+from junctor_kernels.settling import settle
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from strategies import evidence_batches, networks, row_evidence
 
@@ -115,7 +116,7 @@ def test_thresholds_are_settled_as_numpy_does(row: list[float], least: int) -> N
     function = Function(
         np.zeros(size - 1, np.uint32), np.zeros(size, np.uint8), table, np.zeros(size), table.copy(), False
     )
-    sampling_cpu.settle(table, function, 0, 0, size, 1, least)
+    settle(table, function, 0, 0, size, 1, least)
     thresholds, order, widths = sampling.settle(table, table, least)
     assert function.thresholds.tolist() == thresholds
     assert function.order.tolist() == order
@@ -165,14 +166,14 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
 def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     sampled, _, case = case_of(mixed(), {6: 1}, {}, False)
     rows_ = [CpuRow(sampled, case, sampled.function(True), threads) for threads in (1, 2, 5)]
-    found = [row.sums(Stream(4, 5, 0), 0, 40_000) for row in rows_]
+    found = [row.sums(Stream(4, 5, 0), 0, 40_000)() for row in rows_]
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
     drawn = rows_[0]._draw(Stream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
-    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000).slots).all()
-    parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384))
+    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000)().slots).all()
+    parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384)(), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384)())
     np.testing.assert_allclose(parts.slots, found[0].slots, rtol=1e-12)
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from junctor.answers import IMPOSSIBLE, INVALID, OK
 from junctor.errors import BudgetError
 from junctor.hmm import build_model, posteriors, viterbi
-from junctor.hmm.blocks import Room, plan_blocks
+from junctor.hmm.blocks import Room, fitting, plan_blocks
 from junctor.hmm.decode import CpuMachine, decode
-from junctor.hmm.engine import SequenceEngine, fitting
+from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, in_format, log_transitions, logarithms
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps

@@ -23,13 +23,15 @@ from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
 from junctor.hmm.run import SequenceJob, run
-from junctor_kernels import viterbi_gpu, viterbi_versions
-from junctor_kernels.viterbi_gpu import Launch, launches, shared_bytes
+from junctor_kernels import hmm_gpu, viterbi_gpu, viterbi_versions
+from junctor_kernels.hmm_gpu import Chip, Launch, stride_of
+from junctor_kernels.viterbi_gpu import launches, shared_bytes
 from pyarrow import parquet
 from test_gpu_source import compiles
 
+H100 = Chip(132, 227 << 10, 50 << 20)
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
-CUDA = viterbi_gpu.ViterbiDevice
+CUDA = hmm_gpu.ChainDevice
 
 
 def agree(model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None) -> None:
@@ -66,9 +68,17 @@ def test_kernels_compiled_for_the_cpu(
 ) -> None:
     model, device = random_model(states, 4, states, zeros), emulated(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(viterbi_gpu, "SIDE", SIDE)
+        patch.setattr(hmm_gpu, "SIDE", SIDE)
         agree(model, random_batch(model, lengths), device)
     assert set(device.kernels) >= kernels
+
+
+@pytest.mark.parametrize(("shared", "near"), [(2144, (0, 12)), (4064, (20, 12)), (1 << 17, (140, 0))])
+def test_parts_of_the_matrix_in_every_place(shared: int, near: tuple[int, int]) -> None:
+    model, device = random_model(70, 4, 1), EmulatedViterbi(np.float32, shared=shared)
+    (launch,) = launches(np.array([2, 2]), 70, None, 4, device.chip)
+    assert (launch.kernel, launch.kept, launch.cached) == ("few_2", *near)
+    agree(model, random_batch(model, [4, 3]), device)
 
 
 @pytest.mark.parametrize("zeros", [0.5, 0.95])
@@ -86,7 +96,7 @@ def test_ties_compiled_for_the_cpu(sparse: bool) -> None:
 
 def test_blocks_compiled_for_the_cpu() -> None:
     model = random_model(20, 4, 3)
-    row = viterbi_gpu.stride_of(20) * 4
+    row = stride_of(20) * 4
     agree(model, random_batch(model, [14, 8]), emulated(), Room(16 * row, 8 * row, 0))
 
 
@@ -167,7 +177,7 @@ def test_sparse_matrices(zeros: float) -> None:
 def test_blocks_in_every_place() -> None:
     model = random_model(40, 4, 3)
     batch = random_batch(model, [40, 39, 39, 20, 1])
-    row = viterbi_gpu.stride_of(40) * 4
+    row = stride_of(40) * 4
     for host, disk in [(0, 0), (20 * row, 0), (0, 20 * row), (20 * row, 20 * row), (1 << 30, 0)]:
         agree(model, batch, CUDA(np.float32), Room(60 * row, host, disk))
 
@@ -212,7 +222,7 @@ def test_the_engine_uses_the_gpu() -> None:
 
 def test_launches_follow_the_number_of_rows() -> None:
     counts = np.array([300, 300, 100, 70, 40, 9, 8, 3, 1, 1])
-    found = list(launches(counts, 6000, None, 4, 132, 227 << 10))
+    found = list(launches(counts, 6000, None, 4, H100))
     assert [(each.kernel, each.first, each.last) for each in found] == [
         ("many_8", 0, 3),
         ("many_4", 3, 4),
@@ -224,7 +234,7 @@ def test_launches_follow_the_number_of_rows() -> None:
 
 
 def test_a_row_that_exceeds_shared_memory_takes_the_product() -> None:
-    (launch,) = launches(np.array([1, 1]), 60_000, None, 4, 132, 227 << 10)
+    (launch,) = launches(np.array([1, 1]), 60_000, None, 4, H100)
     assert launch.kernel == "many_2"
     assert shared_bytes(Launch("few_1", 0, 1, 1), 6000, 132, 4) < 48 << 10
 

@@ -81,8 +81,8 @@ def source(algebra: str) -> str:
     values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
     defined = "#define DOUBLE\n" if algebra == "double" else ""
-    text = (Path(__file__).parent / "cuda" / "entries.cu").read_text()
-    return f"{defined}enum {{ {constants} }};\n{text}"
+    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
+    return "\n".join([f"{defined}enum {{ {constants} }};", *texts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ largest is in [0.5, 1). Beside them goes for each sequence whether a number that
 the format: by its smallest factors, before it happens. Those sequences are asked for once more in logarithms, the same
 way (`logs`), where nothing is lost; there the largest number is subtracted. So a zero is a true zero.
 
+Totals of rows are added up in double precision in an order that GPUs can keep: LANES sums side by side, then these by
+halves. So answers of CPU and GPU are the same, bit by bit.
+
 `logs` is None for probabilities and True for logarithms: a type rather than a value, so that loops have no branch.
 """
 
@@ -21,6 +24,8 @@ from junctor_kernels.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.vectors import BYTES, add, larger, load, spread, store, subtract
 
 LN2 = math.log(2.0)
+# Sums of a row side by side.
+LANES = 32
 
 
 @jit
@@ -63,7 +68,9 @@ def forward(
             if logs is None and 0 < lows[n] < _tiny(trellis):
                 lost[n] = True
             if t + 1 == ticks or n >= starts[t + 2] - starts[t + 1]:
-                totals[n] = scales[n] + _log_total(trellis, at, size, logs)
+                # Powers of two are counted, which rounds nothing.
+                scale = scales[n] * LN2 if logs is None else scales[n]
+                totals[n] = scale + _log_total(trellis, at, size, logs)
     return totals, lost
 
 
@@ -118,7 +125,10 @@ def _tiny(rows: Any) -> Any:
 
 @jit
 def _settle(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
-    """Bring the emissions in and scale a row; return the logarithm of the scale and the smallest number above zero."""
+    """Bring the emissions in and scale a row; return the scale and the smallest number above zero.
+
+    The scale is a power of two, of probabilities its number.
+    """
     if logs is None:
         largest = rows.dtype.type(0)
         for k in range(size):
@@ -132,7 +142,7 @@ def _settle(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) ->
         for k in range(size):
             rows[at + k] *= factor
             least = min(least, rows[at + k] if rows[at + k] > 0 else least)
-        return power * LN2, least
+        return float(power), least
     largest = rows.dtype.type(-np.inf)
     for k in range(size):
         rows[at + k] += emissions[e + k]
@@ -158,9 +168,27 @@ def _least(rows: Any, at: int, size: int, logs: Any) -> Any:
 def _log_total(rows: Any, at: int, size: int, logs: Any) -> float:
     """Return the logarithm of the sum of a row."""
     total = 0.0
-    for k in range(size):
-        total += rows[at + k] if logs is None else math.exp(rows[at + k])
+    if logs is None:
+        total = _total(rows, at, size)
+    else:
+        for k in range(size):
+            total += math.exp(rows[at + k])
     return math.log(total) if total > 0 else -np.inf
+
+
+@jit
+def _total(rows: Any, at: int, size: int) -> float:
+    """Return the sum of a row."""
+    sums = np.zeros(LANES)
+    for k in range(0, size, LANES):
+        for lane in range(min(LANES, size - k)):
+            sums[lane] += rows[at + k + lane]
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            sums[lane] += sums[lane + half]
+        half //= 2
+    return float(sums[0])
 
 
 @jit
@@ -170,10 +198,10 @@ def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any
     if logs is None:
         for k in range(size):
             rows[at + k] *= others[there + k]
-            total += rows[at + k]
+        total = _total(rows, at, size)
         for k in range(size):
-            rows[at + k] = rows[at + k] / total
-        return total > (1e-30 if rows.itemsize == 4 else 1e-290)
+            rows[at + k] = rows[at + k] / total if total > 0 else 0.0
+        return bool(total > (1e-30 if rows.itemsize == 4 else 1e-290))
     largest = -np.inf
     for k in range(size):
         rows[at + k] += others[there + k]

@@ -73,7 +73,7 @@ _HERE = (
 # What comes first in the source for each algebra, and the files of the source in their order; log space has no warps
 # over cases.
 _DEFINED = {"single": "", "double": "#define DOUBLE\n", "log": "#define DOUBLE\n#define LOGS\n"}
-_FILES = ("common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
+_FILES = ("numbers.cu", "common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
 
 Array = Any
 

@@ -21,7 +21,6 @@ from junctor_kernels.sampling_layout import (
     FACTOR_ENTRY,
     FACTOR_PARENTS,
     FIRST,
-    FULL,
     NODE,
     PARENTS,
     SCORE_UNIT,
@@ -35,6 +34,7 @@ from junctor_kernels.sampling_layout import (
     Samples,
     Sums,
 )
+from junctor_kernels.settling import settle_rows
 
 
 def sums(case: Case, function: Function, stream: Stream, first: int, count: int) -> Sums:
@@ -73,17 +73,6 @@ def learn(
     _learn(
         *(spot, case.parents, node, samples.states, samples.weights, top, function.logs, rate, tables),
         *(function.chances, function.thresholds, function.order, function.ratios, scores),
-    )
-
-
-def settle(tables: Floats, function: Function, entry: int, first: int, states: int, rows: int, least: int) -> None:
-    """Make thresholds, order and ratios of table rows from their chances; `sampling.settle` says how.
-
-    entry, first: where entries and thresholds of the rows begin.
-    """
-    _settle_rows(
-        *(tables, function.chances, function.thresholds, function.order, function.ratios),
-        *(entry, first, states, rows, least, function.logs),
     )
 
 
@@ -329,7 +318,7 @@ def _learn(
             at = entry + row * size + s
             chances[at] += rate * (scores[row * size + s] / whole - chances[at])
             scores[row * size + s] = 0
-        _settle_rows(
+        settle_rows(
             tables,
             chances,
             thresholds,
@@ -342,49 +331,3 @@ def _learn(
             1,
             logs,
         )
-
-
-@jit
-def _settle_rows(
-    tables: Any,
-    chances: Any,
-    thresholds: Any,
-    order: Any,
-    ratios: Any,
-    entry: Any,
-    first: Any,
-    size: Any,
-    rows: Any,
-    least: Any,
-    logs: Any,
-) -> None:
-    widths, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
-    for row in range(rows):
-        at, cut = entry + row * size, first + row * (size - 1)
-        _rank(chances[at : at + size], ranks)
-        left = FULL
-        for k in range(1, size):
-            s = ranks[k]
-            widths[s] = max(least, np.int64(chances[at + s] * FULL + 0.5)) if tables[at + s] > 0.0 else 0
-            left -= widths[s]
-        widths[ranks[0]] = left
-        below = 0
-        for k in range(size):
-            s = ranks[k] if size > 2 else k
-            order[at + k] = s
-            below += widths[s]
-            if k < size - 1:
-                thresholds[cut + k] = below
-            ratio = tables[at + s] * FULL / widths[s] if widths[s] > 0 else 0.0
-            ratios[at + s] = math.log(ratio) if logs else ratio
-
-
-@jit
-def _rank(chances: Any, ranks: Any) -> None:
-    """Write the states from the most probable on; equal ones in their order."""
-    for s in range(len(chances)):
-        k = s
-        while k > 0 and chances[s] > chances[ranks[k - 1]]:
-            ranks[k] = ranks[k - 1]
-            k -= 1
-        ranks[k] = s

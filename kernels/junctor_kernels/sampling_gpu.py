@@ -10,13 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels import philox
+from junctor_kernels import beliefs_gpu, philox
+from junctor_kernels.early_launch import launch_together
 from junctor_kernels.sampling_layout import FULL, SCORE_UNIT
 
 # The fields of the struct `Job`, in its order: addresses, then numbers, then a double.
 FIELDS = (
     *("nodes", "parents", "factors", "levels", "weighed", "slots", "own", "own_order"),
-    *("tables", "values", "soft", "thresholds", "order", "ratios", "chances", "scores"),
+    *("tables", "values", "soft", "said", "smallest", "thresholds", "order", "ratios", "chances", "scores"),
     *("words", "weights", "largest", "pieces", "sums"),
     *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes"),
     *("first", "count", "group", "piece_count", "least"),
@@ -65,6 +66,9 @@ class SamplingDevice(Protocol):
     processors: int
     most_shared: int
 
+    def another(self) -> SamplingDevice:
+        """Return the same device with another order of its own, for another thread."""
+
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
 
@@ -88,9 +92,12 @@ class SamplingDevice(Protocol):
     ) -> None:
         """Run a kernel over blocks in x and y, with bytes of shared memory."""
 
+    def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
+        """Send all messages of a row; blocks are on the device together."""
+
 
 class CudaSampling:
-    """A CUDA device. Raises ImportError without CuPy, and what CuPy raises without such a device."""
+    """A CUDA device and a stream of it. Raises ImportError without CuPy, and what CuPy raises without such a device."""
 
     def __init__(self, number: int = 0) -> None:
         import cupy
@@ -99,20 +106,25 @@ class CudaSampling:
         with cupy.cuda.Device(number) as device:
             self.processors = int(device.attributes["MultiProcessorCount"])
             self.most_shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def another(self) -> CudaSampling:
+        """Return the same device with another stream."""
+        return CudaSampling(self.number)
 
     def free(self) -> int:
         """Return the bytes that can be had."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return int(self.cupy.cuda.runtime.memGetInfo()[0])
 
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return self.cupy.asarray(array)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return an array on the device; raises MemoryError."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             return self.cupy.empty(shape, dtype)
 
     def address(self, array: Array) -> int:
@@ -121,17 +133,17 @@ class CudaSampling:
 
     def copy(self, source: Array, target: Array) -> None:
         """Copy an array on the device."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             target.data.copy_from_device_async(source.data, source.nbytes)
 
     def clear(self, array: Array) -> None:
         """Set an array to zeros."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             array.data.memset_async(0, array.nbytes)
 
     def get(self, array: Array) -> npt.NDArray[Any]:
         """Return a copy of an array, once everything before is done."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             found: npt.NDArray[Any] = array.get()
             return found
 
@@ -139,17 +151,31 @@ class CudaSampling:
         self, kernel: str, blocks: tuple[int, int], threads: int, job: npt.NDArray[np.int64], shared: int = 0
     ) -> None:
         """Run a kernel over blocks in x and y, with bytes of shared memory."""
-        with self.cupy.cuda.Device(self.number):
+        with self.cupy.cuda.Device(self.number), self.stream:
             function = _function(self.number, kernel)
             if shared > SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
             # As one value: CuPy passes nothing longer.
             function(blocks, (threads,), (job.view(np.dtype((np.void, job.nbytes))),), shared_mem=shared)
 
+    def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
+        """Send all messages of a row; blocks are on the device together."""
+        with self.cupy.cuda.Device(self.number), self.stream:
+            kernel = _messages(self.number).get_function(beliefs_gpu.KERNEL)
+            launch_together(kernel.kernel.ptr, blocks, threads, 0, job, self.stream.ptr, True)
+
 
 @cache
 def _function(number: int, kernel: str) -> Any:
     return _module(number).get_function(kernel)
+
+
+@cache
+def _messages(number: int) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(number):
+        return cupy.RawModule(code=beliefs_gpu.source(), options=("-std=c++17",))
 
 
 @cache

@@ -22,8 +22,9 @@ Array = npt.NDArray[Any]
 def source(dtype: np.dtype[Any]) -> str:
     """Return the CUDA C++ source of all kernels in a number format (float32 or float64)."""
     double = "#define DOUBLE\n" if dtype.itemsize == 8 else ""
-    text = Path(__file__).with_name("stored.cu").read_text()
-    return f"{double}enum {{ THREADS = {stored_tasks.THREADS}, TILE = {stored_tasks.TILE} }};\n{text}"
+    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "stored.cu")]
+    constants = f"enum {{ THREADS = {stored_tasks.THREADS}, TILE = {stored_tasks.TILE} }};"
+    return "\n".join([f"{double}{constants}", *texts])
 
 
 class Device(Protocol):

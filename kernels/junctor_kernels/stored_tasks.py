@@ -1,4 +1,4 @@
-"""Passes over stored tables on a GPU as tasks: integers that its kernels read (`stored.cu`).
+"""Passes over stored tables on a GPU as tasks: integers that its kernels read (`cuda/stored.cu`).
 
 Addresses are final, and tasks are packed into one array for any number of launches, so that what runs is settled before
 anything is copied to a device.

@@ -145,12 +145,14 @@ def _answerer(
     if query.method == "sampling":
         from junctor.sampling.engine import SamplingEngine
 
-        sampler = SamplingEngine(network, query, limits["memory"], threads, device, limits.get("device_memory"))
+        sampler = SamplingEngine(network, query, limits["memory"], threads)
+        sampler.configure(device, limits.get("device_memory"), all_gpus=True)
         return lambda batch, first: sampler.answer(batch, first_row=first)
     from junctor.sampling.auto import AutoEngine
 
     both = AutoEngine(network, query, limits["memory"], rows, threads)
-    both.configure(device, limits.get("device_memory"), limits.get("spill"), limits.get("disk"))
+    where = device, limits.get("device_memory"), limits.get("spill"), limits.get("disk")
+    both.configure(*where, all_gpus=True)
     return lambda batch, first: both.answer(batch, first_row=first)
 
 

@@ -224,7 +224,8 @@ class _Partition:
         task = self.task
         if task.query.method != "exact":
             _, sampler = sampler_for(*what)
-            sampler.configure(task.device, task.device_memory, task.spill, task.disk, self._directory.path)
+            where = task.device, task.device_memory, task.spill, task.disk, self._directory.path
+            sampler.configure(*where, all_gpus=self._all_gpus)
             return sampler.answer(evidence.batch, held, evidence.first_row)
         _, engine = engine_for(*what)
         engine.device, engine.device_memory = task.device, task.device_memory

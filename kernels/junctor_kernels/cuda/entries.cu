@@ -12,17 +12,7 @@
 //
 // Offsets are separable twice: an entry lies in a panel and at a place inside it, a term in a far and a near part. So no
 // table of offsets grows with a clique. In the source come first `#define DOUBLE` or nothing, then the constants of
-// `entries_gpu.py` as an enum.
-
-#ifdef DOUBLE
-typedef double real;
-typedef unsigned long long word;
-#else
-typedef float real;
-typedef unsigned int word;
-#endif
-
-typedef long long index_t;
+// `entries_gpu.py` as an enum, then numbers.cu.
 
 // One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
 // `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other.
@@ -47,22 +37,6 @@ struct Reduction {
     Operand operand[MOST_OPERANDS];
 };
 
-__device__ __forceinline__ word bits_of(real number) {
-#ifdef DOUBLE
-    return (word)__double_as_longlong(number);
-#else
-    return __float_as_uint(number);
-#endif
-}
-
-__device__ __forceinline__ real number_of(word bits) {
-#ifdef DOUBLE
-    return __longlong_as_double((long long)bits);
-#else
-    return __uint_as_float(bits);
-#endif
-}
-
 // What numbers of an operand are multiplied with; `entries_gpu.shift_of` is the same on the host.
 __device__ __forceinline__ real scale_of(const Operand &each) {
     word bits = each.lead ? *each.lead : 0;
@@ -74,7 +48,7 @@ __device__ __forceinline__ real scale_of(const Operand &each) {
 #endif
     if (!bits || biased == beyond) return (real)each.scale;
     const int exponent = biased - half > half ? half : biased - half;
-    return (real)each.scale * number_of((word)(half + 1 - exponent) << digits);
+    return (real)each.scale * number((word)(half + 1 - exponent) << digits);
 }
 
 // The largest entry and, as its complement, the smallest above zero: bits of numbers that are not negative are in order.

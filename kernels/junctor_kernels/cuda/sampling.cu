@@ -5,6 +5,7 @@
 //     sum_*         sums of weights, and of their squares, over the samples of a piece; `gather` adds up pieces.
 //     score_*       the weights of learning samples, as integers, by the entry that each node was drawn from.
 //     update_*      what nodes are drawn from moves towards that; uniform_* draws nodes uniformly.
+//     shape_*       nodes are drawn from their tables times what evidence says below (beliefs.cu).
 //
 // A sample's states go from one kernel to the next as bits: a word holds a bit of a node's state for 32 samples. Weights
 // are numbers (plain) or logarithms (logs). No sum depends on the order in which threads come.
@@ -13,11 +14,11 @@ typedef unsigned long long Word;
 
 struct Job {
     const int4 *nodes, *parents, *factors;
-    const int *levels, *weighed;
-    const int4 *slots;
+    const int *levels;
+    const int4 *weighed, *slots;
     const unsigned *own;
     const Byte *own_order;
-    const double *tables, *values, *soft;
+    const double *tables, *values, *soft, *said, *smallest;
     unsigned *thresholds;
     Byte *order;
     double *ratios, *chances;
@@ -291,7 +292,7 @@ template <bool LOGS> static __device__ void score(const Job &job) {
     if (!whole) return;
     const unsigned *words = job.words + group * job.planes;
     for (int w = blockIdx.y; w < job.weighed_count; w += gridDim.y) {
-        const int n = job.weighed[2 * w];
+        const int n = job.weighed[w].x;
         const int4 node = job.nodes[2 * n], more = job.nodes[2 * n + 1];
         int row;
         locate<1>(job.parents, node.w, more.x, words, lane, &row);
@@ -330,11 +331,10 @@ template <bool LOGS> static __device__ void settle(const Job &job, int entry, in
     }
 }
 
-// A block in y takes a weighed node {node, rows}, its threads take rows.
+// A block in y takes a weighed node {node, rows, first number}, its threads take rows.
 template <bool LOGS> static __device__ void update(const Job &job) {
-    const int n = job.weighed[2 * blockIdx.y], rows = job.weighed[2 * blockIdx.y + 1];
-    const int4 node = job.nodes[2 * n];
-    for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < rows; row += gridDim.x * blockDim.x) {
+    const int4 weighed = job.weighed[blockIdx.y], node = job.nodes[2 * weighed.x];
+    for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < weighed.y; row += gridDim.x * blockDim.x) {
         const int entry = node.y + row * node.z;
         Word whole = 0;
         for (int s = 0; s < node.z; s++) whole += job.scores[entry + s];
@@ -360,6 +360,32 @@ template <bool LOGS> static __device__ void uniform(const Job &job) {
     }
 }
 
+// The same for chances that are a table times what is said of its node; `settling.py` goes the same way.
+template <bool LOGS> static __device__ void shape(const Job &job) {
+    const int4 weighed = job.weighed[blockIdx.y], node = job.nodes[2 * weighed.x];
+    const double *said = job.said + weighed.z, least = job.smallest[blockIdx.y];
+    for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < weighed.y; row += gridDim.x * blockDim.x) {
+        const int entry = node.y + row * node.z;
+        const double *table = job.tables + entry;
+        double *chances = job.chances + entry, total = 0.0, plain = 0.0, whole = 0.0;
+        for (int s = 0; s < node.z; s++) total += table[s] * said[s], plain += table[s];
+        int top = 0;
+        for (int s = 0; s < node.z; s++) {
+            chances[s] = total > 0.0 ? table[s] * said[s] / total : table[s] / plain;
+            if (chances[s] > chances[top]) top = s;
+        }
+        for (int s = 0; s < node.z; s++) {
+            if (chances[s] > 0.0 && chances[s] < least) chances[s] = least;
+            whole += chances[s];
+        }
+        const double lifted = chances[top], left = lifted - (whole - 1.0);
+        chances[top] = left > least ? left : least;
+        whole += chances[top] - lifted;
+        for (int s = 0; s < node.z; s++) chances[s] /= whole;
+        settle<LOGS>(job, entry, node.x + row * (node.z - 1), node.z);
+    }
+}
+
 #define BOTH(name)                                                                                                     \
     extern "C" __global__ void name##_plain(const Job job) { name<false>(job); }                                      \
     extern "C" __global__ void name##_logs(const Job job) { name<true>(job); }
@@ -370,3 +396,4 @@ BOTH(sum)
 BOTH(score)
 BOTH(update)
 BOTH(uniform)
+BOTH(shape)

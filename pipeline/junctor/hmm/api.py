@@ -38,11 +38,7 @@ def viterbi(
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state, the same on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    limits: dict[str, Any] = {
-        "device_memory": _size(device_memory),
-        "disk": _size(disk),
-        "spill": None if spill is None else str(spill),
-    }
+    limits = _limits(device_memory, spill, disk)
     return _answer(model, sequences, "viterbi", precision, memory, threads, device, limits)
 
 
@@ -53,12 +49,24 @@ def posteriors(
     *,
     memory: int | str | None = None,
     threads: int | None = None,
+    device: DeviceChoice = "auto",
+    device_memory: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    disk: int | str | None = None,
 ) -> pa.Table:
     """Return the posterior of the state at each step of each sequence, and log P(sequence).
 
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
-    return _answer(model, sequences, "posteriors", precision, memory, threads, "cpu", {})
+    limits = _limits(device_memory, spill, disk)
+    return _answer(model, sequences, "posteriors", precision, memory, threads, device, limits)
+
+
+def _limits(
+    device_memory: int | str | None, spill: str | os.PathLike[str] | None, disk: int | str | None
+) -> dict[str, Any]:
+    folder = None if spill is None else str(spill)
+    return {"device_memory": _size(device_memory), "disk": _size(disk), "spill": folder}
 
 
 def _size(size: int | str | None) -> int | None:

@@ -7,7 +7,7 @@ those that nobody stored the first tick was kept, and the rest is computed again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from junctor.chunk_store import mapped_file
 from junctor.errors import BudgetError
+from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.planning.budget import format_bytes
 
 Place = Literal["here", "host", "disk", "again"]
@@ -109,3 +110,31 @@ class BlockStore:
     def take(self, number: int) -> npt.NDArray[Any]:
         """Return what was stored, and forget it."""
         return self._kept.pop(number)
+
+
+def fitting(
+    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: Room
+) -> Iterator[Lockstep]:
+    """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
+
+    company: that stay together all the same where their trellis fits in blocks. Raises BudgetError where that of a
+    single one does not.
+    """
+    for steps in locksteps(batch.lengths, found, together):
+        yield from _halved(steps, company, row_bytes, room)
+
+
+def _halved(steps: Lockstep, company: int, row_bytes: int, room: Room) -> Iterator[Lockstep]:
+    count = len(steps.sequences)
+    try:
+        blocks = len(plan_blocks(steps.starts, row_bytes, room))
+    except BudgetError:
+        if count == 1:
+            raise
+        blocks = 0
+    if blocks == 1 or (blocks and count <= company):
+        yield steps
+        return
+    half = -(-count // 2)
+    for part in (slice(0, half), slice(half, count)):
+        yield from _halved(Lockstep(steps.sequences[part], steps.lengths[part]), company, row_bytes, room)

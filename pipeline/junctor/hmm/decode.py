@@ -1,7 +1,8 @@
-"""Most probable paths of sequences that go side by side: forwards block by block, and back through the same blocks."""
+"""Sequences side by side: forwards block by block, and back through the same blocks; for most probable paths."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ Array = npt.NDArray[Any]
 SHARED_TERMS = 1 << 24
 
 
-class Machine(Protocol):
+class Rows(Protocol):
     """Who computes rows, and the memory that they are in while it does."""
 
     dtype: np.dtype[Any]
@@ -32,9 +33,6 @@ class Machine(Protocol):
     def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: Block) -> None:
         """Compute the rows of a block, whose first tick lies at the front of `memory`; tick 0 as well."""
 
-    def trace(self, memory: Any, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
-        """Write the states of a block to `path` [rows], from what is there of later blocks."""
-
     def save(self, memory: Any, first: int, rows: int, out: Array | None = None) -> Array:
         """Copy rows to `out`, or to an array of the host, [rows, numbers]."""
 
@@ -42,10 +40,32 @@ class Machine(Protocol):
         """Copy rows of the host to the front of `memory`."""
 
 
-def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, folder: Path) -> npt.NDArray[np.int32]:
-    """Return the states on the most probable paths, int32 [rows] as `steps` orders them.
+class Machine(Rows, Protocol):
+    """Who finds most probable paths."""
 
-    room: for the rows; BudgetError where it is too small. folder: for files.
+    def trace(self, memory: Any, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
+        """Write the states of a block to `path` [rows], from what is there of later blocks."""
+
+
+def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, folder: Path) -> npt.NDArray[np.int32]:
+    """Return the states on the most probable paths, int32 [rows] as `steps` orders them; others as for `sweep`."""
+    path = np.zeros(steps.rows, np.int32)
+    sweep(machine, batch, steps, room, folder, lambda memory, block: machine.trace(memory, steps, block, path))
+    return path
+
+
+def sweep(
+    machine: Rows,
+    batch: SequenceBatch,
+    steps: Lockstep,
+    room: Room,
+    folder: Path,
+    visit: Callable[[Any, Block], None],
+) -> None:
+    """Compute all rows, and visit the blocks that they lie in from the last one back.
+
+    room: for the rows; BudgetError where it is too small. folder: for files. visit: is given the memory with the rows
+    of a block, and the block.
     """
     blocks = plan_blocks(steps.starts, machine.row_bytes, room)
     memory = machine.room(max(_rows(steps, block) for block in blocks))
@@ -62,7 +82,6 @@ def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, 
             rows = _rows(steps, block)
             shape = rows, machine.row_bytes // machine.dtype.itemsize
             machine.save(memory, 0, rows, store.room(number, shape, machine.dtype, block.place))
-    path = np.zeros(steps.rows, np.int32)
     for number, block in reversed(list(enumerate(blocks))):
         if block.place in ("host", "disk"):
             machine.load(store.take(number), memory)
@@ -70,15 +89,14 @@ def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, 
             if number:
                 machine.load(firsts.pop(number), memory)
             machine.advance(memory, batch, steps, block)
-        machine.trace(memory, steps, block, path)
-    return path
+        visit(memory, block)
 
 
 def _rows(steps: Lockstep, block: Block) -> int:
     return int(steps.starts[block.last + 1] - steps.starts[block.first])
 
 
-def _last_tick(machine: Machine, memory: Any, steps: Lockstep, block: Block) -> Array:
+def _last_tick(machine: Rows, memory: Any, steps: Lockstep, block: Block) -> Array:
     first = int(steps.starts[block.last] - steps.starts[block.first])
     return machine.save(memory, first, int(steps.counts[block.last]))
 

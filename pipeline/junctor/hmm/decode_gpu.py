@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import viterbi_gpu
-from junctor_kernels.viterbi_gpu import stride_of
+from junctor_kernels import hmm_gpu, viterbi_gpu
+from junctor_kernels.hmm_gpu import Launch, stride_of
 
 from junctor.devices import check_device
 from junctor.errors import BudgetError, DeviceError
@@ -23,6 +23,7 @@ from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.planning.budget import format_bytes
 
 Array = npt.NDArray[Any]
+PROGRAM = viterbi_gpu.PROGRAM
 # Results of a tick from which on all multiprocessors have enough to do, and sequences side by side at the least;
 # those that rather stay together, though their trellis goes in blocks, than be fewer.
 RESULTS, TOGETHER, COMPANY = 1 << 21, 256, 64
@@ -33,10 +34,10 @@ BESIDE = 16
 
 
 def open_device(dtype: npt.DTypeLike) -> Any:
-    """Return this process's GPU for paths, the first that it sees; raises DeviceError, in words for users."""
+    """Return this process's GPU for sequences, the first that it sees; raises DeviceError, in words for users."""
     check_device("gpu")
     try:
-        return viterbi_gpu.ViterbiDevice(dtype)
+        return hmm_gpu.ChainDevice(dtype)
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
 
@@ -62,7 +63,7 @@ class GpuMachine:
         self._transitions = len(transition.values) if isinstance(transition, SparseMatrix) else None
         allowed = int(DEVICE_SHARE * self.device.free()) if memory is None else memory
         needed = 12 * (self._transitions or 0) if sparse else self.row_bytes * self.states
-        needed += (model.symbols + 2 + 2 * max(viterbi_gpu.FEW)) * self.row_bytes
+        needed += (model.symbols + 2 + 2 * max(hmm_gpu.FEW)) * self.row_bytes
         if needed + 2 * self.row_bytes > allowed:
             raise BudgetError(
                 f"the model needs {format_bytes(needed)} of the GPU, allowed are {format_bytes(allowed)}: raise "
@@ -85,21 +86,16 @@ class GpuMachine:
         unobserved = len(self._model["emissions"]) // self.stride - 1
         which, rows = emissions_of(batch, steps, block, unobserved, self.stride, self.dtype)
         fields, kept = self._fields(memory, steps, block), [device.put(which)]
-        fields["which"] = _address(kept[0])
+        fields["which"] = address_of(kept[0])
         if rows is not None:
             kept.append(device.put(rows.reshape(-1)))
-            fields["emissions"] = _address(kept[1])
+            fields["emissions"] = address_of(kept[1])
         given = int(counts[0])
         device.forget(memory[given * self.stride : len(which) * self.stride])
         if block.first == 0:
-            device.launch(viterbi_gpu.Launch("begin", 0, 0), fields, -(-given // (viterbi_gpu.THREADS // 32)))
-        # Several blocks of a grid share a multiprocessor at most for many sequences, which need no shared memory of
-        # their size.
-        grid = device.processors
-        for launch in viterbi_gpu.launches(
-            counts, self.states, self._transitions, self.dtype.itemsize, grid, device.shared
-        ):
-            device.launch(launch, fields, 0)
+            device.launch(PROGRAM, Launch("begin", 0, 0), fields, -(-given // (viterbi_gpu.THREADS // 32)))
+        for launch in viterbi_gpu.launches(counts, self.states, self._transitions, self.dtype.itemsize, device.chip):
+            device.launch(PROGRAM, launch, fields, 0)
         device.synchronize()
 
     def trace(self, memory: Any, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
@@ -108,9 +104,9 @@ class GpuMachine:
         part = path[first : int(steps.starts[block.last + 1])]
         states = device.put(part)
         fields = self._fields(memory, steps, block)
-        fields["path"] = _address(states)
+        fields["path"] = address_of(states)
         fields["going_on"] = int(steps.counts[block.last + 1]) if block.last + 1 < steps.ticks else 0
-        device.launch(viterbi_gpu.Launch("trace", 0, 0), fields, int(steps.counts[block.first]))
+        device.launch(PROGRAM, Launch("trace", 0, 0), fields, int(steps.counts[block.first]))
         device.get(states, part)
 
     def save(self, memory: Any, first: int, rows: int, out: Array | None = None) -> Array:
@@ -139,16 +135,17 @@ class GpuMachine:
         start = in_format(logarithms(model.start), self.dtype)[None]
         self._model["start"] = put(padded_rows(start, self.stride, -np.inf, self.dtype)[0])
         self._model["emissions"] = put(emission_rows(model, self.stride, self.dtype).reshape(-1))
-        self._model["maxima"] = self.device.empty(2 * max(viterbi_gpu.FEW) * self.stride, self.dtype)
+        self._model["maxima"] = self.device.empty(2 * max(hmm_gpu.FEW) * self.stride, self.dtype)
 
     def _fields(self, memory: Any, steps: Lockstep, block: Block) -> dict[str, int]:
         starts = steps.starts[block.first : block.last + 2] - steps.starts[block.first]
         # Kept until the next block: kernels may still read it.
         self._held["starts"] = self.device.put(starts)
-        fields = {name: 0 if array is None else _address(array) for name, array in self._model.items()}
-        fields |= {"starts": _address(self._held["starts"]), "trellis": _address(memory), "path": 0, "which": 0}
+        fields = {name: 0 if array is None else address_of(array) for name, array in self._model.items()}
+        fields |= {"starts": address_of(self._held["starts"]), "trellis": address_of(memory), "path": 0, "which": 0}
         return fields | {"states": self.states, "stride": self.stride, "ticks": len(starts) - 1, "going_on": 0}
 
 
-def _address(array: Any) -> int:
+def address_of(array: Any) -> int:
+    """Return where an array of the device begins."""
     return int(array.data.ptr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +14,12 @@ import numpy.typing as npt
 from junctor.answers import IMPOSSIBLE, INVALID, OK
 from junctor.devices import DeviceChoice, has_gpu
 from junctor.errors import BudgetError, DeviceError, EvidenceError
-from junctor.hmm.blocks import Room, plan_blocks
+from junctor.hmm.blocks import Room, fitting
 from junctor.hmm.decode import CpuMachine, Machine, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import PathNumbers, logarithms
-from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch, locksteps
-from junctor.hmm.smooth import Smoother
+from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
+from junctor.hmm.smooth import GpuLimits, Smoother
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.query import Precision
 from junctor.threads import in_threads
@@ -59,8 +58,8 @@ class SequenceEngine:
     """Answers batches of one model.
 
     memory: bytes for rows and posteriors beside the model and the sequences, None for a share of what is free. threads:
-    no answer depends on it. device: "gpu" for most probable paths; posteriors stay on the CPU. device_memory: bytes for
-    rows there. spill, disk: folder and bytes of files for rows that exceed the memory.
+    no answer depends on it, nor on the device. device_memory: bytes for model and rows on a GPU. spill, disk: folder
+    and bytes of files for rows that exceed the memory.
     """
 
     model: HiddenMarkovModel
@@ -89,7 +88,8 @@ class SequenceEngine:
             log_value[found] = log_probabilities(self.model, batch, states)[found]
             answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
         else:
-            posteriors = self._smoother.answer(batch, found, self._allowed, self.threads, log_value)
+            gpu = self._limits if self._on_gpu(int(batch.lengths[found].sum())) else None
+            posteriors = self._smoother.answer(batch, found, self._allowed, self.threads, log_value, gpu)
             answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
         for n in found[log_value[found] == -np.inf].tolist():
             status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
@@ -115,6 +115,10 @@ class SequenceEngine:
     @cached_property
     def _smoother(self) -> Smoother:
         return Smoother(self.model, self.precision)
+
+    @property
+    def _limits(self) -> GpuLimits:
+        return GpuLimits(self.device_memory, self._folder, self._files)
 
     @cached_property
     def _gpu(self) -> Any:
@@ -166,7 +170,7 @@ class SequenceEngine:
         if steps * _entries(self.model) < DEVICE_TERMS or not has_gpu():
             return False
         try:
-            return self._gpu is not None
+            return self._smoother.on_gpu(self._limits) if self.kind == "posteriors" else self._gpu is not None
         except (BudgetError, DeviceError) as error:
             logger.warning("not on the GPU: %s", error)
             return False
@@ -174,34 +178,6 @@ class SequenceEngine:
     def _refuse_other_kind(self, batch: SequenceBatch) -> None:
         if batch.symbols is not None and self.model.emission is None:
             raise EvidenceError("the model has no emissions: its sequences have to bring log-likelihoods")
-
-
-def fitting(
-    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: Room
-) -> Iterator[Lockstep]:
-    """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
-
-    company: that stay together all the same where their trellis fits in blocks. Raises BudgetError where that of a
-    single one does not.
-    """
-    for steps in locksteps(batch.lengths, found, together):
-        yield from _halved(steps, company, row_bytes, room)
-
-
-def _halved(steps: Lockstep, company: int, row_bytes: int, room: Room) -> Iterator[Lockstep]:
-    count = len(steps.sequences)
-    try:
-        blocks = len(plan_blocks(steps.starts, row_bytes, room))
-    except BudgetError:
-        if count == 1:
-            raise
-        blocks = 0
-    if blocks == 1 or (blocks and count <= company):
-        yield steps
-        return
-    half = -(-count // 2)
-    for part in (slice(0, half), slice(half, count)):
-        yield from _halved(Lockstep(steps.sequences[part], steps.lengths[part]), company, row_bytes, room)
 
 
 def log_probabilities(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,20 @@ class SumNumbers:
     forward, backward: the transition matrix and the transposed one, packed for products. least: the smallest number
     above zero in it. start, emissions: as in `PathNumbers`, but with probabilities 0 for padding and 1 for what is not
     observed. leasts: the smallest number above zero in each row of emissions. fits: whether the start is in the range
-    of the format; whether the others are, the kernels see.
+    of the format; whether the others are, the kernels see. stride, pack: how rows and dense matrices lie in memory, as
+    kernels of the CPU want it if not given.
     """
 
-    def __init__(self, model: HiddenMarkovModel, dtype: npt.DTypeLike, logs: bool) -> None:
+    def __init__(
+        self,
+        model: HiddenMarkovModel,
+        dtype: npt.DTypeLike,
+        logs: bool,
+        stride: int | None = None,
+        pack: Callable[[Array, float], Matrix] = packed,
+    ) -> None:
         self.states, self.dtype, self.logs = model.states, np.dtype(dtype), logs
-        self.stride = padded(model.states, dtype)
+        self.stride = padded(model.states, dtype) if stride is None else stride
         self.nothing = -np.inf if logs else 0.0
         convert = logarithms if logs else np.asarray
         transition = model.transition
@@ -112,8 +121,8 @@ class SumNumbers:
         else:
             exact = transition
             values = convert(exact).astype(dtype)
-            self.forward = packed(values, self.nothing)
-            self.backward = packed(np.ascontiguousarray(values.T), self.nothing)
+            self.forward = pack(values, self.nothing)
+            self.backward = pack(np.ascontiguousarray(values.T), self.nothing)
         self.least = least_above_zero(exact.reshape(1, -1), dtype)[0]
         self.fits = logs or least_above_zero(model.start[None], dtype)[0] >= np.finfo(dtype).tiny
         self.start = padded_rows(convert(model.start)[None], self.stride, self.nothing, dtype)[0]
@@ -127,17 +136,21 @@ class SumNumbers:
         """Bytes of the matrices and the emissions."""
         return int(self.forward.numbers.nbytes + self.backward.numbers.nbytes + self.emissions.nbytes)
 
-    def scaled(self, likelihoods: Array) -> tuple[Array, Array, Array]:
-        """Return what `emissions` and `leasts` are of log-likelihoods [n, states], and what was subtracted [n]."""
+    def scaled(self, likelihoods: Array) -> tuple[Array, Array]:
+        """Return what `emissions` and `leasts` are of log-likelihoods [n, states], divided by the largest of a row."""
         if self.logs:
             rows = padded_rows(likelihoods, self.stride, self.nothing, self.dtype)
-            return rows, np.ones(len(rows), self.dtype), np.zeros(len(rows))
-        largest = likelihoods.max(axis=1)
-        largest = np.where(largest == -np.inf, 0.0, largest)
-        shifted = likelihoods - largest[:, None]
+            return rows, np.ones(len(rows), self.dtype)
+        shifted = likelihoods - largest_of(likelihoods)[:, None]
         lowest = np.where(shifted == -np.inf, 0.0, shifted).min(axis=1)
         rows = padded_rows(np.exp(shifted), self.stride, 0.0, self.dtype)
-        return rows, np.exp(lowest).astype(self.dtype), largest
+        return rows, np.exp(lowest).astype(self.dtype)
+
+
+def largest_of(likelihoods: Array) -> Array:
+    """Return the largest entry of each row, 0 where all are -inf."""
+    largest: Array = likelihoods.max(axis=1)
+    return np.where(largest == -np.inf, 0.0, largest)
 
 
 def least_above_zero(rows: Array, dtype: npt.DTypeLike) -> Array:

@@ -210,15 +210,14 @@ def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progr
             directory.manifest.unlink(missing_ok=True)
     rows = {i: read_rows(directory.evidence_part(i)) for i in pending}
     progress.stage("decoding", there.rows, there.rows - sum(rows.values()))
-    if spec.query == "posteriors" and resources.device == "gpu":
-        logger.warning("posteriors of states stay on the CPU")
-    device = steps.device_for(resources, outlook) if spec.query == "viterbi" else "cpu"
-    resources = replace(resources, device=device)
+    if (spec.query, spec.precision, resources.device) == ("posteriors", "log", "gpu"):
+        logger.warning("posteriors in logarithms stay on the CPU")
+    resources = replace(resources, device=steps.device_for(resources, outlook))
     resources = replace(resources, workers=steps.workers_for(resources, outlook))
     workers = min(resources.workers or 1, len(pending))
     limits = (resources.device_memory, resources.spill, steps.disk_for(resources, workers))
     threads = threads_for(resources, workers)
-    tasks = [SequenceTask(str(directory.path), i, spec, threads, device, *limits) for i in pending]
+    tasks = [SequenceTask(str(directory.path), i, spec, threads, resources.device, *limits) for i in pending]
     total = Stages()
     for part, stages in distribute(decode_partition, tasks, resources):
         progress.advance(part.rows)

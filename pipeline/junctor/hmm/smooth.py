@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import numpy.typing as npt
 from junctor_kernels import forward_backward_cpu
 
 from junctor.errors import BudgetError
+from junctor.hmm.blocks import Room
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.hmm.numbers import SumNumbers
+from junctor.hmm.numbers import SumNumbers, largest_of
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.planning.budget import format_bytes
 from junctor.query import Precision
@@ -28,45 +31,91 @@ _LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
 TOGETHER = 16
 
 
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """Bytes of a GPU that may be taken (None for a share of what is free), and folder and bytes of files for rows."""
+
+    memory: int | None
+    folder: Path
+    files: int
+
+    def room(self, host: int) -> Room:
+        """Return where rows may go beside the GPU."""
+        return Room(0, host, self.files)
+
+
 class Smoother:
     """Answers batches of one model; what kernels take of the model is made once for each number format."""
 
     def __init__(self, model: HiddenMarkovModel, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._numbers: dict[int, SumNumbers] = {}
+        self._gpus: dict[int, Any] = {}
 
     def answer(
-        self, batch: SequenceBatch, found: npt.NDArray[np.int64], memory: int, threads: int, log_value: Array
+        self,
+        batch: SequenceBatch,
+        found: npt.NDArray[np.int64],
+        memory: int,
+        threads: int,
+        log_value: Array,
+        gpu: GpuLimits | None = None,
     ) -> Array:
         """Return the posteriors [steps, states] of the sequences `found`, and put log P into `log_value` [sequences].
 
-        memory: bytes for posteriors and rows; raises BudgetError where that is too small.
+        memory: bytes for posteriors and rows; raises BudgetError where that is too small. gpu: where a GPU does it,
+        but for logarithms, and for a second format that has no room there.
         """
         dtype = np.float32 if self.precision == "single" else np.float64
         steps = int(batch.starts[-1])
         left = memory - steps * self.model.states * np.dtype(dtype).itemsize
-        posteriors = np.zeros((steps, self.model.states), dtype) if left >= 0 else None
+        if left < 0:
+            raise _too_little(memory, steps, steps * self.model.states * 8)
+        posteriors = np.zeros((steps, self.model.states), dtype)
         for rung in range(len(_LADDER[self.precision])):
-            if len(found):
-                numbers = self._format(rung)
-                share = left // threads - 3 * numbers.stride * numbers.dtype.itemsize
-                allowed = share // (numbers.stride * numbers.dtype.itemsize)
-                longest = int(batch.lengths[found].max())
-                if posteriors is None or longest > allowed:
-                    needed = steps * self.model.states * 8 + threads * (longest + 3) * numbers.stride * 8
-                    raise BudgetError(
-                        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are "
-                        f"{format_bytes(memory)}: raise --memory, or lower --partition-rows"
-                    )
-                found = self._climb(numbers, batch, found, posteriors, log_value, threads, allowed)
-        assert posteriors is not None or not len(found)
-        return posteriors if posteriors is not None else np.zeros((0, self.model.states), dtype)
+            if not len(found):
+                break
+            machine = self._gpu(rung, gpu) if gpu is not None else None
+            if machine is not None:
+                assert gpu is not None
+                found = machine.answer(batch, found, gpu.room(left), gpu.folder, posteriors, log_value)
+                continue
+            numbers = self._format(rung)
+            share = left // threads - 3 * numbers.stride * numbers.dtype.itemsize
+            allowed = share // (numbers.stride * numbers.dtype.itemsize)
+            longest = int(batch.lengths[found].max())
+            if longest > allowed:
+                needed = steps * self.model.states * 8 + threads * (longest + 3) * numbers.stride * 8
+                raise _too_little(memory, steps, needed)
+            found = self._climb(numbers, batch, found, posteriors, log_value, threads, allowed)
+        return posteriors
+
+    def on_gpu(self, gpu: GpuLimits) -> bool:
+        """Tell whether a GPU has a place for the model; raises BudgetError or DeviceError where not."""
+        return self._gpu(0, gpu) is not None
 
     def _format(self, rung: int) -> SumNumbers:
         if rung not in self._numbers:
             dtype, logs = _LADDER[self.precision][rung]
             self._numbers[rung] = SumNumbers(self.model, dtype, logs)
         return self._numbers[rung]
+
+    def _gpu(self, rung: int, gpu: GpuLimits) -> Any:
+        """Return what answers on a GPU in a format; None where nothing does. Raises BudgetError for the first one."""
+        dtype, logs = _LADDER[self.precision][rung]
+        if logs:
+            return None
+        if rung not in self._gpus:
+            from junctor.hmm.smooth_gpu import GpuSmoother
+
+            taken = sum(each.needed for each in self._gpus.values() if each is not None)
+            try:
+                self._gpus[rung] = GpuSmoother(self.model, dtype, gpu.memory, taken)
+            except BudgetError:
+                if rung == 0:
+                    raise
+                self._gpus[rung] = None
+        return self._gpus[rung]
 
     def _climb(
         self,
@@ -87,6 +136,13 @@ class Smoother:
         return np.sort(np.concatenate(lost)) if lost else found[:0]
 
 
+def _too_little(memory: int, steps: int, needed: int) -> BudgetError:
+    return BudgetError(
+        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are {format_bytes(memory)}: "
+        "raise --memory, or lower --partition-rows"
+    )
+
+
 def parts_of(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
     """Return sequences in groups of at most so many rows, or of one."""
     count = len(steps.sequences)
@@ -105,17 +161,7 @@ def _smooth(
 ) -> npt.NDArray[np.int64]:
     """Answer some sequences; return those that lost something."""
     where = steps.steps(batch.starts, 0, steps.ticks - 1)
-    offsets: Array = np.zeros(len(steps.sequences))
-    if batch.symbols is not None:
-        symbols = batch.symbols[where]
-        which = np.where(symbols < 0, len(numbers.emissions) - 1, symbols).astype(np.int32)
-        emissions, leasts = numbers.emissions, numbers.leasts
-    else:
-        assert batch.likelihoods is not None
-        which = np.arange(len(where), dtype=np.int32)
-        emissions, leasts, largest = numbers.scaled(batch.likelihoods[where])
-        slots = np.arange(len(where)) - np.repeat(steps.starts[:-1], steps.counts)
-        offsets = np.bincount(slots, largest, len(offsets))
+    which, emissions, leasts = emissions_of(numbers, batch, where)
     trellis = np.empty(len(where) * numbers.stride, numbers.dtype)
     logs = True if numbers.logs else None
     shared = trellis, numbers.stride, steps.starts, which, emissions.reshape(-1), leasts, logs
@@ -123,7 +169,29 @@ def _smooth(
     totals, lost = forward_backward_cpu.forward(numbers.forward, size, least, numbers.start, *shared)
     # A sequence that lost nothing on the way forward and is impossible is so for certain.
     lost |= forward_backward_cpu.backward(numbers.backward, size, least, *shared) & (totals > -np.inf)
-    log_value[steps.sequences] = totals + offsets
+    log_value[steps.sequences] = totals + offsets_of(numbers, batch, steps, where)
     posteriors[where] = trellis.reshape(-1, numbers.stride)[:, :size]
     found: npt.NDArray[np.int64] = steps.sequences[lost]
+    return found
+
+
+def emissions_of(
+    numbers: SumNumbers, batch: SequenceBatch, where: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], Array, Array]:
+    """Return the emission row of each of some steps, those rows, and the smallest number above zero in each of them."""
+    if batch.symbols is not None:
+        symbols = batch.symbols[where]
+        which = np.where(symbols < 0, len(numbers.emissions) - 1, symbols).astype(np.int32)
+        return which, numbers.emissions, numbers.leasts
+    assert batch.likelihoods is not None
+    emissions, leasts = numbers.scaled(batch.likelihoods[where])
+    return np.arange(len(where), dtype=np.int32), emissions, leasts
+
+
+def offsets_of(numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, where: npt.NDArray[np.int64]) -> Array:
+    """Return the logarithm of what the emissions of each sequence were divided by. where: of the steps of all rows."""
+    if batch.likelihoods is None or numbers.logs:
+        return np.zeros(len(steps.sequences))
+    slots = np.arange(len(where)) - np.repeat(steps.starts[:-1], steps.counts)
+    found: Array = np.bincount(slots, largest_of(batch.likelihoods)[where], len(steps.sequences))
     return found

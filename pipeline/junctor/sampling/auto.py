@@ -105,11 +105,12 @@ class AutoEngine:
         spill: str | None = None,
         disk: int | None = None,
         directory: Path | None = None,
+        all_gpus: bool = False,
     ) -> None:
         """Settle where the work is done, and which budget decides: the first who comes to a directory writes it."""
-        self._exact.device, self._exact.device_memory = device, device_memory
+        self._exact.device, self._exact.device_memory, self._exact.all_gpus = device, device_memory, all_gpus
         if self._samples is not None:
-            self._samples.configure(device, device_memory)
+            self._samples.configure(device, device_memory, all_gpus=all_gpus)
         self._exact.spill, self._exact.disk = spill_folder(spill), disk
         kept = None if directory is None else read_json(RunDirectory(directory).budget)
         if kept is None:
@@ -159,9 +160,8 @@ class AutoEngine:
         if self._samples is None:
             exact = self._exact
             device = exact.device if isinstance(exact.device, str) else "cpu"
-            self._samples = SamplingEngine(
-                self.network, self.query, self._memory, self._threads, device, exact.device_memory
-            )
+            self._samples = SamplingEngine(self.network, self.query, self._memory, self._threads)
+            self._samples.configure(device, exact.device_memory, all_gpus=exact.all_gpus)
         return self._samples
 
 

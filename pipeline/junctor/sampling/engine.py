@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from junctor_kernels.philox import MOST_ROWS, Stream
 from junctor_kernels.sampling_layout import STATES, Case, Floats, Sums
 
-from junctor.answers import IMPOSSIBLE, INVALID, MISSED, NO_PROBABILITY, OK, SampledAnswers, posteriors_in
+from junctor.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.devices import DeviceChoice, has_gpu
 from junctor.errors import BudgetError, EvidenceError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -23,14 +23,17 @@ from junctor.model import Network
 from junctor.planning.budget import format_bytes
 from junctor.query import Query, target_names
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
-from junctor.sampling.epis import epis_function
-from junctor.sampling.estimate import LEAST_EFFECTIVE, MISSED_SAMPLES, Estimate, estimate_of, until, weighted
+from junctor.sampling.epis import beliefs_of
+from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
-from junctor.sampling.sampler import Ask, CpuSampling, Device, RowSampler
+from junctor.sampling.sampler import Ask, CpuSampling, Device, Pending, RowSampler
+from junctor.sampling.sheet import Sheet, Slots, slots_of
 from junctor.sampling.tables import refuse, sampled_network
 from junctor.threads import in_threads
 
 if TYPE_CHECKING:
+    from junctor.sampling.epis import Beliefs
+    from junctor.sampling.gpu import GpuSampling
     from junctor.sampling.tables import SampledNetwork
 
 # Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
@@ -54,7 +57,8 @@ class SamplingEngine:
     """Answers batches of evidence on one directed network by importance sampling.
 
     memory: bytes that it may use (None: a share of what is free now). threads: answers do not depend on how many.
-    device: "auto" is a GPU where there is one. What a row's answer depends on: network, its evidence, targets, how it
+    device: "auto" is a GPU where there is one; all_gpus: whether many samples of a row take all that this process sees.
+    What a row's answer depends on: network, its evidence, targets, how it
     is sampled, its number and the seed; not on what else is in the batch. Raises ModelError for Markov networks and
     variables of too many states, EvidenceError for unknown targets and explanations, BudgetError where the tables do
     not fit.
@@ -73,14 +77,16 @@ class SamplingEngine:
         if query.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
         self.network, self.query, self.threads = network, query, threads
-        self.device, self.device_memory = device, device_memory
+        self.device, self.device_memory, self.all_gpus = device, device_memory, False
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
         self._check_memory()
 
-    def configure(self, device: DeviceChoice, device_memory: int | None = None, *_: object) -> None:
+    def configure(
+        self, device: DeviceChoice, device_memory: int | None = None, *_: object, all_gpus: bool = False
+    ) -> None:
         """Settle where the work is done."""
-        self.device, self.device_memory = device, device_memory
+        self.device, self.device_memory, self.all_gpus = device, device_memory, all_gpus
 
     @property
     def least(self) -> int:
@@ -100,17 +106,21 @@ class SamplingEngine:
         del held
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
-        answers = self._blank(batch)
+        dtype = np.float32 if self.query.precision == "single" else np.float64
+        sheet = Sheet(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
-        device = self._device
-        # Threads share a row, or each has rows of its own, with an importance function of its own.
-        at_once = min(self.threads, self._rows_at_once) if device is self._cpu else 1
-        alone = len(rows) < at_once or at_once == 1
-        work = partial(self._answer_row, device, evidence, answers, first_row, self.threads if alone else 1)
-        in_threads(lambda row, _: work(row), rows, 1 if alone else at_once)
-        self._report(answers)
-        return answers
+        begin = partial(self._begin_row, evidence, sheet, first_row)
+        if self._device is self._cpu:
+            # Threads share a row, or each has rows of its own, with an importance function of its own.
+            at_once = min(self.threads, self._rows_at_once)
+            at_once = at_once if len(rows) >= at_once else 1
+            threads = self.threads if at_once == 1 else 1
+            in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
+        else:
+            _in_turn(partial(begin, self.threads), self._gpu.places(self._known), rows)
+        self._report(sheet.answers)
+        return sheet.answers
 
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[Layout, Case, Estimate | None]:
         """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
@@ -118,7 +128,7 @@ class SamplingEngine:
         case = layout.case(hard, soft, self._weighs)
         if case.certain == -math.inf:
             return layout, case, None
-        return layout, case, self._estimate(self._device, layout, case, (hard, soft), row, self.threads)
+        return layout, case, self._begin(self._device, layout, case, hard, row, self.threads)()
 
     @cached_property
     def sampled(self) -> SampledNetwork:
@@ -138,6 +148,14 @@ class SamplingEngine:
         targets = None if self.query.targets is None else self.targets
         return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
 
+    @cached_property
+    def _slots(self) -> Callable[[Layout], Slots]:
+        return lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
+
+    @cached_property
+    def _beliefs(self) -> Callable[[Layout], Beliefs]:
+        return lru_cache(KEPT_LAYOUTS)(beliefs_of)
+
     @property
     def _device(self) -> Device:
         if self.device == "cpu" or (self.device == "auto" and not has_gpu()):
@@ -145,10 +163,10 @@ class SamplingEngine:
         return self._gpu
 
     @cached_property
-    def _gpu(self) -> Device:
+    def _gpu(self) -> GpuSampling:
         from junctor.sampling.gpu import gpu_sampling
 
-        return gpu_sampling(self._cpu, self.device_memory)
+        return gpu_sampling(self._cpu, self.device_memory, self.all_gpus)
 
     @property
     def _weighs(self) -> bool:
@@ -173,6 +191,11 @@ class SamplingEngine:
     def _main(self) -> int:
         return (self.query.sampling.samples or DEFAULT_SAMPLES) - self._learning
 
+    @property
+    def _known(self) -> int:
+        """Samples that are drawn in any case; 0 where an error decides."""
+        return self._main if self.query.sampling.error is None else 0
+
     @cached_property
     def _entries(self) -> int:
         return sum(factor.table.size for factor in self.network.factors)
@@ -192,53 +215,64 @@ class SamplingEngine:
                 f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
             )
 
-    def _answer_row(
+    def _begin_row(
         self,
-        device: Device,
         evidence: Sequence[tuple[Hard, Soft]],
-        answers: SampledAnswers,
+        sheet: Sheet,
         first_row: int,
         threads: int,
+        device: Device,
         row: int,
-    ) -> None:
+    ) -> Callable[[], None]:
+        """Begin with a row; returns who waits for the answer and writes it."""
         hard, soft = evidence[row]
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
         case = layout.case(hard, soft, self._weighs)
-        answers.samples[row] = 0
         if case.certain == -math.inf:
-            answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
-            return
-        found = self._estimate(device, layout, case, (hard, soft), first_row + row, threads)
-        if found is None:
-            drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
-            answers.leave(
-                row, MISSED, f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
-            )
-            return
-        self._write(answers, row, layout, case, hard, found)
+            sheet.answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
+            return lambda: None
+        estimate = self._begin(device, layout, case, hard, first_row + row, threads)
 
-    def _estimate(
-        self, device: Device, layout: Layout, case: Case, evidence: tuple[Hard, Soft], row: int, threads: int
-    ) -> Estimate | None:
-        hard, soft = evidence
+        def finish() -> None:
+            found = estimate()
+            if found is not None:
+                return sheet.write(row, self._slots(layout), hard, found)
+            drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
+            reason = f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
+            return sheet.answers.leave(row, MISSED, reason)
+
+        return finish
+
+    def _begin(
+        self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
+    ) -> Callable[[], Estimate | None]:
+        """Begin to sample a row; returns who waits for what the samples say."""
         sampling = self.query.sampling
-        weighs = self._weighs and bool(layout.weighed)
-        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
-        ask = Ask(layout, case, sampling.sampler if weighs else "lw", (), logs, threads)
-        if ask.sampler == "ais-bn":
-            ask = replace(ask, free=parents_to_free(layout, hard, self._prior))
-        elif ask.sampler == "epis-bn":
-            ask = replace(ask, start=epis_function(layout, hard, soft, logs))
-        sampler = device.row(ask)
-        learns = ask.sampler in LEARNERS
+        sampler = device.row(self._ask(layout, case, hard, threads))
+        learns = sampling.sampler in LEARNERS and bool(layout.weighed)
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
-        learned = self._learning if learns else 0
-        asked = np.repeat(np.isin(layout.drawn, self.targets), case.nodes[:, STATES])
-        return self._drawn(sampler, case, row, stages, main, learned, asked)
+        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+        drawn = draw(0, main) if sampling.error is None else None
 
-    def _learn(self, sampler: RowSampler, row: int) -> list[Sums]:
+        def finish() -> Estimate | None:
+            known = [stage() for stage in stages]
+            read = partial(self._read, case, known, self._learning if learns else 0)
+            return read(drawn()) if drawn is not None else self._until(draw, read, layout)
+
+        return finish
+
+    def _ask(self, layout: Layout, case: Case, hard: Hard, threads: int) -> Ask:
+        weighs = self._weighs and bool(layout.weighed)
+        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
+        sampler = self.query.sampling.sampler if weighs else "lw"
+        ask = Ask(layout, case, sampler, (), logs, threads, samples=self._known)
+        if ask.sampler == "ais-bn":
+            return replace(ask, free=parents_to_free(layout, hard, self._prior))
+        return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask
+
+    def _learn(self, sampler: RowSampler, row: int) -> list[Pending]:
         sampling, found = self.query.sampling, []
         for stage in range(STAGES):
             stream = Stream(sampling.seed, row, stage + 1)
@@ -247,84 +281,46 @@ class SamplingEngine:
             found += [sums] if sums is not None else []
         return found
 
-    def _drawn(
-        self,
-        sampler: RowSampler,
-        case: Case,
-        row: int,
-        stages: list[Sums],
-        main: int,
-        learned: int,
-        asked: npt.NDArray[np.bool_],
-    ) -> Estimate | None:
-        """Draw the samples that count in any case; asked: slots whose errors matter."""
-        sampling = self.query.sampling
-        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+    def _read(self, case: Case, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
+        return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
 
-        def read(sums: Sums) -> Estimate | None:
-            return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
-
-        if sampling.error is None:
-            return read(draw(0, main))
+    def _until(
+        self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: Layout
+    ) -> Estimate | None:
+        """Draw the samples that the error asked for takes."""
+        asked = self._slots(layout).places
 
         def errors(sums: Sums) -> tuple[float, float]:
             found = read(sums)
             return (math.inf, 0.0) if found is None else (float(found.errors[asked].max(initial=0.0)), found.effective)
 
-        sums, reached = until(sampling.error, draw, errors)
+        error = self.query.sampling.error
+        assert error is not None
+        sums, reached = until(error, lambda first, count: draw(first, count)(), errors)
         found = read(sums)
         return None if found is None else replace(found, reached=reached)
 
     def _plain(self, case: Case) -> bool:
         return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
 
-    def _write(
-        self, answers: SampledAnswers, row: int, layout: Layout, case: Case, hard: Hard, found: Estimate
-    ) -> None:
-        starts = np.cumsum([0, *case.nodes[:, STATES]]).tolist()
-        place = layout.node_of()
-        for v in self.targets:
-            if v in hard:
-                answers.posteriors[v][row], answers.errors[v][row] = 0.0, 0.0
-                answers.posteriors[v][row, hard[v]] = 1.0
-            else:
-                span = slice(starts[place[v]], starts[place[v] + 1])
-                answers.posteriors[v][row], answers.errors[v][row] = found.posteriors[span], found.errors[span]
-        answers.status[row], answers.log_value[row] = OK, found.log_evidence
-        answers.log_error[row], answers.effective[row], answers.samples[row] = (
-            found.log_error, found.effective, found.samples)  # fmt: skip
-        if not found.reached:
-            error = max(float(answers.errors[v][row].max()) for v in self.targets)
-            answers.reasons[row] = f"the largest error is {error:.2g} after {found.samples:,} samples"
-        elif found.effective < LEAST_EFFECTIVE:
-            few = f"{found.effective:.2g} effective samples"
-            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"
-
-    def _blank(self, batch: EvidenceBatch) -> SampledAnswers:
-        dtype = np.float32 if self.query.precision == "single" else np.float64
-        width = batch.rows * sum(self.network.cardinalities[v] for v in self.targets)
-        tables = [posteriors_in(np.full(width, np.nan, dtype), self.targets, self.network.cardinalities, batch.rows)
-                  for _ in range(2)]  # fmt: skip
-        status = np.full(batch.rows, INVALID, dtype=np.int8)
-        numbers: list[npt.NDArray[np.float64]] = [np.full(batch.rows, np.nan) for _ in range(3)]
-        return SampledAnswers(
-            self.targets,
-            status,
-            numbers[0],
-            tables[0],
-            reasons=dict(batch.invalid),
-            errors=tables[1],
-            log_error=numbers[1],
-            effective=numbers[2],
-            samples=np.zeros(batch.rows, dtype=np.int64),
-            sampled=np.ones(batch.rows, dtype=np.bool_),
-        )
-
     def _report(self, answers: SampledAnswers) -> None:
         short = sum(1 for row in answers.reasons if answers.status[row] == OK)
         if short:
             logger.warning("%d rows have too few effective samples: see their reasons", short)
+
+
+def _in_turn(
+    begin: Callable[[Device, int], Callable[[], None]], devices: Sequence[Device], rows: Sequence[int]
+) -> None:
+    """Do rows on devices in turn: each begins before the one ahead of it is waited for."""
+    under_way = deque[Callable[[], None]]()
+    for turn, row in enumerate(rows):
+        if len(under_way) == len(devices):
+            under_way.popleft()()
+        under_way.append(begin(devices[turn % len(devices)], row))
+    while under_way:
+        under_way.popleft()()
 
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:

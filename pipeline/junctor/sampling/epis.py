@@ -6,89 +6,154 @@ the posterior itself; elsewhere it comes near, and takes no samples to learn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from junctor_kernels import beliefs
+from junctor_kernels import sampling_layout as places
 from junctor_kernels.beliefs import Links
-from junctor_kernels.sampling_layout import Floats, Function
+from junctor_kernels.sampling_layout import Case, Floats, Function, Integers
+from junctor_kernels.settling import shape
 
-from junctor.sampling.cases import Hard, Layout, Soft
-from junctor.sampling.importance import lifted_to, settle_variable
+from junctor.sampling.cases import Layout
 from junctor.sampling.tables import SampledNetwork
+from junctor.threads import in_threads
 
 # Sweeps through the network; more change nothing that could be measured, see docs/sampling.md.
 SWEEPS = 2
 # Chances above zero that are smaller are lifted to this: states up to which, and how far.
 SMALLEST = ((4, 0.006), (8, 0.001), (256, 0.0005))
+# Entries that a thread shapes at a time, at the least.
+PIECE_ENTRIES = 1 << 14
 
 
-def epis_function(layout: Layout, hard: Hard, soft: Soft, logs: bool) -> Function:
-    """Return the importance function of a row."""
-    network = layout.network
-    tables = network.tables
-    below = evidence_below(network, sorted(layout.weighed | layout.evidence.observed), hard, soft)
-    function = Function(
-        tables.thresholds.copy(),
-        tables.order.copy(),
-        network.values(logs),
-        np.zeros_like(tables.probabilities),
-        np.zeros_like(tables.probabilities),
-        logs,
+@dataclass(frozen=True, eq=False, slots=True)
+class Beliefs:
+    """The messages of a pattern: between nodes of its layout that are weighed, and factors of its cases.
+
+    links: with tables of the nodes, then of the factors. entries: of all of them, without observed variables. smallest:
+    of each node, what chances are lifted to. soft: factors that are likelihoods, and the numbers that each of them says
+    something of.
+    """
+
+    links: Links
+    entries: int
+    nodes: npt.NDArray[np.int64]
+    factors: npt.NDArray[np.int64]
+    smallest: Floats
+    soft: tuple[tuple[int, slice], ...]
+
+    def of(self, case: Case) -> tuple[Links, Floats]:
+        """Return the links of a row of the pattern, and what its evidence says of each node itself, at most 1."""
+        tables = self.links.tables.copy()
+        entries = case.nodes[self.nodes, places.ENTRY], case.factors[self.factors, places.FACTOR_ENTRY]
+        tables[:, beliefs.ENTRY] = np.concatenate(entries)
+        own = np.ones(self.links.numbers)
+        for factor, span in self.soft:
+            start = case.factors[factor, places.FACTOR_ENTRY]
+            said = case.soft[start : start + span.stop - span.start]
+            own[span] = said / said.max()
+        return self.links._replace(tables=tables), own
+
+
+def beliefs_of(layout: Layout) -> Beliefs:
+    """Return the messages of a pattern."""
+    nodes = np.flatnonzero(layout.nodes[:, places.WEIGHED])
+    place = np.full(len(layout.nodes), -1)
+    place[nodes] = np.arange(len(nodes))
+    # As in the cases of the layout: without factors that no node changes.
+    factors = layout.factors[(layout.factors[:, places.FACTOR_COUNT] > 0) | (layout.factors[:, places.SOFT] > 0)]
+    hard, soft = np.flatnonzero(factors[:, places.SOFT] == 0), np.flatnonzero(factors[:, places.SOFT])
+    states = np.concatenate([layout.nodes[nodes, places.STATES], np.ones(len(hard), dtype=np.int32)])
+    firsts = np.concatenate([layout.nodes[nodes, places.PARENTS], factors[hard, places.FACTOR_PARENTS]])
+    counts = np.concatenate([layout.nodes[nodes, places.COUNT], factors[hard, places.FACTOR_COUNT]])
+    starts = np.searchsorted(nodes, layout.levels)
+    levels = np.unique(np.append(starts[starts < len(nodes)], len(nodes)))
+    links = _links(layout, place, states, firsts, counts, levels)
+    begins = links.tables[: len(nodes), beliefs.NUMBERS].tolist()
+    said = []
+    for factor in soft.tolist():
+        node = int(place[layout.parents[factors[factor, places.FACTOR_PARENTS], places.NODE]])
+        said.append((factor, slice(begins[node], begins[node] + int(states[node]))))
+    smallest = np.array([least_of(size) for size in states[: len(nodes)].tolist()])
+    return Beliefs(links, int(beliefs.sizes(links).sum()), nodes, hard, smallest, tuple(said))
+
+
+def _links(
+    layout: Layout,
+    place: npt.NDArray[np.int64],
+    states: Integers,
+    firsts: Integers,
+    counts: npt.NDArray[Any],
+    levels: npt.NDArray[np.int64],
+) -> Links:
+    """Return the links of tables whose parents begin at `firsts` in the layout; levels: the first table of each."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    # The layout has the fastest parent first.
+    parents = layout.parents[np.repeat(firsts + np.cumsum(counts) - 1, counts) - np.arange(len(owners))]
+    nodes = place[parents[:, places.NODE]]
+    # A parent of one state has nothing to say, nor to be told.
+    speaks = states[nodes] > 1
+    owners, parents, nodes = owners[speaks], parents[speaks], nodes[speaks]
+    cards, counts = states[nodes], np.bincount(owners, minlength=len(counts))
+    messages, numbers = _begins(cards), _begins(states[: levels[-1]])
+    order = np.argsort(nodes, kind="stable")
+    children = np.bincount(nodes, minlength=levels[-1])
+    tables = np.zeros((len(counts), beliefs.TABLE_COLUMNS), dtype=np.int32)
+    tables[:, beliefs.STATES], tables[:, beliefs.FIRST], tables[:, beliefs.COUNT] = states, _begins(counts)[:-1], counts
+    for column, values in (
+        (beliefs.NUMBERS, numbers[:-1]),
+        (beliefs.CHILDREN, _begins(children)[:-1]),
+        (beliefs.CHILD_COUNT, children),
+    ):
+        tables[: levels[-1], column] = values
+    ends = np.append(levels, len(counts))
+    bounds = np.stack([ends, numbers[np.minimum(ends, levels[-1])], messages[_begins(counts)[ends]]], axis=1)
+    # Rows of nodes; entries of factors, which have no states of their own.
+    strides = parents[:, places.STRIDE] * states[owners]
+    links = np.stack([nodes, strides, messages[:-1], cards], axis=1)
+    return Links(
+        _int32(tables), _int32(links), _int32(messages[order]), _int32(bounds), int(numbers[-1]), int(messages[-1])
     )
-    for v in layout.weighed:
-        chances = with_evidence(network.network.factors[v].table, below[v])
-        function.chances[network.entries[v] : network.entries[v + 1]] = lifted_to(chances, SMALLEST).ravel()
-        settle_variable(network, function, v)
+
+
+def epis_function(network: SampledNetwork, pattern: Beliefs, case: Case, logs: bool, threads: int = 1) -> Function:
+    """Return the importance function of a row; of nodes that no evidence lies below, their own tables."""
+    tables = network.tables
+    links, own = pattern.of(case)
+    said = beliefs.propagate(links, tables.probabilities, own, SWEEPS)
+    # Of ratios only what is written here is ever read.
+    ratios = np.empty_like(tables.probabilities)
+    function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, np.zeros(0), logs)
+    both = np.stack([pattern.nodes, np.arange(len(pattern.nodes))], axis=1).astype(np.int32)
+
+    def work(part: slice, _: int) -> None:
+        shape(case, both[part], links, tables.probabilities, said, pattern.smallest, function)
+
+    in_threads(work, _pieces(case, pattern), threads)
     return function
 
 
-def with_evidence(table: Floats, said: Floats) -> Floats:
-    """Return a table times what is said of its child, rows of it that are left without anything as they were."""
-    product = table * said
-    total = product.sum(axis=-1, keepdims=True)
-    chances: Floats = np.where(total > 0, product / np.where(total > 0, total, 1.0), table)
-    return chances
+def _pieces(case: Case, pattern: Beliefs) -> list[slice]:
+    """Return the nodes in pieces of some entries."""
+    entries = case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, places.STATES]
+    piece = (np.cumsum(entries) - 1) // PIECE_ENTRIES
+    ends = [0, *(1 + np.flatnonzero(np.diff(piece))).tolist(), len(piece)]
+    return [slice(start, end) for start, end in pairwise(ends)]
 
 
-def evidence_below(network: SampledNetwork, variables: list[int], hard: Hard, soft: Soft) -> Mapping[int, Floats]:
-    """Return what evidence on and below each of some variables says of its states; all above them are among them."""
-    wanted = set(variables)
-    order = [v for v in network.order if v in wanted]
-    links, starts = links_of(network, order)
-    own = np.ones(links.numbers)
-    for v in order:
-        span = slice(starts[v], starts[v] + network.network.cardinalities[v])
-        if v in hard:
-            own[span] = 0.0
-            own[starts[v] + hard[v]] = 1.0
-        elif v in soft:
-            own[span] = soft[v] / soft[v].max()
-    found = beliefs.propagate(links, network.tables.probabilities, own, SWEEPS)
-    return {v: found[starts[v] : starts[v] + network.network.cardinalities[v]] for v in order}
+def least_of(states: int, smallest: Sequence[tuple[int, float]] = SMALLEST) -> float:
+    """Return what chances above zero of a variable of so many states are lifted to."""
+    return next(least for most, least in smallest if states <= most)
 
 
-def links_of(network: SampledNetwork, order: list[int]) -> tuple[Links, dict[int, int]]:
-    """Return the links between some variables, parents first, and where the numbers of each begin."""
-    cards = network.network.cardinalities
-    place = {v: n for n, v in enumerate(order)}
-    children: list[list[int]] = [[] for _ in order]
-    nodes, links, starts = list[list[int]](), list[tuple[int, int]](), dict[int, int]()
-    numbers = messages = 0
-    for v in order:
-        starts[v], first = numbers, len(links)
-        numbers += cards[v]
-        for p in network.parents(v):
-            children[place[p]].append(len(links))
-            links.append((place[p], messages))
-            messages += cards[p]
-        nodes.append([network.entries[v], starts[v], cards[v], first, len(links) - first])
-    ends = np.cumsum([0, *map(len, children)]).tolist()
-    rows = [[*node, ends[n], len(children[n])] for n, node in enumerate(nodes)]
-    flat = np.array([link for each in children for link in each], dtype=np.int64)
-    found = Links(_integers(rows, 7), _integers(links, 2), flat, numbers, messages)
-    return found, starts
+def _begins(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def _integers(rows: object, columns: int) -> beliefs.Integers:
-    return np.array(rows, dtype=np.int64).reshape(-1, columns)
+def _int32(array: npt.NDArray[Any]) -> Integers:
+    return np.ascontiguousarray(array, dtype=np.int32)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 from junctor_kernels.sampling_layout import BLOCK, Floats, Sums, add
 
 # Samples that are drawn before the errors are looked at for the first time; then twice as many, and so on.
@@ -50,12 +49,13 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
         return None
     posteriors = sums.slots[:, 0] / weight
     # Of w^2 over the samples in a state and over the others, so that nothing cancels.
-    inside, whole = sums.slots[:, 1], np.repeat(_sums_by_node(sums.slots[:, 1], slot_nodes), _sizes(sums, slot_nodes))
+    sizes = np.diff([*slot_nodes, len(sums.slots)])
+    inside, whole = sums.slots[:, 1], np.repeat(_sums_by_node(sums.slots[:, 1], slot_nodes), sizes)
     outside = np.maximum(whole - inside, 0.0)
     variance = inside * (1.0 - posteriors) ** 2 + outside * posteriors**2
     effective = weight * weight / square
     errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
-    errors[_sizes(sums, slot_nodes).repeat(_sizes(sums, slot_nodes)) == 1] = 0.0
+    errors[np.repeat(sizes, sizes) == 1] = 0.0
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(
@@ -122,11 +122,6 @@ def pieces_of(first: int, count: int, size: int) -> list[tuple[int, int]]:
     """Return (first, count) of pieces of `size` samples, a multiple of BLOCK, the last of which may be smaller."""
     assert size % BLOCK == 0
     return [(first + start, min(size, count - start)) for start in range(0, count, size)]
-
-
-def _sizes(sums: Sums, slot_nodes: Sequence[int]) -> npt.NDArray[np.int64]:
-    sizes: npt.NDArray[np.int64] = np.diff([*slot_nodes, len(sums.slots)]).astype(np.int64)
-    return sizes
 
 
 def _sums_by_node(values: Floats, slot_nodes: Sequence[int]) -> Floats:

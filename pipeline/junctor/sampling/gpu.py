@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
-from junctor_kernels import sampling_gpu
+from junctor_kernels import beliefs, beliefs_gpu, sampling_gpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
-from junctor_kernels.sampling_layout import WEIGHED, Function, Sums, add
+from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
 
-from junctor.devices import check_device
+from junctor.devices import check_device, count_gpus
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.budget import format_bytes
 from junctor.query import Sampler
+from junctor.sampling.epis import SWEEPS, Beliefs
 from junctor.sampling.estimate import pieces_of
-from junctor.sampling.sampler import Ask, CpuSampling, RowSampler
+from junctor.sampling.sampler import Ask, CpuSampling, Pending, RowSampler
 from junctor.sampling.tables import SampledNetwork
 
 # Samples of one launch: their states and weights stay on the device until they are summed.
 CHUNK = 1 << 20
-# Chunks whose sums come back together.
-CHUNKS_AT_ONCE = 32
+# Entries of tables from which messages are sent on the device: each step takes some microseconds there, and there are
+# four for each level and sweep; measured, see docs/sampling.md.
+DEVICE_ENTRIES = 1 << 16
 # Samples up to which waves through the levels are faster than a thread a sample, where levels have so many nodes or
 # more; measured, see docs/sampling.md.
 WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
@@ -32,6 +34,10 @@ WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
 SEVERAL_SAMPLES = 1 << 17
 # A block takes one sample of so many through the levels, within these bounds.
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
+# Rows under way at once, each with tables and room of its own on the device: one more than is waited for.
+ROWS_AT_ONCE = 2
+# Samples of a row that are worth the start of several devices.
+SPREAD_SAMPLES = 8 * CHUNK
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
 BLOCKS_EACH, SCORE_BLOCKS = 8, 16
 logger = logging.getLogger("junctor")
@@ -40,31 +46,70 @@ logger = logging.getLogger("junctor")
 class GpuSampling:
     """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
 
-    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
-        self.network, self.device, self._starts = network, device, starts
+    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling, at_once: int = 1) -> None:
+        self.network, self.device, self._starts, self.at_once = network, device, starts, at_once
+        # Opens others on other devices, for the samples of a row that has many.
+        self.open_others: Callable[[], list[GpuSampling]] = list
         put = device.put
         tables = network.tables
         self.own, self.own_order = put(_some(tables.thresholds)), put(_some(tables.order))
         self.tables = put(tables.probabilities)
-        self.values = {False: self.tables}
+        self._values: dict[bool, Any] = {}
         self.first: dict[tuple[Sampler, bool], Function] = {}
-        self.learned: Function | None = None
-        self.scores: Any = None
         self.way = way
         self._rooms: dict[str, Any] = {}
 
+    def places(self, samples: int) -> list[GpuSampling]:
+        """Return who does rows of so many samples under way at the same time: this, and others like it."""
+        # Of long rows the device is the slower side in any case.
+        return [self, *self._more] if samples < SPREAD_SAMPLES else [self]
+
+    @cached_property
+    def _more(self) -> list[GpuSampling]:
+        return [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
+
+    @cached_property
+    def _others(self) -> list[GpuSampling]:
+        return self.open_others()
+
     def row(self, ask: Ask) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
-        if ask.logs not in self.values:
-            self.values[True] = self.device.put(self.network.values(True))
+        if ask.samples >= SPREAD_SAMPLES and self._others:
+            return SpreadRow([self._row(ask), *(other.row(ask) for other in self._others)])
+        return self._row(ask)
+
+    def _row(self, ask: Ask) -> RowSampler:
         try:
             row = GpuRow(self, ask)
         except MemoryError as error:
             logger.warning("the CPU takes over a row: %s", error)
             return self._starts.row(ask)
-        if ask.sampler != "lw":
+        if ask.beliefs is not None:
+            row.believe(ask.beliefs)
+        elif ask.sampler != "lw":
             row.begin(self._start(ask))
         return row
+
+    def shared(self, logs: bool) -> dict[str, int]:
+        """Return where tables lie that rows share; logs: those that weigh as logarithms."""
+        if logs not in self._values:
+            self._values[logs] = self.device.put(self.network.values(True)) if logs else self.tables
+        arrays = {"own": self.own, "own_order": self.own_order, "tables": self.tables, "values": self._values[logs]}
+        return {name: self.device.address(array) for name, array in arrays.items()}
+
+    @cached_property
+    def learned(self) -> Function:
+        """Room for the importance function of a row."""
+        tables, entries = self.network.tables, self.network.entries[-1]
+        types = zip(CHANGING, (np.uint32, np.uint8, np.float64, np.float64), strict=True)
+        sizes = {name: max(1, len(tables.thresholds) if name == "thresholds" else entries) for name in CHANGING}
+        arrays = {name: self.device.empty((sizes[name],), dtype) for name, dtype in types}
+        return Function(values=self.tables, logs=False, **arrays)
+
+    @cached_property
+    def scores(self) -> Any:
+        """Scores of all entries, zero between stages."""
+        return self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
 
     def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array of a name, which keeps its memory as long as it is large enough."""
@@ -76,14 +121,9 @@ class GpuSampling:
     def _start(self, ask: Ask) -> Function:
         """Return the importance function that a row begins with, on the device."""
         key = ask.sampler, ask.logs
-        if ask.start is not None or key not in self.first:
-            host = ask.start or self._starts.start(*key)
+        if key not in self.first:
+            host = self._starts.start(*key)
             self.first[key] = host._replace(**{name: self.device.put(_some(getattr(host, name))) for name in CHANGING})
-        if self.learned is None:
-            empty = {name: getattr(self.first[key], name) for name in CHANGING}
-            arrays = {name: self.device.empty(array.shape, array.dtype) for name, array in empty.items()}
-            self.learned = self.first[key]._replace(**arrays)
-            self.scores = self.device.put(np.zeros(self.network.entries[-1], dtype=np.int64))
         return self.first[key]
 
 
@@ -117,7 +157,8 @@ class GpuRow:
         slots = np.concatenate([case.slots, pseudo])
         self._nodes, self._slots = len(case.slots), len(slots)
         weighed = np.flatnonzero(case.nodes[:, WEIGHED])
-        self._weighed = np.stack([weighed.astype(np.int32), case.spans[weighed]], axis=1)
+        starts = np.cumsum(case.nodes[weighed, STATES]) - case.nodes[weighed, STATES]
+        self._weighed = np.stack([weighed, case.spans[weighed], starts, 0 * weighed], axis=1).astype(np.int32)
         arrays: dict[str, Any] = {
             "nodes": case.nodes,
             "parents": case.parents,
@@ -125,11 +166,14 @@ class GpuRow:
             "levels": case.levels,
         }
         arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
+        if ask.beliefs is not None:
+            arrays["smallest"] = ask.beliefs.smallest
+            if ask.beliefs.entries < DEVICE_ENTRIES:
+                links, own = ask.beliefs.of(case)
+                arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
         self._kept, places = _together(owner, arrays)
-        address = self._device.address
-        self._fields = {name: address(self._kept) + start for name, start in places.items()}
-        self._fields |= {"own": address(owner.own), "own_order": address(owner.own_order)}
-        self._fields |= {"tables": address(owner.tables), "values": address(owner.values[ask.logs])}
+        kept = self._device.address(self._kept)
+        self._fields = {name: kept + start for name, start in places.items()} | owner.shared(ask.logs)
         self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
         self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
         self._fields["weighed_count"] = len(self._weighed)
@@ -137,11 +181,10 @@ class GpuRow:
 
     def begin(self, start: Function) -> None:
         """Set the importance function to where it begins."""
-        owner, learned = self._owner, self._owner.learned
-        assert learned is not None
+        owner = self._owner
         for name in CHANGING:
-            self._device.copy(getattr(start, name), getattr(learned, name))
-            self._fields[name] = self._device.address(getattr(learned, name))
+            self._device.copy(getattr(start, name), getattr(owner.learned, name))
+        self._use_learned()
         self._fields["scores"] = self._device.address(owner.scores)
         free = self._ask.free
         if free:
@@ -153,24 +196,52 @@ class GpuRow:
             rows = max(each[3] for each in tables)
             self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
 
-    def sums(self, stream: Stream, first: int, count: int) -> Sums:
-        """Return sums over samples from number `first` on, a multiple of BLOCK."""
-        chunks = pieces_of(first, count, CHUNK)
-        found = [
-            each
-            for start in range(0, len(chunks), CHUNKS_AT_ONCE)
-            for each in self._several(stream, chunks[start : start + CHUNKS_AT_ONCE])
-        ]
-        return reduce(add, found)
+    def believe(self, pattern: Beliefs) -> None:
+        """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
+        if "said" not in self._fields:
+            self.tell(pattern)
+        self._use_learned()
+        rows = int(self._weighed[:, 1].max())
+        self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
-        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+    def tell(self, pattern: Beliefs) -> None:
+        """Enqueue the messages of the row, on the device."""
+        owner, address = self._owner, self._device.address
+        links, own = pattern.of(self._case)
+        self._messages, places = _together(owner, beliefs_gpu.arrays(links, own))
+        fields = {name: address(self._messages) + start for name, start in places.items()}
+        room = owner.room("messages", (2 * links.messages + 3 * links.numbers + 1,), np.float64)
+        ends = np.cumsum([links.messages, links.messages, links.numbers, links.numbers, links.numbers]).tolist()
+        names = ("up", "down", "prior", "mine", "below", "barrier")
+        fields |= {name: address(room) + 8 * start for name, start in zip(names, [0, *ends], strict=True)}
+        fields |= {"probabilities": address(owner.tables), "sweeps": SWEEPS}
+        fields |= {"level_count": len(links.levels) - 2, "messages": links.messages}
+        self._device.clear(room)
+        blocks = beliefs_gpu.blocks(links, self._device.processors)
+        self._device.propagate(blocks, beliefs_gpu.THREADS, beliefs_gpu.record(fields))
+        self._fields["said"] = fields["below"]
+
+    def _use_learned(self) -> None:
+        for name in CHANGING:
+            self._fields[name] = self._device.address(getattr(self._owner.learned, name))
+
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        chunks = pieces_of(first, count, CHUNK)
+        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
+        for i, chunk in enumerate(chunks):
+            self._draw(stream, *chunk)
+            self._sum(chunk[1], result, i * (self._slots + 1) * 16)
+        return partial(self._get, result, [count for _, count in chunks])
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Begin to move the importance function by a share `rate` towards what `count` samples say."""
         self._draw(stream, 0, count)
         found = None
         if sums:
-            result = self._device.empty((self._slots + 1, 2), np.float64)
+            result = self._device.empty((1, self._slots + 1, 2), np.float64)
             self._sum(count, result, 0)
-            found = self._read(self._device.get(result), count)
+            found = partial(self._get, result, [count])
         if len(self._weighed):
             self._launch(
                 "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
@@ -179,13 +250,9 @@ class GpuRow:
             self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
         return found
 
-    def _several(self, stream: Stream, chunks: Sequence[tuple[int, int]]) -> list[Sums]:
-        result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
-        for i, (first, count) in enumerate(chunks):
-            self._draw(stream, first, count)
-            self._sum(count, result, i * (self._slots + 1) * 16)
+    def _get(self, result: Any, counts: Sequence[int]) -> Sums:
         numbers = self._device.get(result)
-        return [self._read(each, count) for each, (_, count) in zip(numbers, chunks, strict=True)]
+        return reduce(add, [self._read(each, count) for each, count in zip(numbers, counts, strict=True)])
 
     def _read(self, numbers: Any, count: int) -> Sums:
         shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
@@ -242,6 +309,27 @@ class GpuRow:
         raise MemoryError(f"{self._case.planes:,} bits of a sample's states exceed the shared memory of a block")
 
 
+class SpreadRow:
+    """Samples of one row over several devices, chunk by chunk in turn; which of them draws a chunk changes no bit."""
+
+    def __init__(self, rows: Sequence[RowSampler]) -> None:
+        self._rows = rows
+
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        chunks = pieces_of(first, count, CHUNK)
+        found = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
+        return lambda: reduce(add, [each() for each in found])
+
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Learn the same on every device."""
+        first, *others = self._rows
+        found = first.learn(stream, count, rate, sums)
+        for row in others:
+            row.learn(stream, count, rate, False)
+        return found
+
+
 def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     """Put small arrays on the device in one piece; returns it, and where each of them begins in it."""
     places, start = {}, 0
@@ -264,14 +352,24 @@ def _blocks(count: int, size: int) -> int:
     return max(1, -(-count // size))
 
 
-def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
-    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`."""
+def gpu_sampling(starts: CpuSampling, memory: int | None = None, all_gpus: bool = False) -> GpuSampling:
+    """Return this process's GPU for a network; raises DeviceError where there is none, BudgetError beyond `memory`.
+
+    all_gpus: whether rows of many samples take all that the process sees.
+    """
     check_device("gpu")
+    found = _opened(0, starts, memory)
+    if all_gpus:
+        found.open_others = lambda: [_opened(number, starts, memory) for number in range(1, count_gpus())]
+    return found
+
+
+def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling:
     network = starts.network
     try:
         import cupy
 
-        device = sampling_gpu.CudaSampling()
+        device = sampling_gpu.CudaSampling(number)
         free = device.free()
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
@@ -283,7 +381,7 @@ def gpu_sampling(starts: CpuSampling, memory: int | None = None) -> GpuSampling:
             f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
             f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
         )
-    return GpuSampling(network, device, starts)
+    return GpuSampling(network, device, starts, min(ROWS_AT_ONCE, allowed // needed))
 
 
 def device_bytes(network: SampledNetwork) -> int:

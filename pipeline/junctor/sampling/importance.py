@@ -14,6 +14,7 @@ import numpy as np
 from junctor_kernels import sampling_cpu
 from junctor_kernels.philox import Stream
 from junctor_kernels.sampling_layout import MOST_STATES, STATES, Floats, Function
+from junctor_kernels.settling import settle
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Evidence, Layout, layout_of
@@ -124,4 +125,4 @@ def settle_variable(network: SampledNetwork, function: Function, variable: int) 
     card = network.network.cardinalities[variable]
     where = network.entries[variable], network.cuts[variable], card, network.rows(variable)
     with np.errstate(divide="ignore"):
-        sampling_cpu.settle(network.tables.probabilities, function, *where, 1)
+        settle(network.tables.probabilities, function, *where, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from typing import Protocol
@@ -16,6 +16,7 @@ from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Functi
 
 from junctor.query import Sampler
 from junctor.sampling.cases import Layout
+from junctor.sampling.epis import Beliefs, epis_function
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.importance import first_function, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
@@ -26,23 +27,28 @@ PIECE = 64 * BLOCK
 
 
 Scores = npt.NDArray[np.int64]
+# Waits for sums of samples that are being drawn.
+Pending = Callable[[], Sums]
 
 
 class RowSampler(Protocol):
-    """Draws samples of one row from its importance function."""
+    """Draws samples of one row from its importance function; a device may still be at it when its methods return."""
 
-    def sums(self, stream: Stream, first: int, count: int) -> Sums:
-        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
-        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Begin to move the importance function by a share `rate` towards what `count` samples say.
+
+        Returns who waits for their sums, where these are asked for.
+        """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ask:
     """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
 
-    threads: of the CPU that may be used. start: the importance function, where the row has one of its own.
+    threads: of the CPU that may be used. beliefs: the messages of EPIS-BN. samples: that will be drawn in any case.
     """
 
     layout: Layout
@@ -51,7 +57,8 @@ class Ask:
     free: Sequence[int] = ()
     logs: bool = False
     threads: int = 1
-    start: Function | None = None
+    beliefs: Beliefs | None = None
+    samples: int = 0
 
 
 class Device(Protocol):
@@ -72,8 +79,11 @@ class CpuSampling:
         """Return the sampler of a row."""
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
-        function = ask.start or own_function(ask.layout, self.start(ask.sampler, ask.logs))
-        make_uniform(self.network, function, ask.free)
+        if ask.beliefs is not None:
+            function = epis_function(self.network, ask.beliefs, ask.case, ask.logs, ask.threads)
+        else:
+            function = own_function(ask.layout, self.start(ask.sampler, ask.logs))
+            make_uniform(self.network, function, ask.free)
         return CpuRow(self.network, ask.case, function, ask.threads)
 
     def start(self, sampler: Sampler, logs: bool) -> Function:
@@ -89,23 +99,24 @@ class CpuRow:
     def __init__(self, network: SampledNetwork, case: Case, function: Function, threads: int) -> None:
         self._network, self._case, self.function, self._threads = network, case, function, threads
 
-    def sums(self, stream: Stream, first: int, count: int) -> Sums:
-        """Return sums over samples from number `first` on, a multiple of BLOCK."""
+    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+        """Draw samples from number `first` on, a multiple of BLOCK; returns who knows their sums."""
         pieces = pieces_of(first, count, PIECE)
         found = in_threads(
             lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece), pieces, self._threads
         )
-        return reduce(add, found)
+        total = reduce(add, found)
+        return lambda: total
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Sums | None:
-        """Move the importance function by a share `rate` towards what `count` samples say; their sums where asked."""
+    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+        """Move the importance function by a share `rate` towards what `count` samples say."""
         samples = self._draw(stream, count)
         found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
         top = sampling_cpu.largest(samples)
         if top > (-np.inf if self.function.logs else 0.0):
             nodes = np.flatnonzero(self._case.nodes[:, WEIGHED]).tolist()
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
-        return found
+        return None if found is None else lambda: found
 
     def _draw(self, stream: Stream, count: int) -> Samples:
         blocks = blocks_of(count)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from junctor_kernels import sampling_cpu
 from junctor_kernels.sampling_layout import MOST_STATES, Floats, Function, Tables
+from junctor_kernels.settling import settle
 
 from junctor.errors import ModelError
 from junctor.model import Network
@@ -68,7 +68,7 @@ def sampled_network(network: Network) -> SampledNetwork:
     chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
     function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
     for v, card in enumerate(cards):
-        sampling_cpu.settle(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
+        settle(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
     tables = Tables(probabilities, thresholds, order)
     return SampledNetwork(network, tables, tuple(entries), tuple(cuts), _parents_first(network))
 

@@ -11,25 +11,8 @@
 // Every launch does any number of tasks; `starts` has the first block of each. A message is stored as it was summed; whoever
 // reads it multiplies by the power of two that brings its largest entry into [0.5, 1).
 //
-// In the source come first `#define DOUBLE` or nothing, then the constants of `stored_gpu.py` as an enum.
-
-#ifdef DOUBLE
-typedef double real;
-typedef unsigned long long word;
-#define WIDTH 2
-#define MANTISSA 52
-#define BIAS 1022
-#define TINY 2.2250738585072014e-308
-#else
-typedef float real;
-typedef unsigned int word;
-#define WIDTH 4
-#define MANTISSA 23
-#define BIAS 126
-#define TINY 1.17549435e-38f
-#endif
-
-typedef long long index_t;
+// In the source come first `#define DOUBLE` or nothing, then the constants of `stored_gpu.py` as an enum, then
+// numbers.cu.
 
 // Entries along an axis, and how far one of them moves.
 struct Axis {
@@ -79,22 +62,6 @@ struct Permute {
 struct alignas(16) Line {
     real at[WIDTH];
 };
-
-__device__ __forceinline__ real number(word bits) {
-#ifdef DOUBLE
-    return __longlong_as_double((long long)bits);
-#else
-    return __uint_as_float(bits);
-#endif
-}
-
-__device__ __forceinline__ word bits_of(real number) {
-#ifdef DOUBLE
-    return (word)__double_as_longlong(number);
-#else
-    return __float_as_uint(number);
-#endif
-}
 
 // The power of two that brings an entry of these bits into [0.5, 1).
 __device__ __forceinline__ real power(word largest) {

@@ -1,0 +1,113 @@
+"""EPIS-BN's messages, and tables of many rows with few samples each, on the CPU and a GPU.
+
+    uv run python benchmarks/sampling_rows.py messages cases [--device gpu]
+    uv run python benchmarks/sampling_rows.py rows cases [--device gpu] [--samples 10000] [--rows 1000]
+
+`cases` is what `benchmarks/sampling.py prepare` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.sampling.epis import SWEEPS, beliefs_of, epis_function
+from junctor.sampling.sampler import Ask
+from junctor_kernels import beliefs
+from sampling import SAMPLERS, Prepared, chosen, engine_for, on_device
+
+
+def messages(options: argparse.Namespace) -> None:
+    """Milliseconds of messages alone and of a whole importance function; on a GPU by its events."""
+    print("network | nodes | levels | entries | messages ms | GB/s | function ms")
+    print("|".join(["---"] * 7))
+    for each in chosen(options):
+        engine = engine_for(each, "epis-bn", options)
+        hard = each.cases["unlikely"][0]
+        layout = engine._layout(evidence_pattern(hard))
+        case, pattern = layout.case(hard, {}, True), beliefs_of(layout)
+        links, own = pattern.of(case)
+        tables = engine.sampled.tables.probabilities
+        entries = int((case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, 2]).sum())
+        if options.device == "gpu":
+            row: Any = engine._gpu.row(Ask(layout, case, "epis-bn", (), False, beliefs=pattern))
+            alone = on_device(row, lambda row=row, pattern=pattern: row.tell(pattern), 9)
+            whole = on_device(row, lambda row=row, pattern=pattern: row.believe(pattern), 9)
+        else:
+            alone = median(lambda links=links, own=own, t=tables: beliefs.propagate(links, t, own, SWEEPS))
+            whole = median(lambda e=engine, p=pattern, c=case: epis_function(e.sampled, p, c, False, options.threads))
+        # A pass down and a pass up over every table.
+        rate = 8 * entries * 2 * SWEEPS / alone / 1e6
+        levels = len(links.levels) - 2
+        print(f"{each.name} | {len(pattern.nodes)} | {levels} | {entries:,} | {alone:.3f} | {rate:.1f} | {whole:.3f}")
+
+
+def evidence_pattern(hard: dict[int, int]) -> Any:
+    from junctor.sampling.cases import Evidence
+
+    return Evidence(frozenset(hard), frozenset())
+
+
+def median(work: Callable[[], Any], repeats: int = 9) -> float:
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(taken)
+
+
+def rows(options: argparse.Namespace) -> None:
+    """Rows a second of whole batches, one row after the other and with several under way."""
+    print("network | sampler | samples | rows/s, one at a time | rows/s | ms a row")
+    print("|".join(["---"] * 6))
+    for each in chosen(options):
+        batch = batch_of(each, options.rows)
+        for sampler in options.samplers:
+            found = []
+            for at_once in (1, None):
+                engine = engine_for(each, sampler, options, samples=options.samples, stages="all")
+                if options.device == "gpu" and at_once:
+                    engine._gpu.at_once = at_once
+                elif at_once:
+                    engine.threads = at_once
+                engine.answer(batch)
+                start = time.perf_counter()
+                engine.answer(batch)
+                found.append(options.rows / (time.perf_counter() - start))
+            rates = " | ".join(f"{rate:,.0f}" for rate in found)
+            print(f"{each.name} | {sampler} | {options.samples:,} | {rates} | {1e3 / found[-1]:.2f}", flush=True)
+
+
+def batch_of(each: Prepared, rows: int) -> EvidenceBatch:
+    """Return the likely cases again and again: as many patterns as cases."""
+    cases = [each.cases["likely"][row % len(each.cases["likely"])] for row in range(rows)]
+    return EvidenceBatch(
+        rows, {v: np.array([case.get(v, UNOBSERVED) for case in cases], np.int32) for v in sorted(set().union(*cases))}
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("messages", "rows"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--networks", nargs="+", default=[])
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--rows", type=int, default=1_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    {"messages": messages, "rows": rows}[options.action](options)
+
+
+if __name__ == "__main__":
+    main()
