@@ -178,8 +178,11 @@ def ways(options: argparse.Namespace) -> None:
                 assert isinstance(room, CpuRoom)
                 share += "" if room.arithmetic.compiled else ", NumPy"
             for slots in SLOTS if isinstance(rooms, GpuRooms) else (0,):
-                is_chosen = chunks.passes == chosen.chunks.passes and slots == chosen.slots
-                is_chosen = is_chosen and each.entry_threads == chosen.entry_threads
+                known = [way for way in every if way.chunks.passes == chunks.passes]
+                if any((way.threads, way.slots) == (each.entry_threads, slots) for way in known):
+                    continue
+                same = chunks.passes == chosen.chunks.passes and each.entry_threads == chosen.entry_threads
+                is_chosen = same and slots == chosen.slots
                 seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuRooms) else each.seconds
                 if seconds is not None:
                     every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))

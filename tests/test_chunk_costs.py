@@ -163,7 +163,7 @@ def test_slots_hide_what_is_not_busiest() -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     alone, three = (on_gpu(chunks, slots, 0) for slots in (1, 3))
     assert three["busiest"] < alone["busiest"]
-    assert alone["busiest"] + alone["hidden"] == pytest.approx(three["busiest"] + three["hidden"])
+    assert three["hidden"] > alone["hidden"]
     assert alone["loaded"] == three["loaded"] > 0
     assert three["quads"] + three["entries"] + three["terms"] == operations_of(chunks.plan)
     # What stays on the device does not cross the bus.

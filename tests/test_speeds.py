@@ -114,8 +114,9 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
 
 
 def test_the_package_has_measurements_of_every_backend() -> None:
-    backends = {row.backend for path in shipped().glob("*.parquet") for row in read(path)}
-    assert backends == measurements.BACKENDS.keys()
+    backends = {backend for path in shipped().glob("*.parquet") for backend in backends_of(path)}
+    # Plans in chunks on a GPU are for `junctor tune --device gpu`: until then rates stand for prices.
+    assert backends == {name for name in measurements.BACKENDS if not name.startswith("chunks-gpu")}
     for path in shipped().glob("*.parquet"):
         known = learned(device_of(path), read(path))
         for prices in known.prices.values():
@@ -133,11 +134,11 @@ def off(path: Path, backend: str) -> Any:
     return np.array(found)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if not name.startswith("chunks-gpu")])
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(backend: str) -> None:
     (path,) = (path for path in shipped().glob("*.parquet") if backend in backends_of(path))
     # In chunks on a CPU it is about eight of ten (docs/forecasts.md).
-    least = 0.7 if backend.startswith("chunks") and "gpu" not in backend else 0.9
+    least = 0.7 if backend.startswith("chunks") else 0.9
     assert (off(path, backend) <= 0.25).mean() >= least
 
 

@@ -16,9 +16,8 @@ from junctor.chunk_work import scatters
 from junctor.planning.chunks import ChunkPlan, Pass, part
 from junctor.planning.plan import Plan, Reduce
 
-# About the rates of a GPU and its bus, by which it is settled what is busiest: bytes of copies either way, bytes on the
-# device, loads of its kernels; seconds of the host for a launch, a copy, a step that is prepared. What all of it takes
-# together is measured.
+# About the rates of a GPU and its bus: bytes of copies either way, bytes on the device, loads of its kernels; seconds
+# of the host for a launch, a copy, a step that is prepared. They settle what is busiest.
 BUS, DEVICE, LOADS = 55e9, 2.5e12, 2e12
 LAUNCH, COPY, STEP = 2e-5, 2e-5, 1e-4
 GPU_CHUNK_WORK = (
@@ -32,8 +31,8 @@ GPU_CHUNK_WORK = (
     *("quads", "entries", "terms"),
     # Seconds of the busiest way of each pass, what is hidden behind it, and by how much the host takes longer.
     *("busiest", "hidden", "behind"),
-    # Tables on disk, and their bytes.
-    *("files", "spilled"),
+    # Tables on disk.
+    "files",
 )
 
 
@@ -46,7 +45,6 @@ def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int) -> t
     there = leaves.keys() | resident_places(chunks, itemsize, [room - size]).keys()
     found = dict.fromkeys(GPU_CHUNK_WORK, 0.0)
     found["cases"], found["files"] = 1.0, len(chunks.on_disk)
-    found["spilled"] = itemsize * sum(plan.tables[table].entries for table in chunks.on_disk)
     for each in chunks.passes:
         tasks = plan.shape.entries(each.fixed)
         task = _task_work(chunks, each, itemsize, there)
@@ -57,7 +55,7 @@ def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int) -> t
         groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
         busiest, whole = _overlapped(task, tasks, min(slots, groups))
         found["busiest"] += busiest
-        found["hidden"] += whole - busiest
+        found["hidden"] += max(0.0, whole - busiest)
     host = found["launches"] * LAUNCH + found["copies"] * COPY + found["steps"] * STEP
     found["behind"] = max(0.0, host - found["busiest"])
     return tuple(map(float, found.values()))

@@ -43,8 +43,11 @@ NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 INTERPRETER_BYTES = 1 << 19
 # Seconds that compiled contractions have to save to be worth being loaded.
 COMPILED_SECONDS = 1.0
+# Seconds of a byte to a disk or from there, beside what the process does for it; not measured, as disks differ.
+DISK_SECONDS = 1e-9
 
 
+# A GPU of which nothing was measured in chunks: what is busiest of a pass takes as long as its rates say.
 NOMINAL = Prices(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
 
 
@@ -114,7 +117,8 @@ class CpuRooms:
     def seconds(self, chunks: ChunkPlan, room: Room) -> float:
         """Return about what a case takes on one thread."""
         assert isinstance(room, CpuRoom)
-        return self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
+        work = self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
+        return work + disk_seconds(chunks, self._itemsize)
 
     def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
         """Return what a plan takes that was cut for a room."""
@@ -156,7 +160,8 @@ class GpuRooms:
 
     def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        return self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left))
+        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left))
+        return work + disk_seconds(chunks, self._itemsize)
 
     def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
         """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
@@ -206,6 +211,11 @@ class Chunking:
     def stored(self) -> int:
         """Bytes that go out of it."""
         return self.chunks.stored * self.itemsize
+
+
+def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
+    """Return about what a disk takes to write and read the tables that go there."""
+    return 2 * itemsize * DISK_SECONDS * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
 
 
 def compiled_bytes(task: int) -> int:
