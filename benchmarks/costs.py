@@ -110,16 +110,19 @@ def _cpu_measurements(cases: Sequence[Case], limit: float, passes: int) -> Itera
     yield f"{len(seconds)} plans", tuning.fewest(kept)
 
 
-def measure(path: Path, output: Path, gpu: bool, processes: int, limit: float, passes: int) -> None:
-    cases: list[Case] = pickle.loads(path.read_bytes())
+def measure(
+    path: Path, output: Path, gpu: bool, processes: int, limit: float, passes: int, most: float, rows: int
+) -> None:
+    cases = [case for case in pickle.loads(path.read_bytes()) if case.plan.case_operations <= most]
+    tuning.MANY_ROWS = tuple(size for size in tuning.MANY_ROWS if size <= rows)
     found = _gpu_measurements(cases, processes, limit) if gpu else _cpu_measurements(cases, limit, passes)
     device = _gpu_at_hand() if gpu else Device(cpu_name())
-    rows: list[Measured] = []
+    kept: list[Measured] = []
     for line, measured in found:
         print(line, flush=True)
-        rows += measured
-        write(device, str(date.today()), rows, output)
-    print(f"{len(rows):,} measurements of {device.name}", flush=True)
+        kept += measured
+        write(device, str(date.today()), kept, output)
+    print(f"{len(kept):,} measurements of {device.name}", flush=True)
 
 
 def _gpu_at_hand() -> Device:
@@ -253,6 +256,8 @@ def main() -> None:
     measures.add_argument("--gpu", action="store_true")
     measures.add_argument("--processes", type=int, default=12, help="that lower plans for a GPU")
     measures.add_argument("--passes", type=int, default=3, help="over all plans, on a CPU")
+    measures.add_argument("--most", type=float, default=MOST_OPERATIONS, help="entry operations of a case")
+    measures.add_argument("--rows", type=int, default=max(tuning.MANY_ROWS), help="of a block on a GPU, at the most")
     measures.add_argument("--limit", type=float, default=600.0, help="seconds after which none is begun")
     checks = actions.add_parser("check")
     checks.add_argument("files", nargs="+", type=Path)
@@ -266,7 +271,8 @@ def main() -> None:
     elif options.action == "prepare":
         prepare(options.networks, options.output, options.most)
     elif options.action == "measure":
-        measure(options.cases, options.output, options.gpu, options.processes, options.limit, options.passes)
+        limits = options.limit, options.passes, options.most, options.rows
+        measure(options.cases, options.output, options.gpu, options.processes, *limits)
     else:
         check(options.files, options.table)
 

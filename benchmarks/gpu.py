@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor import gpu_blocks as programs
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
@@ -179,6 +178,13 @@ def through(
         return program.cases * blocks * program.threads / (time.perf_counter() - start)
 
 
+class OneBlock(GpuProgram):
+    """Blocks as large as asked for."""
+
+    def _overlapping(self, rows: int) -> int:
+        return rows
+
+
 def measure(
     case: tuple[Any, ...], kind: str, options: argparse.Namespace, device: CudaDevice, timer: Timer, peak: float
 ) -> None:
@@ -191,9 +197,7 @@ def measure(
             try:
                 start = time.perf_counter()
                 bound = Program(plan, network, algebra)
-                # Blocks as large as asked for.
-                programs.MOST_CASES = programs.FEWEST_CASES = cases
-                program = GpuProgram(bound, cases, device, HOST_BYTES)
+                program = OneBlock(bound, cases, device, HOST_BYTES)
                 ready = time.perf_counter() - start
                 checked = 4 if kind == "one" else CHECKED_ROWS
                 worst, doubtful = check(program, network, batch, plan, checked, algebra.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from junctor.model import Network
 from junctor.stored_host import kernels_for, natural_table
 from junctor.stored_plan import StoredPlan
 from junctor_kernels.mapping import Setting, index_mapping, source
-from junctor_kernels.reference import DOUBLE, SINGLE
+from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
 
 ALGEBRAS = {4: SINGLE, 8: DOUBLE}
 KERNELS = {"reduce": "reduce_mapped", "scatter": "scatter_mapped"}
@@ -100,13 +101,20 @@ class Gpu:
 
 
 class MappedTree:
-    """The tables, separators and mapping tables of a tree on a device (or, with NumPy as `xp`, here)."""
+    """The tables, separators and mapping tables of a tree on a device (or, with NumPy as `xp`, here).
+
+    Tables hold probabilities as they are, as in the paper: these messages are not rescaled, and the powers of two that
+    our own tables are scaled by would multiply to what no number format holds. Raises ValueError for a Markov network,
+    whose total is not known to be one.
+    """
 
     def __init__(self, plan: StoredPlan, network: Network, dtype: np.dtype[Any], xp: Any) -> None:
-        kernels = kernels_for(ALGEBRAS[dtype.itemsize], 0)
-        self.plan, self.operations = plan, list(operations_of(plan))
-        natural = [natural_table(plan, network, i, ALGEBRAS[dtype.itemsize], kernels) for i in range(len(plan.cliques))]
-        self._initial = [xp.array(each.table.ravel()) for each in natural]
+        if network.kind != "bayes":
+            raise ValueError(f"found a {network.kind} network, only tables of a Bayesian network sum to one")
+        self.plan, self.operations, self._host = plan, list(operations_of(plan)), getattr(xp, "asnumpy", np.asarray)
+        self._initial = [
+            xp.array(_probabilities(plan, network, i, ALGEBRAS[dtype.itemsize])) for i in range(len(plan.cliques))
+        ]
         self.tables = [table.copy() for table in self._initial]
         edges = [i for i, clique in enumerate(plan.cliques) if clique.parent is not None]
         self.mappings = {
@@ -136,11 +144,17 @@ class MappedTree:
         for operation, (mapping, *arrays) in self.arguments():
             gpu.launch(operation.name, choose(operation.name, size_of(self.plan, operation)), mapping, *arrays)
 
-    def worst_sum(self) -> float:
-        """Return by how much the sums of calibrated neighbours differ: all are P(e), up to one scale."""
-        sums = [float(table.sum(dtype=np.float64)) for table in self.tables]
-        edges = [(i, clique.parent) for i, clique in enumerate(self.plan.cliques) if clique.parent is not None]
-        return max(abs(sums[child] / sums[parent] - 1) for child, parent in edges)
+    def worst_sum(self, gpu: Gpu, choose: Chooser) -> float:
+        """Propagate once, from the factors on; return by how much the sum of a table differs from P(e), which is 1."""
+        self.reset()
+        self.enqueue(gpu, choose)
+        return max(abs(float(self._host(table).sum(dtype=np.float64)) - 1) for table in self.tables)
+
+
+def _probabilities(plan: StoredPlan, network: Network, clique: int, algebra: Algebra) -> Any:
+    """Return the product of a clique's factors, flat, as it is."""
+    made = natural_table(plan, network, clique, algebra, kernels_for(algebra, 0))
+    return np.ldexp(made.table.ravel(), round(made.log_scale / math.log(2)))
 
 
 def propagation_seconds(tree: MappedTree, gpu: Gpu, choices: Mapping[str, Chooser], rounds: int) -> dict[str, float]:

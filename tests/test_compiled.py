@@ -186,9 +186,10 @@ def test_walks_visit_every_entry() -> None:
         ((2, 2, 2), [(0, 1, 2), (0, 1, 2)], "alone"),
     ):
         what = contraction((0, 1), (2,), scopes, dict(enumerate(sizes)))
-        walk = tiles.tiled(what, (0, 1), factor=False)
-        assert (walk is not None) == (how == "pairs")
-        if walk is not None:
+        *tiled, alone = tiles.walks(what, (0, 1), factor=False)
+        assert alone.order.tolist() == list(range(what.kept_entries))
+        assert (tiled != []) == (how == "pairs")
+        for walk in tiled:
             assert sorted(set(walk.order.tolist())) == list(range(what.kept_entries))
             assert walk.order.size % 4 == 0
             strides = what.operands[walk.rows[0]]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import EmulatedDevice
 from hypothesis import given, settings
-from junctor import gpu_items, tuning
+from junctor import gpu_blocks, gpu_items, tiles, tuning
 from junctor.answers import Answers, posteriors_in
 from junctor.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
@@ -19,7 +21,9 @@ from junctor.generate import hmm, layered, sample
 from junctor.gpu import GpuProgram
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Few, Launching, Many
 from junctor.measurements import BACKENDS
+from junctor.memory import Prepared
 from junctor.model import Network
+from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Program
@@ -180,7 +184,7 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.De
     engine = Engine(network, Query(precision="single"), device=opened(device))
     answers = engine.answer(batch)
     (prepared,) = engine._prepared.values()
-    assert {"single", "double"} <= set(prepared._on_device)
+    assert {name for name, _ in prepared._on_device} == {"single", "double"}
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
@@ -216,6 +220,36 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 
 
 @ON
+def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.Device]) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
+
+    def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.Launch]]]]:
+        prepared = Prepared(network, plan, [SINGLE])
+        prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
+        prepared.device = opened(device)
+        found = [prepared.on_device(SINGLE, rows) for rows in batches]
+        return [(each.cases, each.work.tolist(), each.stages) for each in found if each is not None]
+
+    assert programs(150, 9000, 1500)[1:] == programs(9000, 150, 1500)[::2]
+    (near,), (other,) = programs(1500), programs(1100)
+    assert near == other
+
+
+@ON
+@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
+def test_small_blocks_have_small_tiles(
+    device: Callable[[], gpu.Device], rows: int, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    program = Program(
+        compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
+    )
+    on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
+    assert on_gpu._tile_shapes() == shapes
+
+
+@ON
 def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FEW_ROWS", (1,)), ("MANY_ROWS", (128,)), ("GPU_REPEATS", 1)):
         monkeypatch.setattr(tuning, name, value)
@@ -226,3 +260,26 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest
     assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
     assert rows[0].work != rows[1].work
+
+
+def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
+    monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
+    monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])
+    monkeypatch.setattr(tuning, "GPU_REPEATS", 1)
+    ways = {name: blocks.WAYS[name] for name in ("rule before", "small")}
+    for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
+        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(costs, "_device", EmulatedDevice())
+    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
+    _, found = blocks._tiles((case, 128))
+    assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}
+    assert len({row.work for row in found}) == 4
+    blocks.show_tiles([row for row in found if row.backend == "many-single"])
+    blocks.compare_blocks([case], [600])
+    printed = capsys.readouterr().out
+    assert "plan | rule before | small" in printed
+    assert "| 600 |" in printed
+    assert "geometric mean over 4" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from emulated_build import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.engine import shape_of
-from junctor.generate import layered
+from junctor.generate import grid, hmm, layered
+from junctor.stored_host import kernels_for, natural_table
 from junctor.stored_plan import plan_stored
 from junctor_kernels import mapping
 from junctor_kernels.mapping import Setting, all_settings, index_mapping
+from junctor_kernels.reference import SINGLE
 from oracle import joint_table
 from test_gpu_source import compiles
 
@@ -127,9 +130,25 @@ def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
     for clique, table in zip(plan.cliques, tree.tables, strict=True):
         others = tuple(v for v in range(len(network.variables)) if v not in clique.natural)
         np.testing.assert_allclose(table / table.sum(), joint.sum(axis=others).ravel(), atol=1e-14)
-    assert tree.worst_sum() < 1e-12
-    tree.tables[0][:] *= 1.001
-    assert tree.worst_sum() > 1e-4
+    gpu, single = Plain(np.dtype(np.float64)), lambda name, size: Setting(64, 4)
+    assert tree.worst_sum(gpu, single) < 1e-12
+    tree._initial[0] *= 1.001
+    assert tree.worst_sum(gpu, single) > 1e-4
+
+
+def test_a_long_tree_stays_within_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
+    mapped_tree = importlib.import_module("mapped_tree")
+    start, *rows = np.split(np.random.default_rng(1).dirichlet(np.full(9, 50.0), 19), (1, 10))
+    network = hmm(300, start[0], *rows)
+    plan = plan_stored(shape_of(network))
+    made = [natural_table(plan, network, i, SINGLE, kernels_for(SINGLE, 0)) for i in range(len(plan.cliques))]
+    # Tables that are scaled to about one, as ours are, would not.
+    assert sum(each.log_scale for each in made) < -math.log(np.finfo(np.float32).max)
+    tree = mapped_tree.MappedTree(plan, network, np.dtype(np.float32), np)
+    assert tree.worst_sum(Plain(np.dtype(np.float32)), lambda name, size: Setting(64, 4)) < 1e-4
+    with pytest.raises(ValueError, match="Bayesian"):
+        mapped_tree.MappedTree(plan_stored(shape_of(grid(2, 2))), grid(2, 2), np.dtype(np.float32), np)
 
 
 class Plain:
@@ -179,3 +198,6 @@ def test_the_table_of_whole_propagations(
     assert cells[8:11] == ["7.0", "0.500", "+100%"]
     assert float(cells[11]) < 1e-5
     assert "some model | 1.000" in printed
+    monkeypatch.setattr(launch, "MOST_OFF", 0.0)
+    with pytest.raises(ArithmeticError, match="net: after a propagation"):
+        launch.run([("net", network, plan)], record, cpu=False, rounds=1)

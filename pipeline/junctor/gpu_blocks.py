@@ -16,14 +16,17 @@ from junctor.planning.arena import arena
 from junctor.planning.stages import Stages, stages_of
 from junctor.propagation import Program
 from junctor.speeds import DeviceSpeeds, plan_work
+from junctor.tiles import Shapes as TileShapes
 
-# Lines that a tile may have, and entries of a line.
+# Lines that a tile may have, and entries of a line. Where a block has few chunks of cases tiles are small: a warp is
+# through with its item sooner, and there are more of them, which is worth more than rows that are read less often.
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
+SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
 # Blocks on their way at once: one is brought in, one is computed, one is taken out.
 IN_FLIGHT = 3
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
 MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
-# Between the two, a quarter of a batch and so many bytes of answers at the most: they go out beside the next block.
+# Between the two, a part of a batch and so many bytes of answers at the most: they go out beside the next block.
 BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.
 STATES = np.int16
@@ -53,9 +56,7 @@ class GpuBlocks:
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
         chunk = WARP * LANE_BYTES // program.algebra.dtype.itemsize
-        apiece = bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
-        overlapping = max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
-        most = min(self._most_cases(host, places[1]), LOG_CASES if program.algebra is LOG else overlapping)
+        most = min(self._most_cases(host, places[1]), self._overlapping(rows))
         self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
@@ -73,13 +74,26 @@ class GpuBlocks:
 
     def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
         """Return the arrays of the plan."""
-        lowering = Lowering(self._program, 1, self._rows, TILE_SHAPES if self.many else (), places)
+        lowering = Lowering(self._program, 1, self._rows, self._tile_shapes(), places)
         return lowering, lowering.code()
+
+    def _tile_shapes(self) -> TileShapes:
+        """Return what tiles there may be."""
+        if not self.many:
+            return ()
+        return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
 
     def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
         """Return the items of a block and its launches."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
         return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
+
+    def _overlapping(self, rows: int) -> int:
+        """Return how many cases a block has at the most so that answers go out beside the next one."""
+        if self._program.algebra is LOG:
+            return LOG_CASES
+        apiece = bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""

@@ -54,7 +54,7 @@ class Lowering:
         program: Program,
         cases: int,
         state_rows: dict[int, int],
-        shapes: tuple[tuple[int, int], ...] = tiles.CPU_SHAPES,
+        shapes: tiles.Shapes = tiles.CPU_SHAPES,
         places: tuple[dict[int, int], int] | None = None,
     ) -> None:
         plan = program.plan
@@ -185,12 +185,13 @@ class Lowering:
         pairs = what.kept_entries * what.eliminated_entries
         nonzero = self._program.support.terms[table]
         # All shared operands are one factor.
-        walks = tiles.walks(what, tuple(rows), len(rows) < len(lowered.operands), self._shapes)
-        if nonzero > (1 - tiles.LISTED_FROM) * pairs or self._terms.size + nonzero > MOST_LISTED:
+        one_factor = len(rows) < len(lowered.operands)
+        dense = nonzero > (1 - tiles.LISTED_FROM) * pairs or self._terms.size + nonzero > MOST_LISTED
+        walks = tiles.walks(what, tuple(rows), one_factor, self._shapes, every=not dense)
+        if dense:
             return walks[0], self._span.add([0, what.eliminated_entries]), 0
         masks = [self._program.support.tables[operand] for operand in lowered.operands]
-        found = [(walk, tiles.listed(what, walk, masks)) for walk in walks]
-        walk, terms = min(found, key=lambda each: each[1].listed.size * each[0].term_cost)
+        walk, terms = tiles.cheapest(what, walks, masks)
         return walk, self._span_of(terms), 1
 
     def _span_of(self, terms: tiles.Terms) -> int:

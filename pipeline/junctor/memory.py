@@ -48,6 +48,8 @@ STEP_SECONDS = 2e-4
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
+# Sizes of batches for which programs of a plan stay on a GPU, in each format: the usual one, and one that differs.
+SIZES_ON_DEVICE = 2
 # Number formats that the GPU has.
 DEVICE_FORMATS = ("single", "double", "log")
 # The smallest scratch that a contraction is given when memory is short.
@@ -220,18 +222,20 @@ def padded(cases: int) -> int:
 
 def lowered_bytes(plan: Plan) -> int:
     """Return what offsets and lists of terms of a plan take in the compiled backend, and what it takes to make them."""
-    total = longest = listed = products = 0
+    total = longest = listed = largest = products = 0
     for step in plan.reductions(per_case=True):
         kept, terms = plan.tables[step.out].entries, plan.shape.entries(step.eliminated)
         # Tiles that are not full repeat entries, a third more at most; each entry has a place for its result as well.
         total += (len(step.operands) + 1) * (4 * kept // 3 + terms) + kept
-        longest, listed = max(longest, terms), listed + kept * terms
+        longest, listed, largest = max(longest, terms), listed + kept * terms, max(largest, kept * terms)
         shared = [plan.tables[table].scope for table in step.operands if not plan.tables[table].per_case]
         if len(shared) > 1:
             products += plan.shape.entries(frozenset().union(*shared))
     traced = total if plan.traceback else 0
     listing = min(listed, LISTING_ENTRIES)
-    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing
+    # A bit for each term of the largest one, in the order of its tiles as well, and for each term of a tile.
+    bits = 3 * largest // 8
+    return 3 * 8 * (total + traced + longest + products) + 2 * 8 * min(listed, MOST_LISTED) + 16 * listing + bits
 
 
 @dataclass(eq=False)
@@ -248,7 +252,7 @@ class Prepared:
     device: Device | None = None
     speeds: DeviceSpeeds | None = None
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
-    _on_device: dict[str, GpuProgram | None] = field(init=False, default_factory=dict)
+    _on_device: dict[tuple[str, int], GpuProgram | None] = field(init=False, default_factory=dict)
     _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -279,15 +283,22 @@ class Prepared:
         """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""
         if self.device is None or algebra.name not in DEVICE_FORMATS:
             return None
-        known = self._on_device.get(algebra.name)
-        # One that was made for a few cases does not serve for many.
-        if algebra.name not in self._on_device or (known and not known.many and rows > known.cases):
-            from junctor.gpu import GpuProgram
+        # Which numbers come of it depends on the rows of this batch alone, not on those that came before.
+        key = algebra.name, 1 << (rows - 1).bit_length()
+        if key not in self._on_device:
+            kept = [each for each in self._on_device if each[0] == algebra.name]
+            for oldest in kept[: 1 - SIZES_ON_DEVICE]:
+                del self._on_device[oldest]
+            self._on_device[key] = self._made_for(algebra, key[1])
+        return self._on_device[key]
 
-            try:
-                known = GpuProgram(self.program(algebra), rows, self.device, self.memory.room, self.speeds)
-            except (MemoryError, OverflowError) as error:
-                logger.warning("the CPU takes over a group of rows: %s", error)
-                known = None
-            self._on_device[algebra.name] = known
-        return known
+    def _made_for(self, algebra: Algebra, rows: int) -> GpuProgram | None:
+        from junctor.gpu import GpuProgram
+
+        assert self.device is not None
+        room = self.memory.room // SIZES_ON_DEVICE
+        try:
+            return GpuProgram(self.program(algebra), rows, self.device, room, self.speeds)
+        except (MemoryError, OverflowError) as error:
+            logger.warning("the CPU takes over a group of rows: %s", error)
+            return None

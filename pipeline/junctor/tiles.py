@@ -16,6 +16,8 @@ from junctor_kernels.layout import LINES, PAIRS, PRODUCTS
 from junctor.support import LISTING_ENTRIES, REMEMBERED, SMALL_CONTRACTION, Mask
 
 Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint8]
+Shapes = tuple[tuple[int, int], ...]
 
 # Terms are listed where more than this share of them is zero.
 LISTED_FROM = 0.25
@@ -68,22 +70,40 @@ class Terms:
 
 
 def walks(
-    what: Contraction, rows: tuple[int, ...], factor: bool, shapes: tuple[tuple[int, int], ...] = CPU_SHAPES
+    what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes = CPU_SHAPES, every: bool = True
 ) -> tuple[Walk, ...]:
-    """Return walks in tiles, the best for dense tables first, then the one entry by entry; small ones are kept."""
+    """Return walks in tiles, the best for dense tables first, then the one entry by entry; small ones are kept.
+
+    every: without it only the best of them.
+    """
     find = _small_walks if what.kept_entries <= SMALL_CONTRACTION else _walks
-    return find(what, rows, factor, shapes)
+    return find(what, rows, factor, shapes, every)
 
 
-def _walks(
-    what: Contraction, rows: tuple[int, ...], factor: bool, shapes: tuple[tuple[int, int], ...]
-) -> tuple[Walk, ...]:
-    single = tiled(what, rows, factor, [shape for shape in shapes if shape[0] == 1])
-    double = tiled(what, rows, factor, [shape for shape in shapes if shape[0] > 1])
-    return *(walk for walk in (double, single) if walk), plain(what, rows)
+def _walks(what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes, every: bool) -> tuple[Walk, ...]:
+    pay = tiles_that_pay(what, rows, factor, shapes)
+    if not every and pay:
+        return (tiled(what, rows, factor, *pay[0]),)
+    return *(tiled(what, rows, factor, *each) for each in pay), plain(what, rows)
 
 
 _small_walks = lru_cache(maxsize=REMEMBERED)(_walks)
+
+
+def tiles_that_pay(
+    what: Contraction, rows: Sequence[int], factor: bool, shapes: Shapes
+) -> list[tuple[int, tuple[int, int]]]:
+    """Return which operand a line reads alike, and the shape, of tiles that are not too padded: fewest rows first."""
+    if len(rows) + factor != 2:
+        return []
+    choices = [(_padding(what, row, shape), row, shape) for row in rows for shape in shapes]
+    choices = [choice for choice in choices if choice[0] <= MOST_PADDING]
+    choices.sort(key=lambda choice: choice[0] * (1 / choice[2][0] + 1 / choice[2][1]))
+    # Of a shape the operand that pads less.
+    first: dict[tuple[int, int], int] = {}
+    for _, row, shape in choices:
+        first.setdefault(shape, row)
+    return [(row, shape) for shape, row in first.items()]
 
 
 def plain(what: Contraction, rows: Sequence[int]) -> Walk:
@@ -91,20 +111,12 @@ def plain(what: Contraction, rows: Sequence[int]) -> Walk:
     return Walk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
 
 
-def tiled(
-    what: Contraction, rows: Sequence[int], factor: bool, shapes: Sequence[tuple[int, int]] = CPU_SHAPES
-) -> Walk | None:
-    """Return the walk in tiles of one of `shapes`; None where none pays, or operands are too many.
+def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shape: tuple[int, int]) -> Walk:
+    """Return the walk in tiles of a shape.
 
-    The entries of a line read the first row alike; where a tile has several lines, they read the other operand alike.
+    The entries of a line read row `first` alike; where a tile has several lines, they read the other operand alike.
     """
-    if len(rows) + factor != 2 or not shapes:
-        return None
-    choices = [(_padding(what, row, shape), row, shape) for row in rows for shape in shapes]
-    choices = [choice for choice in choices if choice[0] <= MOST_PADDING]
-    if not choices:
-        return None
-    _, first, (lines, width) = min(choices, key=lambda choice: choice[0] * (1 / choice[2][0] + 1 / choice[2][1]))
+    lines, width = shape
     common, down, along = _split(what, first, lines)
     grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*common, *down, *along)
     sizes = [math.prod(what.kept[axis] for axis in axes) for axes in (common, down, along)]
@@ -133,34 +145,62 @@ def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
     return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 
-def listed(what: Contraction, walk: Walk, masks: Sequence[Mask]) -> Terms:
-    """List the terms of every tile that can differ from zero; masks: for each operand, bool [entries].
+def cheapest(what: Contraction, walks: tuple[Walk, ...], masks: Sequence[Mask]) -> tuple[Walk, Terms]:
+    """Return the walk whose tiles have the cheapest terms, and lists of those that can differ from zero.
 
-    Lists of small contractions are kept: the next plan has most of them again.
+    masks: for each operand, bool [entries]. What is found for small contractions is kept: the next plan has most of
+    them again.
     """
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
-        return _small_listed(what, walk, tuple(mask.tobytes() for mask in masks))
-    return _listed(what, walk, masks)
+        return _small_cheapest(what, walks, tuple(mask.tobytes() for mask in masks))
+    return _cheapest(what, walks, masks)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _small_listed(what: Contraction, walk: Walk, masks: tuple[bytes, ...]) -> Terms:
-    return _listed(what, walk, [np.frombuffer(mask, dtype=np.bool_) for mask in masks])
+def _small_cheapest(what: Contraction, walks: tuple[Walk, ...], masks: tuple[bytes, ...]) -> tuple[Walk, Terms]:
+    return _cheapest(what, walks, [np.frombuffer(mask, dtype=np.bool_) for mask in masks])
 
 
-def _listed(what: Contraction, walk: Walk, masks: Sequence[Mask]) -> Terms:
-    kept = [offsets(what.kept, strides.kept)[walk.order] for strides in what.operands]
+def _cheapest(what: Contraction, walks: tuple[Walk, ...], masks: Sequence[Mask]) -> tuple[Walk, Terms]:
+    bits = _possible(what, masks)
+    nonzero = int(np.bitwise_count(bits).sum(dtype=np.int64))
+    best, least = walks[-1], math.inf
+    for walk in walks:
+        # A term of a tile stands for a term of each of its entries at the most.
+        if nonzero / walk.size * walk.term_cost < least:
+            cost = int(np.bitwise_count(_of_tiles(bits, walk)).sum(dtype=np.int64)) * walk.term_cost
+            best, least = min((best, least), (walk, cost), key=lambda each: each[1])
+    return best, _listed(_of_tiles(bits, best), what.eliminated_entries)
+
+
+def _possible(what: Contraction, masks: Sequence[Mask]) -> Bits:
+    """Return bits [kept entries, bytes]: the terms that can differ from zero."""
+    kept = [offsets(what.kept, strides.kept) for strides in what.operands]
     eliminated = [offsets(what.eliminated, strides.eliminated) for strides in what.operands]
-    step = max(1, LISTING_ENTRIES // (walk.size * what.eliminated_entries)) * walk.size
-    counts, found = [np.zeros(1, dtype=np.int64)], []
-    for start in range(0, walk.order.size, step):
-        part = np.ones((len(walk.order[start : start + step]), what.eliminated_entries), dtype=np.bool_)
+    step = max(1, LISTING_ENTRIES // what.eliminated_entries)
+    parts = []
+    for start in range(0, what.kept_entries, step):
+        part = np.True_
         for mask, s, r in zip(masks, kept, eliminated, strict=True):
-            part &= mask[s[start : start + step, None] + r]
-        tiles: Mask = np.logical_or.reduce(part.reshape(-1, walk.size, what.eliminated_entries), axis=1)
-        counts.append(tiles.sum(axis=1))
-        found.append(np.nonzero(tiles)[1].astype(np.int32))
-    return Terms(np.cumsum(np.concatenate(counts)), np.concatenate(found))
+            part = part & mask[s[start : start + step, None] + r]
+        parts.append(np.packbits(part, axis=1))
+    return np.concatenate(parts)
+
+
+def _of_tiles(bits: Bits, walk: Walk) -> Bits:
+    """Return bits [tiles, bytes]: the terms that any entry of a tile has."""
+    if walk.size == 1:
+        return bits[walk.order]
+    found: Bits = np.bitwise_or.reduce(bits[walk.order].reshape(-1, walk.size, bits.shape[1]), axis=1)
+    return found
+
+
+def _listed(bits: Bits, terms: int) -> Terms:
+    counts, step, found = np.bitwise_count(bits).sum(axis=1), max(1, LISTING_ENTRIES // terms), []
+    for start in range(0, len(bits), step):
+        part = np.unpackbits(bits[start : start + step], axis=1, count=terms)
+        found.append(np.nonzero(part)[1].astype(np.int32))
+    return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(found))
 
 
 def offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:

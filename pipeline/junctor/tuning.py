@@ -35,6 +35,7 @@ from junctor.planning.stages import Stages
 from junctor.propagation import Program
 from junctor.rowwise import RowEngine
 from junctor.speeds import DeviceSpeeds, plan_work
+from junctor.tiles import Shapes
 
 Lowered = tuple[Lowering, Code]
 
@@ -122,12 +123,20 @@ def measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, 
     On a CPU they come again while there is time, because what else runs there comes and goes.
     """
     started = time.monotonic()
-    cases = list(cases_of(built_in()))
-    for _ in range(CPU_PASSES if device is None else 1):
-        for case in cases:
-            if time.monotonic() - started > seconds:
-                return
-            yield f"{case.name}, {case.label}", measure_cpu(case) if device is None else measure_gpu(case, device)
+    for case in _passes(1 if device else CPU_PASSES):
+        if time.monotonic() - started > seconds:
+            return
+        yield f"{case.name}, {case.label}", measure_gpu(case, device) if device else measure_cpu(case)
+
+
+def _passes(number: int) -> Iterator[Case]:
+    """Yield all plans so often; each is made when it is wanted first."""
+    known = []
+    for case in cases_of(built_in()):
+        known.append(case)
+        yield case
+    for _ in range(number - 1):
+        yield from known
 
 
 def fewest(rows: Iterable[Measured]) -> list[Measured]:
@@ -218,11 +227,12 @@ def _tree(case: Case) -> tuple[float, float, float]:
 
 
 class Kept(GpuProgram):
-    """A program for few cases or many, as told, whose launch parameters can be changed; it is lowered once."""
+    """A program for a block of few cases or many, as told, whose launch parameters can be changed.
 
-    def __init__(
-        self, program: Program, rows: int, device: Device, few: bool, known: dict[bool, tuple[Lowering, Code]]
-    ):
+    known: what is lowered already of the same program, by its tiles.
+    """
+
+    def __init__(self, program: Program, rows: int, device: Device, few: bool, known: dict[Shapes, Lowered]):
         self._few, self._known = few, known
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
         super().__init__(program, rows, device, MEMORY, DeviceSpeeds(MeasuredDevice(device.name), {}))
@@ -231,9 +241,10 @@ class Kept(GpuProgram):
         return self._few
 
     def _lower(self, places: tuple[dict[int, int], int]) -> Lowered:
-        if self.many not in self._known:
-            self._known[self.many] = super()._lower(places)
-        return self._known[self.many]
+        shapes = self._tile_shapes()
+        if shapes not in self._known:
+            self._known[shapes] = super()._lower(places)
+        return self._known[shapes]
 
     def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
         self._all = lowering, code, stages
@@ -265,13 +276,13 @@ def measure_gpu(case: Case, device: Device, algebras: Sequence[Algebra] = (SINGL
     found: list[Measured] = []
     for algebra in algebras:
         program = Program(case.plan, case.network, algebra)
-        known: dict[bool, Lowered] = {}
+        known: dict[Shapes, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
                 # What does not fit a small device, or its kernels, is not what it will be asked for.
                 with suppress(MemoryError, OverflowError):
-                    found += _measure_block(case, Kept(program, rows, device, few, known), algebra)
+                    found += measure_block(case, Kept(program, rows, device, few, known), algebra)
     return found
 
 
@@ -289,7 +300,8 @@ def bring(case: Case, program: Kept, algebra: Algebra) -> None:
     program.answer(block, rows, unwritten(case.network, program.cases, algebra, program.device))
 
 
-def _measure_block(case: Case, program: Kept, algebra: Algebra) -> list[Measured]:
+def measure_block(case: Case, program: Kept, algebra: Algebra) -> list[Measured]:
+    """Measure a block with several launch parameters."""
     bring(case, program, algebra)
     name = f"{'many' if program.many else 'few'}-{algebra.name}"
     found = []
