@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from junctor.chunk_work import CHUNK_WORK, Arithmetic, least_work
 from junctor.chunked import ChunkedProgram
 from junctor.engine import Engine, shape_of
 from junctor.generate import grid
-from junctor.measurements import BACKENDS, Device
+from junctor.measurements import BACKENDS, Device, read
 from junctor.oversize import cut
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
@@ -265,3 +266,26 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
         for room in found:
             assert room.scratch + room.working + room.memory <= memory
             assert task is None or room.scratch + room.working <= task
+
+
+def test_the_benchmark_measures_and_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    benchmark = importlib.import_module("chunk_costs")
+    for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
+        monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))
+
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["chunk_costs.py", *arguments])
+        benchmark.main()
+        return capsys.readouterr().out
+
+    cases, found, ways = (str(tmp_path / name) for name in ("cases", "found.parquet", "ways"))
+    assert "plans" in call("prepare", "4x5", "5", "--output", cases)
+    assert "measurements of" in call("measure", cases, "--output", found)
+    assert {row.network for row in read(Path(found))} == {"grid 4 x 5, 2 states", "complete 5"}
+    assert "forecast" in call("ways", "5x6", "--memory", "2MiB", "--output", ways)
+    table = call("compare", ways)
+    assert table.count("| chosen") == 2
+    assert "over it" in table

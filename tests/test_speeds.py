@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import chunk_tuning, measurements, partition, speeds, tuning
+from junctor import chunk_tuning, measurements, partition, speeds, stored_tuning, tuning
 from junctor.cli import app
 from junctor.costs import fit, non_negative
 from junctor.devices import DeviceChoice
@@ -137,8 +137,8 @@ def off(path: Path, backend: str) -> Any:
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if not name.startswith("chunks-gpu")])
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(backend: str) -> None:
     (path,) = (path for path in shipped().glob("*.parquet") if backend in backends_of(path))
-    # In chunks on a CPU it is about eight of ten (docs/forecasts.md).
-    least = 0.7 if backend.startswith("chunks") else 0.9
+    # In chunks on a CPU it is about eight of ten, for stored tables 89 of a hundred (docs/forecasts.md).
+    least = {"chunks": 0.7, "stored": 0.85}.get(backend.partition("-")[0], 0.9)
     assert (off(path, backend) <= 0.25).mean() >= least
 
 
@@ -228,7 +228,7 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [case.name for case in cases[:3]] == ["a", "b", "a"]
     rows = [row for case in cases for row in tuning.measure_cpu(case)]
     assert {row.backend for row in rows} == {
-        name for name in BACKENDS if not name.startswith(("few", "many", "chunks"))
+        name for name in BACKENDS if not name.startswith(("few", "many", "chunks", "stored"))
     }
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
     assert learned(Device("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
@@ -238,6 +238,7 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
     monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
     monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
@@ -250,6 +251,7 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
 def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
     monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output

@@ -21,6 +21,7 @@ from junctor.cpu_work import CPU_WORK
 from junctor.gpu_work import FEW_WORK, MANY_WORK
 from junctor.machine import own_measurements
 from junctor.storage import aside
+from junctor.stored_work import STORED_WORK
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +30,7 @@ FORMAT_VERSION = 1
 PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
 # What there are measurements of, and the counts of work of each: blocks in compiled code; contractions over entries and
 # NumPy, with numbers and with logarithms; few cases and many on a GPU; rows in chunks, by compiled contractions, by
-# NumPy and on a GPU.
+# NumPy and on a GPU; stored clique tables on a CPU.
 BACKENDS: dict[str, tuple[str, ...]] = {
     "cpu": CPU_WORK,
     **{f"{kind}-{name}": PLAN_WORK for kind in ("entries", "plain") for name in ("double", "log")},
@@ -37,6 +38,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     **{f"many-{name}": MANY_WORK for name in ("single", "double")},
     **{f"chunks{kind}-{name}": CHUNK_WORK for kind in ("", "-plain") for name in ("single", "double", "log")},
     **{f"chunks-gpu-{name}": GPU_CHUNK_WORK for name in ("single", "double")},
+    **{f"stored-{name}": STORED_WORK for name in ("single", "double")},
 }
 
 logger = logging.getLogger("junctor")

@@ -10,8 +10,8 @@ import typer
 
 # Fewer networks are no sample of what plans are like.
 LEAST_NETWORKS = 5
-# Share of the time that is for plans in chunks.
-CHUNKS_SHARE = 0.3
+# Shares of the time that are for plans in chunks, and for stored tables.
+CHUNKS_SHARE, STORED_SHARE = 0.3, 0.1
 
 
 def tune(
@@ -29,6 +29,7 @@ def tune(
     from junctor.machine import own_measurements
     from junctor.measurements import Device, file_name, write
     from junctor.speeds import cpu_name
+    from junctor.stored_tuning import built_in, stored_measured
     from junctor.tuning import fewest, measured_here
 
     check_device(device)
@@ -41,7 +42,9 @@ def tune(
     typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
-    for name, measured in chain(measured_here(opened, (1 - CHUNKS_SHARE) * seconds), in_chunks):
+    stored = stored_measured(built_in() if opened is None else (), STORED_SHARE * seconds)
+    in_one_piece = measured_here(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
+    for name, measured in chain(in_one_piece, in_chunks, stored):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
     rows = fewest(rows)
