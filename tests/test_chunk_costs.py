@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from junctor import chunk_slots, chunk_tuning, chunk_work
-from junctor.chunk_choice import chosen_chunking, one_piece_seconds
+from junctor.chunk_choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
 from junctor.chunk_places import slot_bytes
 from junctor.chunk_rooms import CpuRooms, GpuRooms, Limits, backend_of
+from junctor.chunk_slots import ChunkGpu
 from junctor.chunk_work import CHUNK_WORK, Arithmetic, least_work
 from junctor.chunked import ChunkedProgram
+from junctor.devices import DeviceChoice
 from junctor.engine import Engine, shape_of
 from junctor.generate import grid
 from junctor.measurements import BACKENDS, Device, read
@@ -26,6 +28,7 @@ from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.oversize import operations_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
+from junctor.propagation import Block
 from junctor.query import Query
 from junctor.speeds import DeviceSpeeds, Prices, Speeds
 from junctor_kernels import entries, entries_gpu, reference
@@ -132,7 +135,7 @@ def _filled(what: Contraction, k: int) -> Any:
 
 
 def test_a_plan_does_not_depend_on_threads() -> None:
-    problem = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING)
+    problem = Problem(shape_of(grid(6, 6, states=2, seed=1)), NOTHING)
     known = {backend_of(reference.DOUBLE, True): prices("chunks-double", terms=1e-9, contractions=1e-5)}
     known[backend_of(reference.DOUBLE, False)] = prices("chunks-plain-double", products=1e-5, blocks=1e-5)
     found = []
@@ -186,31 +189,40 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
     assert rooms.seconds_with(chunks, 7) is None
 
 
-def test_the_cheaper_device_is_chosen() -> None:
-    network = grid(12, 12, states=2, seed=1)
+@pytest.fixture
+def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """An engine with a GPU and a CPU whose steps take so many seconds."""
+    # As if there was a GPU.
+    monkeypatch.setattr(Engine, "speeds", property(lambda self: self.known_speeds.devices[1]))
 
-    def engine(on_gpu: float, on_cpu: float, device: str = "auto") -> Engine:
+    def made(gpu: float, cpu: float, device: DeviceChoice = "auto") -> Engine:
         figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
-        cpu = {
-            backend_of(reference.DOUBLE, each): prices(
-                backend_of(reference.DOUBLE, each), contractions=on_cpu, steps=on_cpu
-            )
-            for each in (True, False)
-        }
-        gpu = {"chunks-gpu-double": prices("chunks-gpu-double", steps=on_gpu)}
-        speeds = Speeds((DeviceSpeeds(Device("c"), cpu), DeviceSpeeds(Device("g", figures), gpu)))
-        made = Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)  # type: ignore[arg-type]
-        # As if there was one.
-        made.__dict__["speeds"] = speeds.devices[1]
-        return made
+        names = [backend_of(reference.DOUBLE, each) for each in (True, False)]
+        here = {name: prices(name, contractions=cpu, steps=cpu) for name in names}
+        here["entries-double"] = Prices((), (0.0, cpu, 0.0, 0.0, 0.0), (0.0, 0.0))
+        there = {"chunks-gpu-double": prices("chunks-gpu-double", steps=gpu)}
+        speeds = Speeds((DeviceSpeeds(Device("c"), here), DeviceSpeeds(Device("g", figures), there)))
+        network = grid(6, 6, states=2, seed=1)
+        return Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)
 
+    return made
+
+
+def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
     def chosen(made: Engine, gpu: bool = True) -> bool:
         return chosen_chunking(made, NOTHING, 1, reference.DOUBLE, 1 << 28, gpu).limits.on_gpu
 
-    assert chosen(engine(1e-6, 1e-3))
-    assert not chosen(engine(1e-2, 1e-6))
-    assert chosen(engine(1e-2, 1e-6, "gpu"))
-    assert not chosen(engine(1e-6, 1e-3), gpu=False)
+    assert chosen(engine_of(1e-6, 1e-3))
+    assert not chosen(engine_of(1e-2, 1e-6))
+    assert chosen(engine_of(1e-2, 1e-6, "gpu"))
+    assert not chosen(engine_of(1e-6, 1e-3), gpu=False)
+
+
+def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[..., Engine]) -> None:
+    assert beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 28)
+    assert not beats_one_piece(engine_of(1e-2, 1e-6), NOTHING, 1, 1 << 28)
+    # Where no task fits, it does not.
+    assert not beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 10)
 
 
 def test_one_piece_is_priced_by_all_of_its_operations() -> None:
@@ -246,12 +258,24 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_gpu_is_measured(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_tuning, "GPU_SETTINGS", ((2, 0.0), (1, 1.5)))
     monkeypatch.setattr(chunk_tuning, "MOST_REPEATS", 1)
-    (case, *_) = chunk_tuning.gpu_cases([("a", grid(3, 3, seed=1))])
-    rows = chunk_tuning.measure_on_gpu(replace(case, chunks=chunk_plan(case.chunks.plan, 16, ENDLESS, 0)), emulated)
+    (case, *_) = chunk_tuning.gpu_cases([("a", grid(2, 2, seed=1))])
+    rows = chunk_tuning.measure_on_gpu(replace(case, chunks=chunk_plan(case.chunks.plan, 8, ENDLESS, 0)), emulated)
     assert [row.backend for row in rows] == ["chunks-gpu-single"] * 2
     assert [len(row.work) for row in rows] == [len(GPU_CHUNK_WORK)] * 2
     assert len({row.label for row in rows}) == 2
     assert emulated.room == 1 << 28
+
+
+def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
+    network = grid(2, 3, seed=1)
+    chunks = chunk_plan(planned(2, 3), 8, ENDLESS, 0)
+    found = []
+    for slots in (1, 4):
+        gpu = ChunkGpu(chunks, "single", emulated, slots=slots)
+        assert len(gpu.slots) == slots
+        found.append(ChunkedProgram(chunks, network, reference.SINGLE, gpu=gpu).run(Block(1, {}, {})))
+    assert len({each.log_value.tobytes() for each in found}) == 1
+    assert len({b"".join(table.tobytes() for table in each.posteriors.values()) for each in found}) == 1
 
 
 def test_cpu_rooms_keep_to_the_limits() -> None:
