@@ -178,16 +178,20 @@ def ways(options: argparse.Namespace) -> None:
                 assert isinstance(room, CpuRoom)
                 share += "" if room.arithmetic.compiled else ", NumPy"
             for slots in SLOTS if isinstance(rooms, GpuRooms) else (0,):
-                known = [way for way in every if way.chunks.passes == chunks.passes]
+                known = [way for way in every if _same(way.chunks, chunks)]
                 if any((way.threads, way.slots) == (each.entry_threads, slots) for way in known):
                     continue
-                same = chunks.passes == chosen.chunks.passes and each.entry_threads == chosen.entry_threads
+                same = _same(chunks, chosen.chunks) and each.entry_threads == chosen.entry_threads
                 is_chosen = same and slots == chosen.slots
                 seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuRooms) else each.seconds
                 if seconds is not None:
                     every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))
         found.append((name, network, options.precision, task, every))
     options.output.write_bytes(pickle.dumps(found))
+
+
+def _same(one: ChunkPlan, other: ChunkPlan) -> bool:
+    return (one.passes, one.on_disk) == (other.passes, other.on_disk)
 
 
 def compare(options: argparse.Namespace) -> None:

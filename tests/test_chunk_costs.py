@@ -243,6 +243,16 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(row.plan) == 5 and row.rows == 1 for row in rows)
 
 
+def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = [(name, grid(3, 3, seed=n)) for n, name in enumerate("ab")]
+    monkeypatch.setattr(chunk_tuning, "built_in", lambda: iter(networks))
+    monkeypatch.setattr(chunk_tuning, "measure_on_cpu", lambda case: [case])
+    found = list(chunk_tuning.chunks_measured_here(None, 60.0))
+    assert [name[0] for name, _ in found[:4]] == ["a", "b", "a", "b"]
+    assert len(found) == len(list(chunk_tuning.cpu_cases(networks)))
+    assert list(chunk_tuning.chunks_measured_here(None, -1.0)) == []
+
+
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import emulated_cupy

@@ -26,8 +26,9 @@ from junctor.planning.oversize import Room
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 from junctor.speeds import Prices
 
-# Shares of the memory that a task may take; on a GPU, the smaller a task, the sooner copies and kernels overlap.
-SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 8)
+# Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
+# task, the sooner copies and kernels overlap.
+SHARES, CACHED_BYTES = (3 / 4, 1 / 2, 1 / 4, 1 / 8), 1 << 25
 GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 # Groups of tasks under way at once on a GPU, of which the number is chosen.
 SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
@@ -88,7 +89,9 @@ class CpuRooms:
         """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
         free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
         saved = self._rows * (self._least(plan, False) - self._least(plan, True))
-        sizes = dict.fromkeys(min(free if most is None else most, int(free * share)) for share in SHARES)
+        shares = [int(free * share) for share in SHARES]
+        sizes = [*shares, min(CACHED_BYTES, shares[-1])]
+        sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
         found: list[CpuRoom] = []
         for task in sizes:
             kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from junctor_kernels import reference
@@ -78,12 +79,22 @@ def large() -> Iterator[tuple[str, Network]]:
 def chunks_measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
     started = time.monotonic()
-    cases = cpu_cases(built_in()) if device is None else gpu_cases(large())
-    for case in cases:
+    each = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
+    for case in _in_turns(each):
         if time.monotonic() - started > seconds:
             return
         found = measure_on_gpu(case, device) if isinstance(device, CudaDevice) else measure_on_cpu(case)
         yield f"{case.name}, {case.label}", found
+
+
+def _in_turns(each: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
+    """Yield a case of every network before the next one of any."""
+    waiting = deque(each)
+    while waiting:
+        cases = waiting.popleft()
+        for case in islice(cases, 1):
+            yield case
+            waiting.append(cases)
 
 
 def plans_of(network: Network, most: float) -> list[Plan]:
