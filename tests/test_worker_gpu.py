@@ -74,7 +74,7 @@ def client() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send tables of these networks away as if they were large."""
-    monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 2)
+    monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 0)
     monkeypatch.setattr(chunk_cluster, "SMALL_ENTRIES", 0)
     monkeypatch.setattr(chunk_cluster, "SMALL_WORK", -1)
 

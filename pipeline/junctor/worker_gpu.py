@@ -7,6 +7,7 @@ pinned memory of the worker. Nobody waits for them: a task has done all of its c
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import ctypes
 import itertools
@@ -40,8 +41,8 @@ Array = npt.NDArray[Any]
 
 # Tasks that have a slot at once.
 MOST_SLOTS = 3
-# Seconds that a run waits for the parts of another one to leave the device.
-PATIENCE = 30.0
+# Seconds that a run waits for the parts of another one to leave the device, and tenths of seconds for its own.
+PATIENCE, CLOSING = 30.0, 50
 # Bytes that rows of a copy may be apart.
 MOST_PITCH = (1 << 31) - 1
 
@@ -326,21 +327,26 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
     global _opened
     with _opening:
         if _opened is None or _opened[0] != on:
-            _forget()
+            _forget(PATIENCE)
             _opened = on, WorkerGpu(on, open_device(on.room))
         return _opened[1]
 
 
-def close() -> None:
-    """Give the device back; raises DeviceError where parts of a run stay there."""
+async def close() -> None:
+    """Give the device back once the parts of a run have left it; raises DeviceError where they stay."""
+    # A worker that waited here would not hear that nobody needs them.
+    for _ in range(CLOSING):
+        if _opened is None or _opened[1].is_empty(0):
+            break
+        await asyncio.sleep(0.1)
     with _opening:
-        _forget()
+        _forget(0)
         open_device.cache_clear()
 
 
-def _forget() -> None:
+def _forget(patience: float) -> None:
     global _opened
-    if _opened is not None and not _opened[1].is_empty(PATIENCE):
+    if _opened is not None and not _opened[1].is_empty(patience):
         raise DeviceError("the GPU of a worker holds tables of another run: let that one end first")
     _opened = None
 
