@@ -24,6 +24,7 @@ import numpy as np
 from junctor.chunk_cluster import IN_FLIGHT, ClusterRun
 from junctor.chunk_crew import Crew, crossing_entries
 from junctor.chunk_places import slot_bytes
+from junctor.chunk_rooms import Limits
 from junctor.chunk_slots import ChunkGpu
 from junctor.chunk_tasks import OnCpu
 from junctor.chunked import ChunkedProgram
@@ -33,7 +34,6 @@ from junctor.engine import shape_of
 from junctor.generate import grid
 from junctor.machine import available_memory
 from junctor.model import Network
-from junctor.oversize import Limits
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem

@@ -21,22 +21,27 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from junctor.chunk_rooms import Limits
 from junctor.chunked import ChunkedProgram
 from junctor.engine import shape_of
 from junctor.errors import Place
 from junctor.generate import grid
+from junctor.measurements import Device
 from junctor.model import DraftTable, DraftVariable, Network, build_network
-from junctor.oversize import Limits, cut
+from junctor.oversize import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
+from junctor.speeds import speeds_here
 from junctor_kernels import reference
 
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
 COPY_BYTES = 1 << 30
+# A GPU that is elsewhere: prices are those of the one that was measured.
+NOT_HERE = Device("NVIDIA H100 80GB HBM3", {})
 
 
 def complete(variables: int, seed: int = 0) -> Network:
@@ -57,15 +62,15 @@ def prepare(arguments: argparse.Namespace) -> None:
     algebra = ALGEBRAS[arguments.precision]
     on_gpu = parse_bytes(arguments.device_memory)
     limits = Limits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
-    plans = []
+    prices, plans = speeds_here(own=False).gpu(NOT_HERE).prices, []
     for text in arguments.sizes:
         sizes = tuple(int(size) for size in text.split("x"))
         problem = Problem(shape_of(network_of(sizes)), Pattern(frozenset(), frozenset()))
         started = time.perf_counter()
-        chunking = cut(problem, algebra.dtype.itemsize, limits)
+        chunking = cut(problem, algebra, limits, prices)
         describe(text, chunking.chunks, algebra.dtype.itemsize, time.perf_counter() - started)
         print(f"  forecast {chunking.seconds:.2f} s")
-        plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks))
+        plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks, chunking.slots))
     Path(arguments.output).write_bytes(pickle.dumps(plans))
 
 
@@ -129,7 +134,7 @@ def run(arguments: argparse.Namespace) -> None:
     rates = ceilings() if on_gpu else None
     if rates:
         print("measured bytes/s: in {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates))
-    for name, sizes, precision, room, chunks in pickle.loads(Path(arguments.plans).read_bytes()):
+    for name, sizes, precision, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
         algebra = ALGEBRAS[precision]
         itemsize = algebra.dtype.itemsize
         describe(name, chunks, itemsize, 0.0)
@@ -139,7 +144,8 @@ def run(arguments: argparse.Namespace) -> None:
             from junctor.chunk_slots import ChunkGpu
             from junctor_kernels.gpu import CudaDevice
 
-            gpu = ChunkGpu(chunks, precision, *(CudaDevice(n, room) for n in range(arguments.gpus)))
+            devices = [CudaDevice(n, room) for n in range(arguments.gpus)]
+            gpu = ChunkGpu(chunks, precision, *devices, slots=slots)
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
             resident = gpu.resident
             print(

@@ -3,6 +3,7 @@
     uv run python benchmarks/stored.py prepare NETWORK ... --output FILE    trees with a searched order, on any machine
     python benchmarks/stored.py tables FILE|NETWORK ... [--cpu]            their Tables I and II; a GPU unless --cpu
     python benchmarks/stored.py stream [--size 96GiB]                       one table, streamed through a GPU
+    python benchmarks/stored.py costs NETWORK ... --output FILE.parquet     counts and seconds on a CPU, for prices
 
 `tables` prints the cliques of each tree (greedy orders for network files), then: milliseconds to bring all separators
 to the front (preprocessing), to copy all tables to the device and back (transfers), of one propagation on all cores of
@@ -19,17 +20,21 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from junctor.formats import read_network
+from junctor.measurements import Device, Measured, write
 from junctor.model import Network
 from junctor.planning.shape import Shape
+from junctor.speeds import cpu_name
 from junctor.stored_device import ResidentExecutor
 from junctor.stored_host import HostExecutor, Initial, Kernels, kernels_for, natural_table
 from junctor.stored_plan import StoredPlan, plan_stored
+from junctor.stored_tuning import built_in, stored_measured
 from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
 from junctor_kernels.stored_gpu import CudaDevice, upload_batch
 from stored_streams import stream
@@ -233,6 +238,15 @@ def measure(
     print(end="", flush=True)
 
 
+def costs(paths: list[str], output: Path) -> None:
+    """Measure networks and those that are made here; `costs.py check` says how good forecasts are."""
+    rows: list[Measured] = []
+    for name, found in stored_measured([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
+        print(name, " ".join(f"{row.seconds:.3f}" for row in found), flush=True)
+        rows += found
+    write(Device(cpu_name()), str(date.today()), rows, output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
@@ -245,6 +259,9 @@ def main() -> None:
     tables.add_argument("--kernels", action="store_true", help="milliseconds of each kernel as well")
     tables.add_argument("--precision", nargs="+", choices=sorted(ALGEBRAS), default=["single"])
     tables.add_argument("--repeats", type=int, default=3)
+    prices = actions.add_parser("costs")
+    prices.add_argument("networks", nargs="+")
+    prices.add_argument("--output", type=Path, required=True)
     streams = actions.add_parser("stream")
     streams.add_argument("--size", default="96GiB")
     streams.add_argument("--run", type=int, default=1 << 18, help="entries of a run")
@@ -258,6 +275,8 @@ def main() -> None:
         trees = trees_of(options.networks)
         table_one(trees)
         table_two(trees, options)
+    elif options.action == "costs":
+        costs(options.networks, options.output)
     else:
         stream(options)
 

@@ -22,7 +22,7 @@ from junctor.generate import grid
 from junctor.planning.shape import Pattern
 from junctor.query import Query
 from junctor.run import Job, Outlook, run
-from junctor_kernels.reference import LOG, SINGLE
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -119,18 +119,18 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     sizes = {}
     for workers in (1, 2, 8):
         engine.crew = Crew(workers, 1 << 30)
-        sizes[workers] = engine.chunking(NOTHING, 1, 8, 1 << 30)
+        sizes[workers] = engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
     assert sizes[2].chunks == sizes[8].chunks
     assert [each.workers for each in sizes.values()] == [1, 2, 8]
     assert sizes[8].seconds < sizes[2].seconds
     engine.crew = small = Crew(2, 1000)
     # Too little for both, so this process does it.
-    assert engine.chunking(NOTHING, 1, 8, 1 << 30).workers == 0
+    assert engine.chunking(NOTHING, 1, DOUBLE, 1 << 30).workers == 0
     problem_of: list[Any] = []
     monkeypatch.setattr(Crew, "cut", lambda self, problem, *_: problem_of.append(problem) or 1 / 0)
     engine.crew = Crew(3, 1 << 30)
     with pytest.raises(ZeroDivisionError):
-        engine.chunking(NOTHING, 1, 8, 1 << 30)
+        engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
     monkeypatch.undo()
     with pytest.raises(BudgetError, match=r"over 2 workers needs at least .* more workers"):
         small.cut(problem_of[0], 8, sizes[2].limits, 1)
@@ -141,7 +141,7 @@ def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     engine.crew = Crew(4, 1 << 34, room=1 << 27)
     assert engine.chunks_on_gpu(SINGLE)
     assert not engine.chunks_on_gpu(LOG)
-    found = engine.chunking(NOTHING, 1, 4, 1 << 34, on_gpu=True)
+    found = engine.chunking(NOTHING, 1, SINGLE, 1 << 34, on_gpu=True)
     assert found.limits.on_gpu
     assert found.workers == 4
     assert found.working <= 1 << 27

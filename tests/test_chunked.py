@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import chunk_store, chunked
 from junctor.answers import IMPOSSIBLE, OK, Answers
+from junctor.chunk_rooms import INTERPRETER_BYTES, Chunking, Limits, backend_of
 from junctor.chunked import ChunkedProgram
 from junctor.engine import Engine
 from junctor.errors import BudgetError, DiskError
@@ -28,7 +29,6 @@ from junctor.formats import read_network
 from junctor.generate import grid, sample
 from junctor.memory import Memory
 from junctor.model import Network
-from junctor.oversize import INTERPRETER_BYTES, Chunking, Limits
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.oversize import operations_of
 from junctor.planning.shape import Pattern
@@ -46,13 +46,15 @@ SIZES = [1 << 16, 1 << 20, 1 << 24]
 def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
     """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
 
-    def chunking(engine: Engine, pattern: Pattern, uses: int, itemsize: int, free: int, _gpu: bool) -> Chunking:
+    def chunking(
+        engine: Engine, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: bool
+    ) -> Chunking:
         plan = engine.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
         limits = Limits(free, None, ENDLESS, engine.spill)
-        return Chunking(chunks, limits, 0, 0, 0, 0, 0, 0, scratch, 0, 0.0)
+        return Chunking(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "in_chunks", lambda *_: True)
@@ -170,7 +172,9 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
 
     tops: list[int] = []
     monkeypatch.setattr(chunked._Work, "group", group)
-    # The first plan is made before: the search for it is no part of what is planned.
+    # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
+    for compiled in (True, False):
+        assert any(engine.cpu_speeds.prices[backend_of(engine.ladder[0], compiled)].work)
     for found in engine.groups(batch):
         if engine.in_chunks(found.pattern, 1, engine.allowed):
             engine.plan(found.pattern)

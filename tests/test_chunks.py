@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from junctor.engine import shape_of
 from junctor.generate import grid
 from junctor.model import Network
-from junctor.oversize import CPU_SPEED
 from junctor.planning import chunks as chunks_module
 from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.oversize import (
+    Pricing,
     Room,
     TooLongError,
     candidates,
     cheapest_chunks,
     operations_of,
-    seconds_of,
     waiting_entries,
 )
 from junctor.planning.plan import Plan, Reduce
@@ -29,6 +28,8 @@ from junctor.planning.shape import Pattern
 
 ENDLESS = 1 << 60
 NOTHING = Pattern(frozenset(), frozenset())
+# Operations, and what comes into tasks and out of them.
+MOVED = Pricing(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
 
 
 def least_working(plan: Plan) -> int:
@@ -164,13 +165,13 @@ def test_the_more_steps_share_a_pass_the_less_is_moved(monkeypatch: pytest.Monke
 def test_the_cheapest_order_is_kept() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
     room = Room(1 << 12, 1 << 30, 0)
-    chunks, found = cheapest_chunks(problem, 8, lambda _: [room, Room(1 << 9, 1 << 30, 0)], CPU_SPEED)
+    chunks, found = cheapest_chunks(problem, 8, lambda _: [room, Room(1 << 9, 1 << 30, 0)], MOVED)
     assert found == room
     every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan in candidates(problem, 1)]
     assert len(every) >= 4
-    seconds = [seconds_of(each, 8, CPU_SPEED) for each in every]
-    assert seconds_of(chunks, 8, CPU_SPEED) == min(seconds) < max(seconds)
-    assert cheapest_chunks(problem, 8, lambda _: [room], CPU_SPEED)[0] == chunks
+    seconds = [MOVED.seconds(each, room) for each in every]
+    assert MOVED.seconds(chunks, room) == min(seconds) < max(seconds)
+    assert cheapest_chunks(problem, 8, lambda _: [room], MOVED)[0] == chunks
     for plan in candidates(problem, 1):
         assert waiting_entries(plan) <= chunk_plan(plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
 
@@ -178,11 +179,11 @@ def test_the_cheapest_order_is_kept() -> None:
 def test_what_misses_least_is_named() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
     with pytest.raises(TooSmallError) as refused:
-        cheapest_chunks(problem, 8, lambda _: [Room(1 << 12, 1 << 14, 100)], CPU_SPEED)
+        cheapest_chunks(problem, 8, lambda _: [Room(1 << 12, 1 << 14, 100)], MOVED)
     assert (refused.value.where, refused.value.allowed) == ("disk", 96)
     enough = Room(1 << 12, 1 << 14, refused.value.needed)
-    assert cheapest_chunks(problem, 8, lambda _: [enough], CPU_SPEED)[1] == enough
+    assert cheapest_chunks(problem, 8, lambda _: [enough], MOVED)[1] == enough
     with pytest.raises(TooSmallError, match="working"):
-        cheapest_chunks(problem, 8, lambda _: [Room(8, 1 << 30, 0)], CPU_SPEED)
+        cheapest_chunks(problem, 8, lambda _: [Room(8, 1 << 30, 0)], MOVED)
     with pytest.raises(TooLongError):
-        cheapest_chunks(Problem(shape_of(grid(20, 20, states=16)), NOTHING), 8, lambda _: [enough], CPU_SPEED)
+        cheapest_chunks(Problem(shape_of(grid(20, 20, states=16)), NOTHING), 8, lambda _: [enough], MOVED)

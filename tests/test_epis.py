@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from junctor.model import Network
 from junctor.query import Query, Sampling
 from junctor.sampling.cases import Layout
@@ -14,9 +15,13 @@ from junctor.sampling.epis import SMALLEST, SWEEPS, beliefs_of, epis_function, l
 from junctor.sampling.importance import lifted_to
 from junctor.sampling.tables import SampledNetwork
 from junctor_kernels import beliefs
-from junctor_kernels.sampling_layout import FULL, Case, Floats
+from junctor_kernels.sampling_layout import FULL, Case, Floats, Function
+from junctor_kernels.settling import shape
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from test_sampling import rows
+
+# Zeros, and numbers down to where products of two of them are not normal any more.
+TINY = st.one_of(st.just(0.0), st.floats(1e-160, 1.0), st.floats(0.001, 1.0))
 
 
 def evidence_below(sampled: SampledNetwork, layout: Layout, case: Case) -> dict[int, Floats]:
@@ -150,6 +155,45 @@ def with_evidence(table: Floats, said: Floats) -> Floats:
 def test_rows_that_evidence_leaves_nothing_of_stay_as_they_were() -> None:
     table = np.array([[1.0, 0.0], [0.3, 0.7]])
     np.testing.assert_allclose(with_evidence(table, np.array([0.0, 1.0])), [[1.0, 0.0], [0.0, 1.0]])
+
+
+@given(st.lists(st.tuples(TINY, TINY), min_size=1, max_size=20), TINY, TINY, st.booleans())
+def test_pairs_of_states_are_shaped_as_any_number_of_them(
+    rows: list[tuple[float, float]], one: float, other: float, logs: bool
+) -> None:
+    table = np.array([row if sum(row) else (1.0, 0.0) for row in rows])
+    table /= table.sum(axis=1, keepdims=True)
+    # A third state that nobody can be in changes nothing but what the order says.
+    wide = np.concatenate([table, np.zeros((len(table), 1))], axis=1)
+    pair, three = (shaped(each, np.array([one, other, 0.5])[: each.shape[1]], logs) for each in (table, wide))
+    swapped = three.order.reshape(-1, 3)[:, 0] == 1
+    cuts = three.thresholds.reshape(-1, 2)[:, 0]
+    assert (pair.thresholds == np.where(swapped, FULL - cuts.astype(np.int64), cuts)).all()
+    assert (pair.ratios.reshape(-1, 2) == three.ratios.reshape(-1, 3)[:, :2]).all()
+    assert (pair.order.reshape(-1, 2) == [0, 1]).all()
+
+
+def shaped(table: Floats, below: Floats, logs: bool) -> Function:
+    rows, states = table.shape
+    case = a_node(rows, states)
+    numbered = np.zeros((1, beliefs.TABLE_COLUMNS), dtype=np.int32)
+    empty = np.zeros((0, 4), dtype=np.int32)
+    links = beliefs.Links(numbered, empty, empty[:, 0], empty[:, :3], states, 0)
+    function = Function(
+        np.zeros(rows * (states - 1), np.uint32), np.zeros(rows * states, np.uint8), table, np.zeros(table.size),
+        np.zeros(0), logs,
+    )  # fmt: skip
+    shape(case, np.zeros((1, 2), np.int32), links, table.ravel(), below, np.array([0.006]), function)
+    return function
+
+
+def a_node(rows: int, states: int) -> Case:
+    """A case of one node with so many rows in its table."""
+    node = np.zeros((1, 8), dtype=np.int32)
+    node[0, 2] = states
+    nothing = np.zeros((0, 4), dtype=np.int32)
+    spans = np.array([rows], dtype=np.int32)
+    return Case(node, nothing, nothing, np.array([0, 1], np.int32), spans, nothing, np.zeros(0), 0.0, 1, 0.0, 0.0)
 
 
 def test_functions_are_the_same_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

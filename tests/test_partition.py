@@ -112,32 +112,19 @@ def test_the_parts_are_those_of_one_after_the_other(job: Job) -> None:
     assert no_thread_is_left()
 
 
-def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "query"), [(Engine, Query()), (SamplingEngine, Query(method="sampling", sampling=Sampling("lw", 100)))]
+)
+def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, kind: Any, query: Query) -> None:
     found: list[bool] = []
-    real = Engine.answer
+    real = kind.answer
 
-    def answer(engine: Engine, *of: Any) -> Any:
+    def answer(engine: Any, *of: Any) -> Any:
         found.append(engine.all_gpus)
         return real(engine, *of)
 
-    monkeypatch.setattr(Engine, "answer", answer)
-    first, *others = tasks_of(job)
-    list(propagate_here([first], MEMORY))
-    propagate_partition(others[0], MEMORY)
-    assert found == [True, False]
-
-
-def test_who_is_alone_takes_all_gpus_for_samples_as_well(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-    real = SamplingEngine.answer
-
-    def answer(engine: SamplingEngine, *of: Any) -> Any:
-        found.append(engine.all_gpus)
-        return real(engine, *of)
-
-    monkeypatch.setattr(SamplingEngine, "answer", answer)
-    sampled = Query(method="sampling", sampling=Sampling("lw", samples=100))
-    first, *others = tasks_of(prepared(Path(job.network).parent, "sampled", sampled))
+    monkeypatch.setattr(kind, "answer", answer)
+    first, *others = tasks_of(prepared(Path(job.network).parent, "alone", query))
     list(propagate_here([first], MEMORY))
     propagate_partition(others[0], MEMORY)
     assert found == [True, False]

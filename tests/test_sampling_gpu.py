@@ -38,7 +38,7 @@ def test_the_source_has_every_field_in_order() -> None:
     assert fields_of(sampling_gpu.source(), "Job") == (*sampling_gpu.FIELDS, sampling_gpu.LAST_FIELD)
     assert fields_of(beliefs_gpu.source(), "Messages") == beliefs_gpu.FIELDS
     with pytest.raises(KeyError, match="nonsense"):
-        sampling_gpu.record({"nonsense": 1})
+        sampling_gpu.Job(nonsense=1)
 
 
 def fields_of(text: str, name: str) -> tuple[str, ...]:

@@ -165,14 +165,17 @@ def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room
     first, last = table[FIRST], table[FIRST] + table[COUNT] - 1
     rest, size = _compact(table, links, values, room)
     work, other, faster = room[size:], room[2 * size :], room[3 * size :]
-    # Weights of all faster variables together, for each parent; those of the fastest one first.
-    width, at = table[STATES], 0
-    faster[:width] = mine
+    if len(mine) > 1:
+        _sum_fastest(rest[:size], mine, work)
+        rest, work, other = work, other, work
+    # Weights of all faster parents together, for each of them; those of the fastest one first.
+    width, at = 1, 0
+    faster[0] = 1.0
     for j in range(last, first, -1):
         message, card = links[j, MESSAGE], links[j, CARD]
         for x in range(card):
-            for i in range(width):
-                faster[at + width + x * width + i] = down[message + x] * faster[at + i]
+            start = at + width + x * width
+            _scale(faster[at : at + width], down[message + x], faster[start : start + width])
         at += width
         width *= card
     for j in range(first, last + 1):
@@ -217,11 +220,42 @@ def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
 @jit
 def _sum_out(rest: Any, width: Any, message: Any, out: Any) -> None:
     """Sum the slowest variable out."""
-    for i in range(width):
-        out[i] = message[0] * rest[i]
-    for x in range(1, len(message)):
+    # Weights are read before a loop: in it they might be what the loop writes.
+    for x in range(0, len(message) - 1, 2):
+        one, other = message[x], message[x + 1]
+        here, next_ = rest[x * width : (x + 1) * width], rest[(x + 1) * width : (x + 2) * width]
+        if x == 0:
+            for i in range(width):
+                out[i] = one * here[i] + other * next_[i]
+        else:
+            for i in range(width):
+                out[i] += one * here[i] + other * next_[i]
+    if len(message) % 2:
+        one, here = message[-1], rest[(len(message) - 1) * width :]
         for i in range(width):
-            out[i] += message[x] * rest[x * width + i]
+            out[i] += one * here[i]
+
+
+@jit
+def _scale(numbers: Any, weight: Any, out: Any) -> None:
+    for i in range(len(numbers)):
+        out[i] = weight * numbers[i]
+
+
+@jit
+def _sum_fastest(rest: Any, message: Any, out: Any) -> None:
+    """Sum the fastest variable out."""
+    size = len(message)
+    if size == 2:
+        one, other = message[0], message[1]
+        for row in range(len(rest) // 2):
+            out[row] = rest[2 * row] * one + rest[2 * row + 1] * other
+        return
+    for row in range(len(rest) // size):
+        total = 0.0
+        for s in range(size):
+            total += rest[row * size + s] * message[s]
+        out[row] = total
 
 
 def _product(one: Any, other: Any) -> Any:

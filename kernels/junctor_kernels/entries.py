@@ -237,6 +237,11 @@ class _Remembered:
 _REMEMBERED = _Remembered()
 
 
+def forget() -> None:
+    """Forget how contractions are walked through: the next ones are prepared as if they were the first."""
+    _REMEMBERED.forget()
+
+
 def _walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
 ) -> tuple[Walk, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from junctor_kernels.sampling_layout import FULL, SCORE_UNIT
 
 # The fields of the struct `Job`, in its order: addresses, then numbers, then a double.
 FIELDS = (
-    *("nodes", "parents", "factors", "levels", "weighed", "slots", "own", "own_order"),
+    *("nodes", "parents", "factors", "freed", "levels", "weighed", "slots", "own", "own_order"),
     *("tables", "values", "soft", "said", "smallest", "thresholds", "order", "ratios", "chances", "scores"),
     *("words", "weights", "largest", "pieces", "sums"),
     *("node_count", "factor_count", "level_count", "slot_count", "weighed_count", "planes"),
@@ -24,6 +23,7 @@ FIELDS = (
     *("key0", "key1", "stage", "high", "row"),
 )
 LAST_FIELD = "rate"
+_PLACES = {name: place for place, name in enumerate(FIELDS)}
 # Samples of a piece, whose weights lie in shared memory while they are summed; threads of a block of each kernel.
 SUMMED = 1024
 THREADS = 256
@@ -48,13 +48,25 @@ def source() -> str:
     return "\n".join([*lines, (Path(__file__).parent / "cuda" / "sampling.cu").read_text()])
 
 
-def record(fields: Mapping[str, int], rate: float = 0.0) -> npt.NDArray[np.int64]:
-    """Return the struct `Job`; fields that a kernel does not read may be missing."""
-    unknown = set(fields) - set(FIELDS)
-    if unknown:
-        raise KeyError(f"no fields of a job: {sorted(unknown)}")
-    last = np.array([rate]).view(np.int64)
-    return np.concatenate([np.array([fields.get(name, 0) for name in FIELDS], dtype=np.int64), last])
+class Job:
+    """The struct `Job`, filled in field by field; what a kernel does not read may be anything.
+
+    words: int64, the last of them the bits of `rate`. Raises KeyError for what is no field.
+    """
+
+    def __init__(self, **fields: int) -> None:
+        self.words: npt.NDArray[np.int64] = np.zeros(len(FIELDS) + 1, dtype=np.int64)
+        self._rate = self.words[-1:].view(np.float64)
+        self.set(**fields)
+
+    def set(self, **fields: int) -> None:
+        """Set some fields."""
+        for name, value in fields.items():
+            self.words[_PLACES[name]] = value
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        self._rate[0] = rate
 
 
 class SamplingDevice(Protocol):

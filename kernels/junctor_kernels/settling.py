@@ -124,11 +124,52 @@ def _shape(
         size, entry, first = nodes[n, STATES], nodes[n, ENTRY], nodes[n, FIRST]
         chances, widths, ranks = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
         below = said[numbered[t, NUMBERS] : numbered[t, NUMBERS] + size]
+        if size == 2:
+            span = slice(entry, entry + 2 * spans[n])
+            cuts = thresholds[first : first + spans[n]]
+            _shape_pairs(tables[span], below, smallest[t], cuts, order[span], ratios[span], logs)
+            continue
         for row in range(spans[n]):
             at = entry + row * size
             cut = first + row * (size - 1)
             _shape_row(tables[at : at + size], below, smallest[t], chances)
             _settle_row(tables, chances, thresholds, order, ratios, at, cut, size, 1, logs, widths, ranks)
+
+
+@jit
+def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any, ratios: Any, logs: Any) -> None:
+    """Do what `_shape_row` and `_settle_row` do, for rows of two states; without branches, rows become vectors."""
+    one, other, full = below[0], below[1], float(FULL)
+    for row in range(len(thresholds)):
+        p, q = table[2 * row], table[2 * row + 1]
+        total = p * one + q * other
+        possible = total > 0.0
+        whole = total if possible else p + q
+        p_chance, q_chance = (p * one if possible else p) / whole, (q * other if possible else q) / whole
+        q_leads = q_chance > p_chance
+        p_chance = least if (p_chance > 0.0) & (p_chance < least) else p_chance
+        q_chance = least if (q_chance > 0.0) & (q_chance < least) else q_chance
+        whole = p_chance + q_chance
+        lifted = q_chance if q_leads else p_chance
+        left = lifted - (whole - 1.0)
+        left = left if left > least else least
+        whole += left - lifted
+        p_chance, q_chance = (p_chance if q_leads else left) / whole, (left if q_leads else q_chance) / whole
+        q_leads = q_chance > p_chance
+        # The width of the rarer one, at least 1 where it is possible; the other one gets what is left.
+        width = float(np.int64((p_chance if q_leads else q_chance) * full + 0.5))
+        width = width if width > 1.0 else 1.0
+        width = width if (p if q_leads else q) > 0.0 else 0.0
+        p_width = width if q_leads else full - width
+        q_width = full - p_width
+        thresholds[row] = np.int64(p_width)
+        ratios[2 * row] = p * full / p_width if p_width > 0.0 else 0.0
+        ratios[2 * row + 1] = q * full / q_width if q_width > 0.0 else 0.0
+    for row in range(len(thresholds)):
+        order[2 * row], order[2 * row + 1] = 0, 1
+    if logs:
+        for i in range(len(ratios)):
+            ratios[i] = math.log(ratios[i])
 
 
 @inside

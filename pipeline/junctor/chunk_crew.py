@@ -19,6 +19,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.chunk_cluster import IN_FLIGHT, ClusterRun
 from junctor.chunk_places import slot_bytes
+from junctor.chunk_rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
 from junctor.chunk_slots import OFFSET_BYTES
 from junctor.chunk_tasks import OnCpu
 from junctor.chunked import ChunkedProgram
@@ -26,7 +27,6 @@ from junctor.devices import has_gpu
 from junctor.distribution import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
 from junctor.errors import BudgetError, JunctorError
 from junctor.model import Network
-from junctor.oversize import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem
@@ -82,23 +82,18 @@ class Crew:
             ) from None
         except TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
-        stored = chunks.peak(on_disk=False) * itemsize
         _, scratch, compiled = _contracts(task)
         worth = operations_of(chunks.plan) * rows * CPU_SECONDS[0] > COMPILED_SECONDS
-        fixed = fixed_bytes(chunks.plan)
         kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         return Chunking(
             chunks=chunks,
             limits=limits,
-            fixed=fixed,
+            itemsize=itemsize,
             working=self._slots(chunks, itemsize) if limits.on_gpu else task,
-            memory=fixed + stored + self.workers * kept,
-            disk=0,
-            loaded=chunks.loaded * itemsize,
-            stored=chunks.stored * itemsize,
+            beside=self.workers * kept,
+            seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             scratch=scratch,
             entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,
-            seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             workers=self.workers,
         )
 

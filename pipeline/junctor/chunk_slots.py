@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Groups of tasks under way at once.
+# Groups of tasks under way at once where nobody says how many.
 SLOTS = 3
 # For all devices (cudaHostRegisterPortable).
 PORTABLE = 1
@@ -166,12 +166,12 @@ Lying = tuple[Contraction, tuple[Runs | None, ...], Runs | None]
 class OneGpu:
     """Slots on one device, and launches that are prepared there. Raises MemoryError where not even one slot fits."""
 
-    def __init__(self, algebra: str, device: CudaDevice, slot: int) -> None:
+    def __init__(self, algebra: str, device: CudaDevice, slot: int, slots: int) -> None:
         import cupy
 
         self.cupy, self.number, self.queue, self.algebra = cupy, device.number, device.queue, algebra
         self._word = np.dtype(np.uint64 if algebra == "double" else np.uint32)
-        self.count = min(SLOTS, (device.room - OFFSET_BYTES) // slot)
+        self.count = min(slots, (device.room - OFFSET_BYTES) // slot)
         if self.count < 1:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Lying, Prepared] = {}
@@ -296,15 +296,15 @@ class ChunkGpu:
     """GPUs of one machine for the tasks of a cut plan in single or double precision.
 
     Tasks have the room that all work on a device shares, and so have the stored tables that stay there; others lie in
-    pinned memory that all devices reach. before: the last pass that needs what lies where a table goes. Raises
-    MemoryError where not even one slot fits.
+    pinned memory that all devices reach. slots: of each device, at most. before: the last pass that needs what lies
+    where a table goes. Raises MemoryError where not even one slot fits.
     """
 
-    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice) -> None:
+    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice, slots: int = SLOTS) -> None:
         self.algebra, self.chunks = algebra, chunks
         self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
         slot = slot_bytes(chunks, self.dtype.itemsize)
-        self.each = [OneGpu(algebra, device, slot) for device in devices]
+        self.each = [OneGpu(algebra, device, slot, slots) for device in devices]
         # In turns, so that few groups are spread over all devices.
         turns = sorted((n, gpu) for gpu, one in enumerate(self.each) for n in range(one.count))
         self.slots = [

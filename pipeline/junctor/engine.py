@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import reference
-from junctor_kernels.gpu import CudaDevice
+from junctor_kernels.gpu import DEVICE_SHARE, CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
+from junctor.chunk_choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
+from junctor.chunk_rooms import Chunking, Limits
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
@@ -28,7 +30,7 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import CHUNK_FORMATS, Chunking, Limits, OneByOne, answer_one_by_one, cut, program_of
+from junctor.oversize import OneByOne, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -222,24 +224,28 @@ class Engine:
         """Tell whether rows go one by one in chunks, because a plan for them exceeds `free` bytes or its device."""
         if self.query.kind == "mpe":
             return False
-        working = self.device_memory if self.has_device else self.working
-        return not Memory(self.plan(pattern, uses), len(self.ladder)).fits(free, working)
+        memory = Memory(self.plan(pattern, uses), len(self.ladder))
+        if not memory.fits(free, self.device_memory):
+            return True
+        on_gpu = self._using is not None and memory.working > self._using.room
+        return on_gpu and beats_one_piece(self, pattern, uses, free)
 
-    def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
+    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), itemsize, free, on_gpu, self.device_memory, self.spill, self.disk, self.crew
+        key = pattern, rounded(uses), algebra.name, free, on_gpu, self.device_memory, self.spill, self.disk, self.crew
         if key not in self._chunkings:
             if len(self._chunkings) >= KEPT_CHUNKINGS:
                 self._chunkings.pop(next(iter(self._chunkings)))
             targets = None if self.query.targets is None else frozenset(self.targets)
             problem = Problem(self.shape, pattern, targets)
-            chunking = self._cut_for_crew(problem, rounded(uses), itemsize, free, on_gpu)
+            chunking = self._cut_for_crew(problem, rounded(uses), algebra.dtype.itemsize, free, on_gpu)
             if chunking is None:
                 on_gpu = on_gpu and self.crew is None
                 disk = self.disk if self.disk is not None else allowed_disk(self.spill)
-                task = self._using.room if on_gpu and self._using else self.device_memory
+                task = self._device_room if on_gpu else self.device_memory
                 limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
-                chunking = cut(problem, itemsize, limits, rounded(uses))
+                prices = (self.speeds if on_gpu else self.cpu_speeds).prices
+                chunking = cut(problem, algebra, limits, prices, rounded(uses))
             self._chunkings[key] = chunking
         return self._chunkings[key]
 
@@ -272,8 +278,7 @@ class Engine:
             self.row_engine.allow(0)
         rows = group.rows
         for algebra in self.ladder:
-            on_gpu = self.chunks_on_gpu(algebra)
-            chunking = self.chunking(group.pattern, uses, algebra.dtype.itemsize, free, on_gpu)
+            chunking = chosen_chunking(self, group.pattern, uses, algebra, free, self.chunks_on_gpu(algebra))
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
             rows = answer_one_by_one(self._in_chunks(chunking, algebra), chunking.chunks.plan, batch, rows, answers)
             if not rows.size:
@@ -323,12 +328,18 @@ class Engine:
     def speeds(self) -> DeviceSpeeds:
         """The speeds of the device, or of the one that is most like it."""
         from junctor.measurements import Device as Measured
-        from junctor.speeds import cpu_name
 
         if not self.has_device:
-            return self.known_speeds.cpu(cpu_name())
+            return self.cpu_speeds
         at_hand = gpu_at_hand() if isinstance(self.device, str) else (self.device.name, self.device.figures)
         return self.known_speeds.gpu(Measured(*at_hand))
+
+    @property
+    def cpu_speeds(self) -> DeviceSpeeds:
+        """The speeds of this machine's CPU, or of another one."""
+        from junctor.speeds import cpu_name
+
+        return self.known_speeds.cpu(cpu_name())
 
     @cached_property
     def known_speeds(self) -> Speeds:
@@ -362,6 +373,13 @@ class Engine:
     @cached_property
     def _gpu(self) -> Device:
         return open_gpu(self.device_memory) if isinstance(self.device, str) else self.device
+
+    @property
+    def _device_room(self) -> int:
+        """The bytes of a GPU that tasks may take, which need not be here."""
+        if self._using is not None:
+            return self._using.room
+        return self.device_memory or int(DEVICE_SHARE * self.speeds.device.figures["memory"])
 
     @cached_property
     def row_engine(self) -> RowEngine:

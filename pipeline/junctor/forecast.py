@@ -12,12 +12,13 @@ import numpy as np
 from junctor_kernels.gpu import DEVICE_SHARE
 from junctor_kernels.reference import LOG, Algebra
 
+from junctor.chunk_choice import chosen_chunking
+from junctor.chunk_rooms import Chunking
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.grouping import Group, patterns_of
 from junctor.memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory, Prepared
-from junctor.oversize import Chunking
 from junctor.planning.budget import Budget
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
@@ -219,9 +220,9 @@ def _elsewhere(engine: Engine, each: Forecast, gpu: DeviceSpeeds) -> float | Non
 
 def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:
     """Return the forecast of rows that go in chunks, in the first number format; raises BudgetError."""
-    itemsize = engine.ladder[0].dtype.itemsize
-    on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(engine.ladder[0])
-    chunking = engine.chunking(group.pattern, uses, itemsize, budget.free, on_gpu)
+    algebra = engine.ladder[0]
+    on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(algebra)
+    chunking = chosen_chunking(engine, group.pattern, uses, algebra, budget.free, on_gpu)
     plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
     seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
     return Forecast(group, plan, group.answered * operations_of(plan), bytes_, bytes_, seconds, chunking)

@@ -15,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from junctor.chunk_gpu_work import GPU_CHUNK_WORK
+from junctor.chunk_work import CHUNK_WORK
 from junctor.cpu_work import CPU_WORK
 from junctor.gpu_work import FEW_WORK, MANY_WORK
 from junctor.machine import own_measurements
 from junctor.storage import aside
+from junctor.stored_work import STORED_WORK
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,12 +29,16 @@ FORMAT_VERSION = 1
 # Counts of a plan that is not bound to numbers yet.
 PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
 # What there are measurements of, and the counts of work of each: blocks in compiled code; contractions over entries and
-# NumPy, with numbers and with logarithms; few cases and many on a GPU.
+# NumPy, with numbers and with logarithms; few cases and many on a GPU; rows in chunks, by compiled contractions, by
+# NumPy and on a GPU; stored clique tables on a CPU.
 BACKENDS: dict[str, tuple[str, ...]] = {
     "cpu": CPU_WORK,
     **{f"{kind}-{name}": PLAN_WORK for kind in ("entries", "plain") for name in ("double", "log")},
     **{f"few-{name}": FEW_WORK for name in ("single", "double", "log")},
     **{f"many-{name}": MANY_WORK for name in ("single", "double")},
+    **{f"chunks{kind}-{name}": CHUNK_WORK for kind in ("", "-plain") for name in ("single", "double", "log")},
+    **{f"chunks-gpu-{name}": GPU_CHUNK_WORK for name in ("single", "double")},
+    **{f"stored-{name}": STORED_WORK for name in ("single", "double")},
 }
 
 logger = logging.getLogger("junctor")
@@ -87,6 +94,15 @@ def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> No
 
 def device_of(path: Path) -> Device:
     """Return the device of a file; raises ValueError for one that has no measurements, or of other counts of work."""
+    return _facts(path)[0]
+
+
+def backends_of(path: Path) -> frozenset[str]:
+    """Return what a file has measurements of; raises ValueError as `device_of`."""
+    return _facts(path)[1]
+
+
+def _facts(path: Path) -> tuple[Device, frozenset[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -95,20 +111,22 @@ def device_of(path: Path) -> Device:
         version, counts, device = facts["format_version"], facts["counts"], Device(**facts["device"])
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
-    if version != FORMAT_VERSION or counts != _counts(counts.keys() - {"plan"}):
+    backends = frozenset(counts.keys() - {"plan"})
+    if version != FORMAT_VERSION or counts != _counts(backends):
         raise ValueError(f"{path}: measurements of another version of junctor")
-    return device
+    return device, backends
 
 
-def read(path: Path) -> list[Measured]:
-    """Return the measurements of a file; raises ValueError for one that has none, or of other counts of work."""
+def read(path: Path, backend: str | None = None) -> list[Measured]:
+    """Return the measurements of a file, or those of a backend; raises ValueError as `device_of`."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    device_of(path)
-    vectors = ("work", "plan", "tree")
-    return [
-        Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in pq.read_table(path).to_pylist()
-    ]
+    _facts(path)
+    table, vectors = pq.read_table(path), ("work", "plan", "tree")
+    wanted = [backend in (None, each) for each in table["backend"].to_pylist()]
+    rows = table.filter(pa.array(wanted, pa.bool_())).to_pylist()
+    return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
 
 
 def _counts(backends: Iterable[str]) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.costs import fit
 from junctor.gpu_work import FEW_WORK, MANY_WORK, Launching
-from junctor.measurements import Device, Measured, own_files, read, shipped_files
+from junctor.measurements import Device, Measured, backends_of, own_files, read, shipped_files
 from junctor.planning.plan import Plan
 
 Floats = npt.NDArray[np.float64]
@@ -131,15 +131,23 @@ class Learned(Mapping[str, Prices]):
         self._known: dict[str, Prices] = {}
 
     @cached_property
-    def _rows(self) -> dict[str, list[Measured]]:
-        found: dict[str, list[Measured]] = {}
-        for row in read(self._measured) if isinstance(self._measured, Path) else self._measured:
-            found.setdefault(row.backend, []).append(row)
-        return found
+    def _backends(self) -> frozenset[str]:
+        if isinstance(self._measured, Path):
+            return backends_of(self._measured)
+        return frozenset(row.backend for row in self._measured)
+
+    def _rows(self, backend: str) -> list[Measured]:
+        if isinstance(self._measured, Path):
+            return read(self._measured, backend)
+        return [row for row in self._measured if row.backend == backend]
 
     def __getitem__(self, backend: str) -> Prices:
         if backend not in self._known:
-            rows = self._rows[backend]
+            if self._beside is not None and backend not in self._backends:
+                # Nothing like it was measured here.
+                return self._beside[backend]
+            if not (rows := self._rows(backend)):
+                raise KeyError(backend)
             if self._beside is not None and backend in self._beside:
                 rows = [*rows, *self._beside.scaled_to(backend, rows)]
             self._known[backend] = _prices(rows)
@@ -149,13 +157,13 @@ class Learned(Mapping[str, Prices]):
         """Return the measurements of a backend, as much faster or slower as some of another device are."""
         prices = self[backend]
         ratio = float(np.median([row.seconds / prices.of_work(row.work) for row in rows]))
-        return [replace(row, seconds=ratio * row.seconds) for row in self._rows[backend]]
+        return [replace(row, seconds=ratio * row.seconds) for row in self._rows(backend)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._rows))
+        return iter(sorted(self._backends | (self._beside or {}).keys()))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(list(iter(self)))
 
 
 def learned(device: Device, measured: Sequence[Measured]) -> DeviceSpeeds:

@@ -13,7 +13,7 @@ typedef unsigned char Byte;
 typedef unsigned long long Word;
 
 struct Job {
-    const int4 *nodes, *parents, *factors;
+    const int4 *nodes, *parents, *factors, *freed;
     const int *levels;
     const int4 *weighed, *slots;
     const unsigned *own;
@@ -348,9 +348,9 @@ template <bool LOGS> static __device__ void update(const Job &job) {
     }
 }
 
-// A block in y takes a table {entry, first threshold, states, rows} of `factors`.
+// A block in y takes a table {entry, first threshold, states, rows} of `freed`.
 template <bool LOGS> static __device__ void uniform(const Job &job) {
-    const int4 what = job.factors[blockIdx.y];
+    const int4 what = job.freed[blockIdx.y];
     for (int row = blockIdx.x * blockDim.x + threadIdx.x; row < what.w; row += gridDim.x * blockDim.x) {
         const int entry = what.x + row * what.z;
         int possible = 0;

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from junctor.chunk_rooms import Chunking
     from junctor.model import Network
-    from junctor.oversize import Chunking
 
 # Chunk variables that are named.
 SHOWN = 8

@@ -94,7 +94,7 @@ def inspect(
     record: dict[str, Any] = {
         "network": _network_facts(model),
         "variables": _variables(model),
-        "tree": _tree_facts(tree, model),
+        "tree": _tree_facts(tree, model) | {"stored": _stored_facts(engine, tree)},
         "allowed_bytes": allowed,
         "no_evidence": _work(engine, EvidenceBatch(1)),
     }
@@ -161,6 +161,20 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
         "largest_clique": [network.variables[i].name for i in largest.scope],
         "largest_clique_entries": shape.entries(largest.scope),
         "largest_separator_entries": max(shape.entries(clique.separator) for clique in tree.cliques),
+    }
+
+
+def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
+    """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
+    from junctor.stored_plan import stored_plan
+    from junctor.stored_work import stored_forecast
+
+    plan, algebra = stored_plan(tree, engine.shape), engine.ladder[0]
+    found = stored_forecast(plan, frozenset(), algebra, engine.cpu_speeds.prices)
+    return {
+        "bytes": plan.total_entries() * algebra.dtype.itemsize,
+        "making_seconds": None if found is None else found.making,
+        "case_seconds": None if found is None else found.case,
     }
 
 
@@ -258,11 +272,24 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
     typer.echo(f"  cliques     {tree['cliques']:,} in {tree['components']:,} trees, {entries} entries")
     typer.echo(f"  largest     {largest_entries} entries, {tree['treewidth'] + 1} variables")
     typer.echo(f"  separator   {separator} entries at most")
+    typer.echo(f"  stored      {_stored_line(tree['stored'])} (junctor calibrate)")
     _print_work("plan without evidence", record["no_evidence"], record["allowed_bytes"])
     if evidence is not None:
         work = record["evidence"]
         title = f"{evidence}: the first {work['rows']:,} rows, {work['invalid_rows']:,} of them invalid"
         _print_work(title, work, record["allowed_bytes"])
+
+
+def _stored_line(stored: dict[str, Any]) -> str:
+    from junctor.cli.display import duration
+    from junctor.planning.budget import format_bytes
+
+    size = format_bytes(stored["bytes"])
+    if stored["making_seconds"] is None:
+        return size
+    return (
+        f"{size}, {duration(stored['making_seconds'])} to make, {duration(stored['case_seconds'])} a case on one core"
+    )
 
 
 def _plan_line(plan: dict[str, Any]) -> str:

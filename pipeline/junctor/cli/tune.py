@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import date
+from itertools import chain
 from typing import Annotated, Literal
 
 import typer
 
 # Fewer networks are no sample of what plans are like.
 LEAST_NETWORKS = 5
+# Shares of the time that are for plans in chunks, and for stored tables.
+CHUNKS_SHARE, STORED_SHARE = 0.3, 0.1
 
 
 def tune(
@@ -21,10 +24,12 @@ def tune(
     What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
+    from junctor.chunk_tuning import chunks_measured_here
     from junctor.devices import check_device, gpu_at_hand, open_gpu
     from junctor.machine import own_measurements
     from junctor.measurements import Device, file_name, write
     from junctor.speeds import cpu_name
+    from junctor.stored_tuning import built_in, stored_measured
     from junctor.tuning import fewest, measured_here
 
     check_device(device)
@@ -35,8 +40,11 @@ def tune(
         typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
         return
     typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
-    rows = []
-    for name, measured in measured_here(open_gpu() if device == "gpu" else None, 60 * minutes):
+    rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
+    in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
+    stored = stored_measured(built_in() if opened is None else (), STORED_SHARE * seconds)
+    in_one_piece = measured_here(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
+    for name, measured in chain(in_one_piece, in_chunks, stored):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
     rows = fewest(rows)

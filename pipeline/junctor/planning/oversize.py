@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from junctor.planning.chunks import MOST_STEPS, ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import moral_graph, varied_orders
 from junctor.planning.plan import Plan, Reduce
@@ -19,18 +19,15 @@ FAR_MORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Seconds of an entry operation, of a byte to or from the working memory, to or from the disk, and of a step.
+class Pricing:
+    """What plans take, in seconds.
 
-    step: what a step takes in each task beside its operations. at_once: whether copies in, operations and copies out
-    of different tasks of a pass overlap.
+    least: of a plan, about, however it is cut; what takes longer than another one that is cut already is left out.
+    seconds: of a cut plan in the room that it was cut for.
     """
 
-    operation: float
-    byte: float
-    disk_byte: float
-    step: float = 0.0
-    at_once: bool = False
+    least: Callable[[Plan], float]
+    seconds: Callable[[ChunkPlan, Room], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +48,25 @@ def operations_of(plan: Plan) -> int:
     return plan.shared_operations + plan.case_operations
 
 
-def seconds_of(chunks: ChunkPlan, itemsize: int, speed: Speed) -> float:
-    """Return about what a case takes."""
-    plan = chunks.plan
-    spilled = 2 * sum(plan.tables[table].entries for table in chunks.on_disk) * itemsize
-    return spilled * speed.disk_byte + sum(_pass_seconds(plan, each, itemsize, speed) for each in chunks.passes)
-
-
-def _pass_seconds(plan: Plan, each: Pass, itemsize: int, speed: Speed) -> float:
-    tasks = plan.shape.entries(each.fixed)
-    stored = sum(plan.tables[table].entries for table in each.stores)
-    parts = (
-        loaded_entries(plan, each) * itemsize * speed.byte,
-        stored * itemsize * speed.byte,
-        sum(plan.work(step) for step in each.steps) * speed.operation,
-    )
-    # The first task comes in and the last one goes out alone.
-    together = max(parts) + (sum(parts) - max(parts)) / tasks if speed.at_once else sum(parts)
-    return together + tasks * len(each.steps) * speed.step
-
-
 def cheapest_chunks(
-    problem: Problem, itemsize: int, rooms: Callable[[Plan], Iterable[Room]], speed: Speed, rows: int = 1
+    problem: Problem, itemsize: int, rooms: Callable[[Plan], Sequence[Room]], pricing: Pricing, rows: int = 1
 ) -> tuple[ChunkPlan, Room]:
     """Return the cut plan that takes least time among orders of several kinds, and the room that it was cut for.
 
-    rooms: ways to divide the memory beside what a plan takes anyway. rows: cases to come, which bound the search.
-    Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError. Deterministic.
+    rooms: ways to divide the memory beside what a plan takes anyway, the same number for every plan. The plan with
+    fewest operations is cut for each of them, others for the best one and those next to it. rows: cases to come, which
+    bound the search. Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError.
+    Deterministic.
     """
-    best: tuple[float, ChunkPlan, Room] | None = None
+    best: tuple[float, int, ChunkPlan, Room] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
-    for plan in candidates(problem, rows):
-        if best is not None and operations_of(plan) * speed.operation >= best[0]:
+    for plan in sorted(candidates(problem, rows), key=operations_of):
+        if best is not None and pricing.least(plan) >= best[0]:
             continue
         waiting = waiting_entries(plan)
-        for room in rooms(plan):
+        ways = list(enumerate(rooms(plan)))
+        for number, room in ways if best is None else ways[max(0, best[1] - 1) : best[1] + 2]:
             entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
             if waiting > FAR_MORE * sum(entries):
                 far.append(TooSmallError("disk", waiting * itemsize, room.disk))
@@ -98,11 +78,11 @@ def cheapest_chunks(
                 if error.where == "disk" and missed[-1].needed > missed[-1].allowed + room.memory:
                     break  # no other room has so much more
                 continue
-            seconds = seconds_of(chunks, itemsize, speed)
+            seconds = pricing.seconds(chunks, room)
             if best is None or seconds < best[0]:
-                best = seconds, chunks, room
+                best = seconds, number, chunks, room
     if best is not None:
-        return best[1:]
+        return best[2:]
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
 
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers, SampledAnswers
+from junctor.chunk_rooms import Chunking
 from junctor.devices import DeviceChoice
 from junctor.engine import Engine, rounded
 from junctor.errors import BudgetError
@@ -24,7 +26,6 @@ from junctor.forecast import Forecast, forecast
 from junctor.grouping import Group, patterns_of
 from junctor.machine import allowed_disk, spill_folder
 from junctor.model import Network
-from junctor.oversize import Chunking
 from junctor.planning.shape import Pattern
 from junctor.query import Query
 from junctor.sampling.engine import SamplingEngine
@@ -58,13 +59,13 @@ class _Judge(Engine):
         super().__init__(network, query, memory, rows, speeds=speeds)
         self._refused: dict[tuple[object, ...], BudgetError] = {}
 
-    def chunking(self, pattern: Pattern, uses: int, itemsize: int, free: int, on_gpu: bool = False) -> Chunking:
+    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), itemsize, free, self.disk
+        key = pattern, rounded(uses), algebra.name, free, self.disk
         if key in self._refused:
             raise self._refused[key]
         try:
-            return super().chunking(pattern, uses, itemsize, free, on_gpu)
+            return super().chunking(pattern, uses, algebra, free, on_gpu)
         except BudgetError as error:
             self._refused[key] = error
             raise

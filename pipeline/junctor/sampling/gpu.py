@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from junctor_kernels import beliefs, beliefs_gpu, sampling_gpu
 from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice
+from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, Job, SamplingDevice
 from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
 
 from junctor.devices import check_device, count_gpus
@@ -173,10 +173,9 @@ class GpuRow:
                 arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
         self._kept, places = _together(owner, arrays)
         kept = self._device.address(self._kept)
-        self._fields = {name: kept + start for name, start in places.items()} | owner.shared(ask.logs)
-        self._fields |= {"node_count": len(case.nodes), "factor_count": len(case.factors), "planes": case.planes}
-        self._fields |= {"level_count": len(case.levels) - 1, "slot_count": self._slots, "least": 1}
-        self._fields["weighed_count"] = len(self._weighed)
+        self._job = Job(**{name: kept + start for name, start in places.items()}, **owner.shared(ask.logs))
+        self._job.set(node_count=len(case.nodes), factor_count=len(case.factors), planes=case.planes, least=1)
+        self._job.set(level_count=len(case.levels) - 1, slot_count=self._slots, weighed_count=len(self._weighed))
         self._simple()  # refuses what does not fit
 
     def begin(self, start: Function) -> None:
@@ -185,7 +184,7 @@ class GpuRow:
         for name in CHANGING:
             self._device.copy(getattr(start, name), getattr(owner.learned, name))
         self._use_learned()
-        self._fields["scores"] = self._device.address(owner.scores)
+        self._job.set(scores=self._device.address(owner.scores))
         free = self._ask.free
         if free:
             network = owner.network
@@ -194,11 +193,11 @@ class GpuRow:
             ]
             freed = self._device.put(np.array(tables, dtype=np.int32))
             rows = max(each[3] for each in tables)
-            self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, factors=self._device.address(freed))
+            self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, freed=self._device.address(freed))
 
     def believe(self, pattern: Beliefs) -> None:
         """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
-        if "said" not in self._fields:
+        if pattern.entries >= DEVICE_ENTRIES:
             self.tell(pattern)
         self._use_learned()
         rows = int(self._weighed[:, 1].max())
@@ -219,11 +218,11 @@ class GpuRow:
         self._device.clear(room)
         blocks = beliefs_gpu.blocks(links, self._device.processors)
         self._device.propagate(blocks, beliefs_gpu.THREADS, beliefs_gpu.record(fields))
-        self._fields["said"] = fields["below"]
+        self._job.set(said=fields["below"])
 
     def _use_learned(self) -> None:
         for name in CHANGING:
-            self._fields[name] = self._device.address(getattr(self._owner.learned, name))
+            self._job.set(**{name: self._device.address(getattr(self._owner.learned, name))})
 
     def sums(self, stream: Stream, first: int, count: int) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
@@ -266,10 +265,9 @@ class GpuRow:
         weights = owner.room("weights", (groups * 32,), np.float64)
         largest = owner.room("largest", (1,), np.uint64)
         self._device.clear(largest)
-        self._fields |= {name: self._device.address(array) for name, array in
-                         (("words", words), ("weights", weights), ("largest", largest))}  # fmt: skip
-        key0, key1, stage, high, row, _ = stream.record().tolist()
-        self._fields |= {"key0": key0, "key1": key1, "stage": stage, "high": high, "row": row}
+        address = self._device.address
+        self._job.set(words=address(words), weights=address(weights), largest=address(largest))
+        self._job.set(**dict(zip(("key0", "key1", "stage", "high", "row"), stream.record().tolist(), strict=False)))
         group = owner.way(count, len(self._case.nodes), len(self._case.levels) - 1)
         wave_bytes = 8 * WAVE_THREADS + len(self._case.nodes) * group
         if group and wave_bytes <= self._device.most_shared:
@@ -288,17 +286,19 @@ class GpuRow:
         """Enqueue the sums of the samples in the room."""
         owner, pieces = self._owner, _blocks(count, SUMMED)
         room = owner.room("pieces", (pieces, self._slots, 2), np.float64)
-        self._fields |= {"pieces": self._device.address(room), "sums": self._device.address(result) + start}
-        self._fields["piece_count"] = pieces
+        address = self._device.address
+        self._job.set(pieces=address(room), sums=address(result) + start, piece_count=pieces)
         tiles = _blocks(self._slots, THREADS)
         self._launch("sum", (tiles, pieces), THREADS, count=count)
-        self._device.launch("gather", (tiles, 1), THREADS, sampling_gpu.record(self._fields))
+        self._device.launch("gather", (tiles, 1), THREADS, self._job.words)
 
     def _launch(
         self, kernel: str, blocks: tuple[int, int], threads: int, rate: float = 0.0, shared: int = 0, **fields: int
     ) -> None:
         name = f"{kernel}_{'logs' if self._ask.logs else 'plain'}"
-        self._device.launch(name, blocks, threads, sampling_gpu.record(self._fields | fields, rate), shared)
+        self._job.set(**fields)
+        self._job.set_rate(rate)
+        self._device.launch(name, blocks, threads, self._job.words, shared)
 
     def _simple(self, each: int = 1) -> tuple[int, int]:
         """Return warps of a block whose lanes have `each` samples, and its bytes of shared memory."""

@@ -1,0 +1,259 @@
+"""The cost model in chunks: measure cut plans of many networks, and see what its choices are worth.
+
+    uv run python benchmarks/chunk_costs.py prepare WHAT ... --output cases.pickle [--gpu]     plans, on any machine
+    python benchmarks/chunk_costs.py measure cases.pickle --output FILE.parquet [--gpu]        seconds, counts of work
+    uv run python benchmarks/chunk_costs.py ways WHAT ... --memory 1GiB --output ways.pickle [--gpu]
+    python benchmarks/chunk_costs.py compare ways.pickle [--gpu]                               every way, and the chosen
+
+WHAT is a network file, ROWSxCOLUMNS or ROWSxCOLUMNSxSTATES of a grid, or the variables of a complete graph.
+`benchmarks/costs.py check FILE.parquet` says how good forecasts are on networks held out. `ways` cuts the chosen order
+for every share of the memory; `compare` runs each of them with every number of slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import pickle
+import random
+import time
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from costs import _gpu_at_hand
+from junctor import chunk_tuning
+from junctor.chunk_rooms import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
+from junctor.chunk_slots import ChunkGpu
+from junctor.chunk_tuning import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
+from junctor.chunked import ChunkedProgram
+from junctor.engine import shape_of
+from junctor.formats import read_network
+from junctor.generate import grid
+from junctor.measurements import Device, Measured, write
+from junctor.model import Network
+from junctor.oversize import cut
+from junctor.planning.budget import format_bytes, parse_bytes
+from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.compile import Problem
+from junctor.planning.shape import Pattern
+from junctor.speeds import cpu_name, speeds_here
+from junctor.tuning import fewest
+from junctor_kernels.reference import DOUBLE, SINGLE
+from oversize import NOT_HERE, complete
+
+ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE)}
+# Bytes of a GPU for each process that measures.
+ROOM = 5 << 30
+
+
+def network_of(what: str) -> tuple[str, Network]:
+    """Return a network and its name."""
+    if Path(what).exists():
+        return Path(what).name.split(".")[0], read_network(what)
+    sizes = [int(size) for size in what.split("x")]
+    if len(sizes) == 1:
+        return f"complete {what}", complete(sizes[0])
+    rows, columns, states = (*sizes, 2)[:3]
+    return f"grid {rows} x {columns}, {states} states", grid(rows, columns, states, seed=rows)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Cut plans of all networks."""
+    chunk_tuning.MOST_OPERATIONS = chunk_tuning.GPU_OPERATIONS = options.most
+    chunk_tuning.MOST_CONTRACTIONS, chunk_tuning.ORDERS = options.contractions, options.orders
+    cases: list[ChunkCase] = []
+    for what in options.what:
+        found = list((gpu_cases if options.gpu else cpu_cases)([network_of(what)]))
+        print(f"{what}: {len(found)} plans", flush=True)
+        cases += found
+    options.output.write_bytes(pickle.dumps(cases))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure cases in an order that mixes networks, as many as there is time for."""
+    cases: list[ChunkCase] = pickle.loads(options.cases.read_bytes())
+    device = _gpu_at_hand() if options.gpu else Device(cpu_name())
+    rows: list[Measured] = []
+    for number in range(options.passes):
+        random.Random(number).shuffle(cases)
+        for line, found in (_on_gpu if options.gpu else _on_cpu)(cases, options):
+            rows += found
+            print(line, flush=True)
+    write(device, str(date.today()), fewest(rows), options.output)
+    print(f"{len(fewest(rows)):,} measurements of {device.name}")
+
+
+def _on_cpu(cases: Sequence[ChunkCase], options: argparse.Namespace) -> Iterator[tuple[str, list[Measured]]]:
+    started = time.monotonic()
+    for case in cases:
+        if time.monotonic() - started < options.limit:
+            found = measure_on_cpu(case)
+            yield _line(case, found), found
+
+
+def _line(case: ChunkCase, found: Sequence[Measured]) -> str:
+    return f"{case.name}, {case.label}, {case.algebra.name}: " + " ".join(f"{row.seconds:.4f}" for row in found)
+
+
+_device: Any = None
+_deadline = 0.0
+_settings = 0
+
+
+def _begin(turn: Any, deadline: float, settings: int) -> None:
+    """Open the device in a process of its own; what is timed takes turns."""
+    global _device, _deadline, _settings
+    from junctor_kernels.gpu import CudaDevice
+
+    alone = fewest_seconds
+
+    def in_turn(*given: Any) -> float:
+        with turn:
+            return alone(*given)
+
+    chunk_tuning.fewest_seconds = in_turn
+    chunk_tuning.MOST_REPEATS = 2
+    _device, _deadline, _settings = CudaDevice(0, ROOM), deadline, settings
+
+
+def _in_process(numbered: tuple[int, ChunkCase]) -> tuple[str, list[Measured]]:
+    number, case = numbered
+    if time.time() > _deadline:
+        return f"{case.name}, {case.label}: no time left", []
+    every = chunk_tuning.GPU_SETTINGS
+    try:
+        chunk_tuning.GPU_SETTINGS = tuple(every[(_settings * number + n) % len(every)] for n in range(_settings))
+        found = measure_on_gpu(case, _device)
+    except Exception as error:
+        return f"{case.name}, {case.label}: {type(error).__name__}: {error}", []
+    finally:
+        chunk_tuning.GPU_SETTINGS = every
+    return _line(case, found), found
+
+
+def _on_gpu(cases: Sequence[ChunkCase], options: argparse.Namespace) -> Iterator[tuple[str, list[Measured]]]:
+    fork = multiprocessing.get_context("fork")
+    given = fork.Lock(), time.time() + options.limit, options.settings
+    with fork.Pool(options.processes, _begin, given) as pool:
+        yield from pool.imap_unordered(_in_process, enumerate(cases))
+
+
+class Way(NamedTuple):
+    """A plan cut for a share of the memory, with what the model says for it; slots: as many as it was told."""
+
+    share: str
+    chunks: ChunkPlan
+    scratch: int
+    threads: int
+    slots: int
+    forecast: float
+    chosen: bool
+
+
+def ways(options: argparse.Namespace) -> None:
+    """Cut the chosen order for every share of the memory."""
+    found = []
+    speeds = speeds_here(own=False)
+    prices = (speeds.gpu(NOT_HERE) if options.gpu else speeds.cpu(cpu_name())).prices
+    algebra, memory = ALGEBRAS[options.precision], parse_bytes(options.memory)
+    task = parse_bytes(options.device_memory) if options.device_memory else None
+    limits = Limits(memory, task, 1 << 50, Path("/tmp"), 1, options.gpu)
+    for what in options.what:
+        name, network = network_of(what)
+        started = time.perf_counter()
+        chosen = cut(Problem(shape_of(network), Pattern(frozenset(), frozenset())), algebra, limits, prices)
+        print(f"{name}: planned in {time.perf_counter() - started:.1f} s, forecast {chosen.seconds:.3g} s", flush=True)
+        rooms = (GpuRooms if options.gpu else CpuRooms)(limits, algebra, prices, 1)
+        every: list[Way] = []
+        for room in rooms.rooms(chosen.chunks.plan):
+            try:
+                sizes = (each // algebra.dtype.itemsize for each in (room.working, room.memory, room.disk))
+                chunks = chunk_plan(chosen.chunks.plan, *sizes)
+            except TooSmallError:
+                continue
+            each, share = rooms.chunking(chunks, room), format_bytes(room.working)
+            if not isinstance(rooms, GpuRooms):
+                assert isinstance(room, CpuRoom)
+                share += "" if room.arithmetic.compiled else ", NumPy"
+            for slots in SLOTS if isinstance(rooms, GpuRooms) else (0,):
+                known = [way for way in every if way.chunks.passes == chunks.passes]
+                if any((way.threads, way.slots) == (each.entry_threads, slots) for way in known):
+                    continue
+                same = chunks.passes == chosen.chunks.passes and each.entry_threads == chosen.entry_threads
+                is_chosen = same and slots == chosen.slots
+                seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuRooms) else each.seconds
+                if seconds is not None:
+                    every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))
+        found.append((name, network, options.precision, task, every))
+    options.output.write_bytes(pickle.dumps(found))
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Run every way and print how far the chosen one is from the best."""
+    print("network | tasks have | slots | tasks | passes | forecast, s | seconds | chosen")
+    print("|".join(["---"] * 8))
+    for name, network, precision, task, every in pickle.loads(options.ways.read_bytes()):
+        seconds: list[float] = []
+        for way in every:
+            seconds.append(_seconds_of(way, network, ALGEBRAS[precision], task, options.gpu))
+            passes, mark = len(way.chunks.passes), "chosen" if way.chosen else ""
+            print(
+                f"{name} | {way.share} | {way.slots or ''} | {way.chunks.tasks:,} | {passes} | {way.forecast:.3g} | "
+                f"{seconds[-1]:.3g} | {mark}",
+                flush=True,
+            )
+        best = min(seconds)
+        chosen = next(taken for way, taken in zip(every, seconds, strict=True) if way.chosen)
+        print(f"{name}: chosen {chosen:.3g} s, best {best:.3g} s, {chosen / best - 1:.1%} over it", flush=True)
+
+
+def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_gpu: bool) -> float:
+    gpu = None
+    if on_gpu:
+        from junctor_kernels.gpu import CudaDevice
+
+        gpu = ChunkGpu(way.chunks, algebra.name, CudaDevice(0, task), slots=way.slots)
+    program = ChunkedProgram(
+        way.chunks, network, algebra, way.scratch, Path("/tmp"), entry_threads=way.threads, gpu=gpu
+    )
+    return fewest_seconds(program, time.perf_counter if on_gpu else time.process_time)
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    planning = commands.add_parser("prepare")
+    planning.add_argument("what", nargs="+")
+    planning.add_argument("--most", type=float, default=1e9, help="entry operations of a case")
+    planning.add_argument("--contractions", type=int, default=20_000, help="of all tasks of a case, at most")
+    planning.add_argument("--orders", type=int, default=2, help="of each network")
+    planning.set_defaults(command=prepare)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("cases", type=Path)
+    measuring.add_argument("--passes", type=int, default=1)
+    measuring.add_argument("--limit", type=float, default=600.0, help="seconds after which none is begun")
+    measuring.add_argument("--processes", type=int, default=10, help="that prepare what a GPU does in turns")
+    measuring.add_argument("--settings", type=int, default=2, help="slots and tables on a GPU, in turns, for each plan")
+    measuring.set_defaults(command=measure)
+    cutting = commands.add_parser("ways")
+    cutting.add_argument("what", nargs="+")
+    cutting.add_argument("--memory", default="4GiB")
+    cutting.add_argument("--device-memory")
+    cutting.add_argument("--precision", choices=list(ALGEBRAS), default="single")
+    cutting.set_defaults(command=ways)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("ways", type=Path)
+    comparing.set_defaults(command=compare)
+    for command in (planning, measuring, cutting):
+        command.add_argument("--output", type=Path, required=True)
+    for command in (planning, measuring, cutting, comparing):
+        command.add_argument("--gpu", action="store_true")
+    options = parser.parse_args()
+    options.command(options)
+
+
+if __name__ == "__main__":
+    main()

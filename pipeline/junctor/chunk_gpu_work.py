@@ -1,0 +1,110 @@
+"""What a case in chunks takes of a GPU, in counts whose prices a cost model learns; from a cut plan alone.
+
+While a task computes, another one comes in and a third one goes out: of copies in, copies out and the device, the
+busiest counts in every pass, and what the others take is hidden behind it as far as there are slots. The host hands all
+of it in ahead, so only what it takes longer than everything else together counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
+
+from junctor.chunk_places import RESIDENT_PIECE, leaf_places, resident_places, spreads
+from junctor.chunk_work import scatters
+from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.plan import Plan, Reduce
+
+# About the rates of a GPU and its bus: bytes of copies either way, bytes on the device, loads of its kernels; seconds
+# of the host for a launch, a copy, a step that is prepared. They settle what is busiest.
+BUS, DEVICE, LOADS = 55e9, 2.5e12, 2e12
+LAUNCH, COPY, STEP = 2e-5, 2e-5, 1e-4
+GPU_CHUNK_WORK = (
+    # Of the case: one; passes, and the steps of all of them, whose launches are prepared.
+    *("cases", "passes", "steps"),
+    # Of each task: one, launches, copies, bytes that the host brings in order.
+    *("tasks", "launches", "copies", "scattered"),
+    # Bytes over the bus, bytes that kernels read and write.
+    *("loaded", "stored", "touched"),
+    # Loads of kernels: few terms of few operands, a thread for each entry, a block for each entry.
+    *("quads", "entries", "terms"),
+    # Seconds of the busiest way of each pass, what is hidden behind it, and by how much the host takes longer.
+    *("busiest", "hidden", "behind"),
+    # Tables on disk.
+    "files",
+)
+
+
+def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int) -> tuple[float, ...]:
+    """Return what a case takes, in the order of GPU_CHUNK_WORK.
+
+    slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
+    """
+    plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
+    there = leaves.keys() | resident_places(chunks, itemsize, [room - size]).keys()
+    found = dict.fromkeys(GPU_CHUNK_WORK, 0.0)
+    found["cases"], found["files"] = 1.0, len(chunks.on_disk)
+    for each in chunks.passes:
+        tasks = plan.shape.entries(each.fixed)
+        task = _task_work(chunks, each, itemsize, there)
+        for name, count in task.items():
+            found[name] += tasks * count
+        found["passes"] += 1
+        found["steps"] += len(each.steps)
+        groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
+        busiest, whole = _overlapped(task, tasks, min(slots, groups))
+        found["busiest"] += busiest
+        found["hidden"] += max(0.0, whole - busiest)
+    host = found["launches"] * LAUNCH + found["copies"] * COPY + found["steps"] * STEP
+    found["behind"] = max(0.0, host - found["busiest"])
+    return tuple(map(float, found.values()))
+
+
+def _overlapped(task: Mapping[str, float], tasks: int, slots: int) -> tuple[float, float]:
+    """Return the seconds of a pass whose tasks overlap in so many slots, and those one after the other."""
+    loads = task["quads"] + task["entries"] + task["terms"]
+    ways = task["loaded"] / BUS, task["stored"] / BUS, task["touched"] / DEVICE + loads / LOADS
+    busiest, one = max(ways), sum(ways)
+    # The first task comes in and the last one goes out alone.
+    return max(tasks * busiest, tasks * one / slots) + one - busiest, tasks * one
+
+
+def _task_work(chunks: ChunkPlan, each: Pass, itemsize: int, there: Container[int]) -> dict[str, float]:
+    """Return what one task of a pass takes, the mean over them; there: tables that are used where they are."""
+    plan, fixed = chunks.plan, frozenset(each.fixed)
+    parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
+    task = dict.fromkeys(("launches", "copies", "scattered", "loaded", "stored", "touched"), 0.0)
+    task |= {"quads": 0.0, "entries": 0.0, "terms": 0.0, "tasks": 1.0}
+    # Results that are added up on the device go out once.
+    added = plan.shape.entries(each.summed) if each.summed and not spreads(chunks, each, itemsize) else 1
+    for way, tables in (("loaded", each.loads), ("stored", each.stores)):
+        for table in tables:
+            times = 1 / added if way == "stored" and table == each.out else 1.0
+            if table not in there:
+                task["copies"] += times
+                task[way] += itemsize * parts[table] * times
+                small = chunks.piece(table) * itemsize < RESIDENT_PIECE
+                if small and scatters(chunks.cuts.get(table, ()), fixed):
+                    task["scattered"] += itemsize * parts[table] * times
+    for step in each.steps:
+        terms = plan.shape.entries(v for v in step.eliminated if v not in fixed)
+        task[kind_of(parts[step.out], terms, len(step.operands))] += parts[step.out] * terms * len(step.operands)
+        task["launches"] += 1
+        task["touched"] += itemsize * sum(parts[table] for table in (*step.operands, step.out))
+    return task
+
+
+def kind_of(entries: int, terms: int, operands: int) -> str:
+    """Return which loop a contraction has, as far as its sizes tell (`entries_gpu.launches_of`)."""
+    if entries < MANY_ENTRIES and terms > max(NEAR, entries // TERMS_WORTH_THREADS):
+        return "terms"
+    return "quads" if terms <= NEAR and operands <= MOST_IN_QUADS else "entries"
+
+
+def least_gpu_work(plan: Plan, itemsize: int) -> tuple[float, ...]:
+    """Return what a case takes at the least, however its plan is cut: every contraction once, nothing over the bus."""
+    steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
+    whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
+    found = dict(zip(GPU_CHUNK_WORK, gpu_chunk_work(whole, itemsize, 1, 0), strict=True))
+    return tuple((found | {"hidden": 0.0}).values())

@@ -1,0 +1,291 @@
+"""The cost model in chunks: counts of cut plans, and what is chosen by prices."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from junctor import chunk_slots, chunk_tuning, chunk_work
+from junctor.chunk_choice import chosen_chunking, one_piece_seconds
+from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunk_places import slot_bytes
+from junctor.chunk_rooms import CpuRooms, GpuRooms, Limits, backend_of
+from junctor.chunk_work import CHUNK_WORK, Arithmetic, least_work
+from junctor.chunked import ChunkedProgram
+from junctor.engine import Engine, shape_of
+from junctor.generate import grid
+from junctor.measurements import BACKENDS, Device, read
+from junctor.oversize import cut
+from junctor.planning.chunks import ChunkPlan, chunk_plan
+from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.oversize import operations_of
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+from junctor.query import Query
+from junctor.speeds import DeviceSpeeds, Prices, Speeds
+from junctor_kernels import entries, entries_gpu, reference
+from junctor_kernels.axes import Contraction
+from junctor_kernels.panels import COPIED, MODE, NEIGHBOURS, SAME
+
+NOTHING, ENDLESS = Pattern(frozenset(), frozenset()), 1 << 60
+COMPILED, PLAIN = Arithmetic(8, 1 << 16, True), Arithmetic(8, 1 << 16, False)
+
+
+def planned(rows: int = 10, columns: int = 10, states: int = 2) -> Plan:
+    return compile_plan(shape_of(grid(rows, columns, states=states, seed=1)), NOTHING, rows=1)
+
+
+def counted(chunks: ChunkPlan, how: Arithmetic) -> dict[str, float]:
+    return dict(zip(CHUNK_WORK, chunk_work.chunk_work(chunks, how), strict=True))
+
+
+def on_gpu(chunks: ChunkPlan, slots: int, room: int) -> dict[str, float]:
+    return dict(zip(GPU_CHUNK_WORK, gpu_chunk_work(chunks, 4, slots, room), strict=True))
+
+
+def prices(backend: str, **each: float) -> Prices:
+    """Prices of some counts, nothing for all others."""
+    assert each.keys() <= set(BACKENDS[backend])
+    return Prices(tuple(each.get(name, 0.0) for name in BACKENDS[backend]), (0.0,) * 5, (0.0, 0.0))
+
+
+def test_constants_are_those_of_the_loops() -> None:
+    assert chunk_work.PREPARED == entries.PREPARED
+    assert chunk_work.LEAST_KEPT == entries.LEAST_KEPT
+    assert chunk_work.COPY_FROM == entries.COPY_FROM
+    assert chunk_work.PANEL == entries.PANEL
+
+
+@pytest.mark.parametrize("working", [1 << 6, 1 << 10, 1 << 20])
+def test_every_operation_is_counted_once_however_a_plan_is_cut(working: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_work, "PREPARED", 0)
+    chunks = chunk_plan(planned(8, 8), working, ENDLESS, 0)
+    found = counted(chunks, COMPILED)
+    assert sum(found[name] for name in ("near", "same", "apart", "few")) == operations_of(chunks.plan)
+    assert found["tasks"] == chunks.tasks
+    assert found["passes"] == len(chunks.passes)
+    assert found["stored"] == chunks.stored
+    assert found["prepared"] == found["steps"] <= found["contractions"]
+    assert found["products"] == found["blocks"] == 0
+    plain = counted(chunks, PLAIN)
+    assert plain["prepared"] == plain["terms"] == 0 < plain["products"]
+
+
+def test_smaller_tasks_are_more_and_nothing_is_less_than_the_least() -> None:
+    plan = planned()
+    found = [counted(chunk_plan(plan, working, ENDLESS, 0), COMPILED) for working in (1 << 8, 1 << 12, 1 << 20)]
+    contractions = [each["contractions"] for each in found]
+    assert contractions == sorted(contractions, reverse=True)
+    least = dict(zip(CHUNK_WORK, least_work(plan, COMPILED), strict=True))
+    assert all(least[name] <= each[name] for each in found for name in ("contractions", "entries", "tasks", "steps"))
+    spilled = counted(chunk_plan(plan, 1 << 8, found[0]["stored"].__int__() // 8, ENDLESS), COMPILED)
+    assert spilled["files"] > 0 == found[0]["files"]
+
+
+@pytest.mark.parametrize(("size", "states"), [(14, 2), (9, 3), (7, 4)])
+def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[str] = []
+    real = entries._walk
+
+    def walk(*given: Any) -> Any:
+        found, panels = real(*given)
+        for each in found.operands:
+            mode = {SAME: "same", NEIGHBOURS: "near"}.get(int(each[MODE]), "apart")
+            wanted.append("near" if mode == "apart" and each[COPIED] else mode)
+        return found, panels
+
+    monkeypatch.setattr(entries, "_walk", walk)
+    monkeypatch.setattr(chunk_work, "VECTOR_BYTES", entries.BYTES)
+    chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
+    program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
+    told = right = 0
+    for each, body in zip(chunks.passes, program.bodies, strict=True):
+        for step, lowered in zip(each.steps, body.steps, strict=True):
+            what = lowered.what
+            if what.kept_entries < entries.LEAST_KEPT or what.kept_entries * what.eliminated_entries < entries.PREPARED:
+                continue
+            entries.forget()
+            wanted.clear()
+            entries.reduce(what, [_filled(what, k) for k in range(len(what.operands))], reference.DOUBLE)
+            fixed = frozenset(each.fixed)
+            axes = [v for v in chunks.layout(step.out) if v not in fixed]
+            scopes = [[v for v in chunks.layout(table) if v not in fixed] for table in lowered.operands]
+            terms, width = what.eliminated_entries, entries.BYTES // 8
+            found = [chunk_work.lies(chunks.plan, axes, scope, terms, width) for scope in scopes]
+            told += len(found)
+            right += sum(a == b for a, b in zip(found, wanted[: len(found)], strict=True))
+    assert told > 10
+    assert right >= 0.9 * told
+
+
+def _filled(what: Contraction, k: int) -> Any:
+    import numpy as np
+
+    strides = (*what.operands[k].kept, *what.operands[k].eliminated)
+    sizes = (*what.kept, *what.eliminated)
+    return np.ones((1 + sum(stride * (size - 1) for stride, size in zip(strides, sizes, strict=True)), 1))
+
+
+def test_a_plan_does_not_depend_on_threads() -> None:
+    problem = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING)
+    known = {backend_of(reference.DOUBLE, True): prices("chunks-double", terms=1e-9, contractions=1e-5)}
+    known[backend_of(reference.DOUBLE, False)] = prices("chunks-plain-double", products=1e-5, blocks=1e-5)
+    found = []
+    for threads in (1, 2, 64):
+        limits = Limits(1 << 28, None, 0, Path(), threads)
+        found.append(cut(problem, reference.DOUBLE, limits, known, rows=100))
+    assert found[0].entry_threads == 1 < found[1].entry_threads < found[2].entry_threads
+    assert found[0].chunks == found[1].chunks == found[2].chunks
+    assert len({each.working for each in found}) == 1
+
+
+def test_prices_choose_the_share_of_a_task() -> None:
+    problem, limits = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING), Limits(1 << 22, None, ENDLESS, Path())
+    chosen = {}
+    for name in ("contractions", "spilled"):
+        known = {
+            backend_of(reference.DOUBLE, each): prices(backend_of(reference.DOUBLE, each), **{name: 1.0})
+            for each in (True, False)
+        }
+        chosen[name] = cut(problem, reference.DOUBLE, limits, known)
+    # Large tasks need few contractions, small ones leave room for stored tables.
+    few, small = (counted(chosen[name].chunks, PLAIN) for name in ("contractions", "spilled"))
+    assert few["contractions"] <= small["contractions"]
+    assert small["spilled"] <= few["spilled"]
+    assert few != small
+
+
+def test_slots_hide_what_is_not_busiest() -> None:
+    chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
+    alone, three = (on_gpu(chunks, slots, 0) for slots in (1, 3))
+    assert three["busiest"] < alone["busiest"]
+    assert three["hidden"] > alone["hidden"]
+    assert alone["loaded"] == three["loaded"] > 0
+    assert three["quads"] + three["entries"] + three["terms"] == operations_of(chunks.plan)
+    # What stays on the device does not cross the bus.
+    assert on_gpu(chunks, 3, 1 << 30)["loaded"] < three["loaded"]
+    assert least_gpu_work(chunks.plan, 4)[GPU_CHUNK_WORK.index("loaded")] == 0
+
+
+@pytest.mark.parametrize(("name", "slots"), [("busiest", 2), ("loaded", 1)])
+def test_prices_choose_the_slots(name: str, slots: int) -> None:
+    chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
+    # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
+    room = chunk_slots.OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
+    limits = Limits(1 << 30, room, 0, Path(), on_gpu=True)
+    rooms = GpuRooms(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
+    chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
+    assert chunking.slots == slots
+    assert chunking.working <= room
+    assert chunking.seconds == rooms.seconds_with(chunks, slots)
+    assert rooms.seconds_with(chunks, 7) is None
+
+
+def test_the_cheaper_device_is_chosen() -> None:
+    network = grid(12, 12, states=2, seed=1)
+
+    def engine(on_gpu: float, on_cpu: float, device: str = "auto") -> Engine:
+        figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
+        cpu = {
+            backend_of(reference.DOUBLE, each): prices(
+                backend_of(reference.DOUBLE, each), contractions=on_cpu, steps=on_cpu
+            )
+            for each in (True, False)
+        }
+        gpu = {"chunks-gpu-double": prices("chunks-gpu-double", steps=on_gpu)}
+        speeds = Speeds((DeviceSpeeds(Device("c"), cpu), DeviceSpeeds(Device("g", figures), gpu)))
+        made = Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)  # type: ignore[arg-type]
+        # As if there was one.
+        made.__dict__["speeds"] = speeds.devices[1]
+        return made
+
+    def chosen(made: Engine, gpu: bool = True) -> bool:
+        return chosen_chunking(made, NOTHING, 1, reference.DOUBLE, 1 << 28, gpu).limits.on_gpu
+
+    assert chosen(engine(1e-6, 1e-3))
+    assert not chosen(engine(1e-2, 1e-6))
+    assert chosen(engine(1e-2, 1e-6, "gpu"))
+    assert not chosen(engine(1e-6, 1e-3), gpu=False)
+
+
+def test_one_piece_is_priced_by_all_of_its_operations() -> None:
+    plan = planned(4, 4)
+    known = Prices((), (0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0))
+    assert one_piece_seconds(plan, known, 3) == plan.shared_operations + 3 * plan.case_operations
+
+
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_tuning, "CUTS", ((1 << 12, 1.0), (1 << 16, 0.3)))
+    cases = list(chunk_tuning.cpu_cases([("a", grid(5, 5, seed=1))]))
+    assert len({(case.label, case.algebra.name) for case in cases}) == len(cases) > 3
+    rows = [row for case in cases for row in chunk_tuning.measure_on_cpu(case)]
+    assert {row.backend for row in rows} == {
+        name for name in BACKENDS if name.startswith("chunks") and "gpu" not in name
+    }
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert all(len(row.plan) == 5 and row.rows == 1 for row in rows)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import emulated_cupy
+
+    monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
+    monkeypatch.setattr(entries_gpu, "THREADS", 32)
+    monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+    chunk_slots._module.cache_clear()
+    yield emulated_cupy.Device(1 << 28, 0)
+    chunk_slots._module.cache_clear()
+
+
+def test_a_gpu_is_measured(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_tuning, "GPU_SETTINGS", ((2, 0.0), (1, 1.5)))
+    monkeypatch.setattr(chunk_tuning, "MOST_REPEATS", 1)
+    (case, *_) = chunk_tuning.gpu_cases([("a", grid(3, 3, seed=1))])
+    rows = chunk_tuning.measure_on_gpu(replace(case, chunks=chunk_plan(case.chunks.plan, 16, ENDLESS, 0)), emulated)
+    assert [row.backend for row in rows] == ["chunks-gpu-single"] * 2
+    assert [len(row.work) for row in rows] == [len(GPU_CHUNK_WORK)] * 2
+    assert len({row.label for row in rows}) == 2
+    assert emulated.room == 1 << 28
+
+
+def test_cpu_rooms_keep_to_the_limits() -> None:
+    known = {
+        backend_of(reference.DOUBLE, True): prices("chunks-double"),
+        backend_of(reference.DOUBLE, False): prices("chunks-plain-double", products=1.0),
+    }
+    for memory, task in ((1 << 24, None), (1 << 27, None), (1 << 30, 1 << 26), (1 << 34, None)):
+        rooms = CpuRooms(Limits(memory, task, 0, Path(), 4), reference.DOUBLE, known, 1000)
+        found = rooms.rooms(planned(4, 4))
+        assert found
+        for room in found:
+            assert room.scratch + room.working + room.memory <= memory
+            assert task is None or room.scratch + room.working <= task
+
+
+def test_the_benchmark_measures_and_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    benchmark = importlib.import_module("chunk_costs")
+    for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
+        monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))
+
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["chunk_costs.py", *arguments])
+        benchmark.main()
+        return capsys.readouterr().out
+
+    cases, found, ways = (str(tmp_path / name) for name in ("cases", "found.parquet", "ways"))
+    assert "plans" in call("prepare", "4x5", "5", "--output", cases)
+    assert "measurements of" in call("measure", cases, "--output", found)
+    assert {row.network for row in read(Path(found))} == {"grid 4 x 5, 2 states", "complete 5"}
+    assert "forecast" in call("ways", "5x6", "--memory", "2MiB", "--output", ways)
+    table = call("compare", ways)
+    assert table.count("| chosen") == 2
+    assert "over it" in table

@@ -1,0 +1,77 @@
+"""The cost model of stored clique tables: what is counted, and forecasts by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from junctor import stored_tuning, stored_work
+from junctor.engine import shape_of
+from junctor.generate import grid, layered
+from junctor.measurements import BACKENDS
+from junctor.speeds import Prices
+from junctor.stored_host import HostExecutor, Kernels, initial_table, kernels_for
+from junctor.stored_plan import plan_stored
+from junctor.stored_work import STORED_WORK, case_work, making_work, stored_forecast
+from junctor_kernels import stored
+from junctor_kernels.permutation import permute
+from junctor_kernels.reference import DOUBLE, LOG
+
+
+def named(work: tuple[float, ...]) -> dict[str, float]:
+    return dict(zip(STORED_WORK, work, strict=True))
+
+
+@pytest.mark.parametrize("observed", [(), (0, 3, 5)])
+def test_what_kernels_do_is_counted(observed: tuple[int, ...]) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=1)
+    plan, done = plan_stored(shape_of(network)), dict.fromkeys(("scattered", "reduced", "permuted"), 0)
+
+    def scatter(table: np.ndarray, view: object, values: np.ndarray) -> bool:
+        done["scattered"] += len(table)
+        return stored.scatter(table, view, values, DOUBLE)  # type: ignore[arg-type]
+
+    def reduce(table: np.ndarray, view: object, sums: np.ndarray) -> None:
+        done["reduced"] += len(table)
+        stored.reduce(table, view, sums, DOUBLE)  # type: ignore[arg-type]
+
+    def ordered(table: np.ndarray, swaps: object) -> np.ndarray:
+        done["permuted"] += len(table)
+        return permute(table, swaps)  # type: ignore[arg-type]
+
+    kernels = Kernels(scatter, reduce, ordered)
+    initial = [initial_table(plan, network, i, DOUBLE, kernels) for i in range(len(plan.cliques))]
+    making = named(making_work(plan))
+    assert (making["multiplied"], making["permuted"]) == (done["scattered"], done["permuted"])
+    assert making["made"] == plan.total_entries()
+    done["scattered"] = 0
+    likelihoods = {v: np.full(3, 0.5) for v in observed}
+    HostExecutor(plan, initial, DOUBLE, kernels).propagate(likelihoods)
+    case = named(case_work(plan, frozenset(observed)))
+    assert (case["scattered"], case["reduced"]) == (done["scattered"], done["reduced"])
+    assert case["copied"] == plan.total_entries()
+
+
+def test_forecasts_are_sums_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_stored(shape_of(grid(6, 6, seed=1)))
+    prices = {
+        "stored-double": Prices(tuple(float(name in ("made", "reduced")) for name in STORED_WORK), (), (0.0, 0.0))
+    }
+    # Small tables are done by NumPy, which was not measured.
+    assert stored_forecast(plan, frozenset(), DOUBLE, prices) is None
+    monkeypatch.setattr(stored_work, "COMPILED_ENTRIES", 1)
+    assert stored_forecast(plan, frozenset(), LOG, prices) is None
+    found = stored_forecast(plan, frozenset({1}), DOUBLE, prices)
+    assert found is not None
+    assert found.making == plan.total_entries()
+    assert found.case == named(case_work(plan, frozenset({1})))["reduced"]
+
+
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_tuning, "COMPILED_ENTRIES", 1)
+    ((name, rows),) = stored_tuning.stored_measured([("a", grid(4, 4, seed=1))])
+    assert name == "a, stored tables"
+    assert {row.backend for row in rows} == {name for name in BACKENDS if name.startswith("stored")}
+    assert {row.label for row in rows} == {"making", "0 observed", "0.2 observed"}
+    assert all(row.seconds > 0 and len(row.work) == len(STORED_WORK) for row in rows)
+    assert list(stored_tuning.stored_measured([("a", grid(4, 4, seed=1))], -1.0)) == []
+    assert kernels_for(DOUBLE, 1).permute is permute
