@@ -142,7 +142,7 @@ class Crew:
 
     def room_for_tables(self, chunking: Chunking, itemsize: int) -> int:
         """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
-        limits, each = chunking.limits, self._each(chunking.limits) - chunking.fixed
+        limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
             return each - RESERVED * chunking.working
         slot = slot_bytes(chunking.chunks, itemsize)
