@@ -54,6 +54,8 @@ TOUCHED_BYTES = 1 << 28
 OFFSET_BYTES = 1 << 26
 # Pinned memory for offsets and small parts on their way.
 STAGING_BYTES = 1 << 25
+# Launches that are kept for the next case.
+MOST_KEPT = 1 << 15
 
 
 class Mark(NamedTuple):
