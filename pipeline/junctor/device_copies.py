@@ -39,6 +39,15 @@ def copies(target: Array, source: Array) -> Iterator[tuple[int, int, int, int, i
         yield target.ctypes.data + to, pitches[0], source.ctypes.data + of, pitches[1], width, rows
 
 
+def enqueue(runtime: Any, stream: Any, target: Array, source: Array) -> None:
+    """Enqueue copies between arrays of one shape whose last axes are contiguous, wherever they lie."""
+    for to, pitch, of, other_pitch, width, rows in copies(target, source):
+        if rows == 1:
+            runtime.memcpyAsync(to, of, width, runtime.memcpyDefault, stream.ptr)
+        else:
+            runtime.memcpy2DAsync(to, pitch, of, other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
+
+
 class Lying(np.ndarray[Any, Any]):
     """An array whose address is on the device."""
 

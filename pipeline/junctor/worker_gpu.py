@@ -15,8 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from itertools import accumulate, islice
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,8 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 
 from junctor.chunk_places import aligned
 from junctor.chunk_slots import OFFSET_BYTES
-from junctor.device_copies import copies, lying_at
+from junctor.chunk_staging import addresses_of, packed
+from junctor.device_copies import enqueue, lying_at
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
 
@@ -182,12 +182,7 @@ class WorkerGpu:
 
     def copy(self, stream: Any, target: Array, source: Array) -> None:
         """Enqueue copies between arrays of one shape, wherever they lie."""
-        runtime = self.cupy.cuda.runtime
-        for to, pitch, of, other_pitch, width, rows in copies(target, source):
-            if rows == 1:
-                runtime.memcpyAsync(to, of, width, runtime.memcpyDefault, stream.ptr)
-            else:
-                runtime.memcpy2DAsync(to, pitch, of, other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
+        enqueue(self.cupy.cuda.runtime, stream, target, source)
 
     def launch(self, call: Call, words: Array) -> None:
         """Enqueue a kernel on the current stream."""
@@ -215,15 +210,10 @@ class WorkerGpu:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
         if what not in self._prepared:
             launches = launches_of(what)
-            # In one copy: there are thousands of them.
-            parts = [p for launch in launches for o in launch.offsets for p in (o.panels, o.places, o.far, o.near)]
-            starts = list(accumulate((aligned(part.nbytes) for part in parts), initial=0))
-            whole = np.zeros(starts.pop(), np.uint8)
-            for start, part in zip(starts, parts, strict=True):
-                whole[start : start + part.nbytes] = part.view(np.uint8)
+            whole, starts = packed(launches, [], partial(np.zeros, dtype=np.uint8))
             self._offsets.append(self.cupy.asarray(whole))
-            at = (int(self._offsets[-1].data.ptr) + start for start in starts)
-            self._prepared[what] = launches, [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
+            places, _ = addresses_of(launches, int(self._offsets[-1].data.ptr), starts)
+            self._prepared[what] = launches, places
         return self._prepared[what]
 
     def _make_room(self) -> None:
