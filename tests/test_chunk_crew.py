@@ -73,6 +73,10 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
+def refuse(*_: Any) -> None:
+    raise BudgetError("rows do not fit one worker")
+
+
 def test_any_number_of_workers_and_one_that_is_killed(
     files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +92,12 @@ def test_any_number_of_workers_and_one_that_is_killed(
         # As many partitions as workers: each answers one alone.
         run(Job("grid.uai", "evidence.csv", "alone", partition_rows=1), resources)
         assert not spread
+        with monkeypatch.context() as patch:
+            patch.setattr("junctor.forecast.survey", refuse)
+            run(Job("grid.uai", "evidence.csv", "together", partition_rows=1), resources)
+        assert len(set(spread)) == 2
     np.testing.assert_allclose(numbers("two"), numbers("alone"), atol=1e-12)
+    np.testing.assert_array_equal(numbers("two"), numbers("together"))
     start, killed = chunk_jobs.PassRun._start, list[int]()
 
     def kill(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:

@@ -92,9 +92,10 @@ def test_measured_peak_is_at_most_the_planned_one(
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
     batch = observed(network, 80, every=4)
     allowed = least(network, query, batch) + spare
-    engine = Engine(network, query, memory=allowed, threads=3 if compiled else 1)
-    # What Numba loads is no part of a plan.
-    Engine(network, query).answer(batch)
+    threads = 3 if compiled else 1
+    # What Numba and Python load on the way is no part of a plan.
+    Engine(network, query, memory=allowed, threads=threads).answer(batch)
+    engine = Engine(network, query, memory=allowed, threads=threads)
     answers, peak = measured(engine, batch)
     prepared = next(iter(engine._prepared.values()))
     assert (prepared.memory.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")

@@ -14,11 +14,12 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
-from junctor import chunk_cluster, chunk_crew, chunk_slots, worker_gpu
+from junctor import chunk_cluster, chunk_crew, chunk_slots, device_copies, worker_gpu
 from junctor.chunk_cluster import ClusterRun
 from junctor.chunk_places import slot_bytes
 from junctor.chunk_slots import ChunkGpu
 from junctor.chunked import ChunkedProgram
+from junctor.device_copies import copies
 from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine, shape_of
 from junctor.errors import DeviceError
@@ -29,7 +30,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
 from junctor.run import Job, run
-from junctor.worker_gpu import OnGpu, copies
+from junctor.worker_gpu import OnGpu
 from junctor_kernels import entries_gpu, reference
 from junctor_kernels.reference import Algebra
 from pyarrow import parquet
@@ -74,7 +75,7 @@ def client() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send tables of these networks away as if they were large."""
-    monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 2)
+    monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 0)
     monkeypatch.setattr(chunk_cluster, "SMALL_ENTRIES", 0)
     monkeypatch.setattr(chunk_cluster, "SMALL_WORK", -1)
 
@@ -174,7 +175,7 @@ def test_a_run_over_workers_with_gpus(
 @pytest.mark.parametrize("most_pitch", [1 << 31, 100])
 @pytest.mark.parametrize("at", [(), (1,), (slice(None), 1), (slice(None), slice(None), 2), (0, slice(None), 1)])
 def test_copies_between_slices(at: tuple[Any, ...], most_pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_gpu, "MOST_PITCH", most_pitch)
+    monkeypatch.setattr(device_copies, "MOST_PITCH", most_pitch)
     whole = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
     for source, target in ((whole[at], np.zeros_like(whole[at])), (whole[at].copy(), np.zeros_like(whole)[at])):
         each = list(copies(target, source))

@@ -25,7 +25,7 @@ from junctor.chunk_tasks import OnCpu
 from junctor.chunked import ChunkedProgram
 from junctor.devices import has_gpu
 from junctor.distribution import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
-from junctor.errors import BudgetError
+from junctor.errors import BudgetError, JunctorError
 from junctor.model import Network
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
@@ -46,7 +46,7 @@ GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
 # Coarse, for choices and forecasts: seconds of an operation, and of a byte to or from a task on its worker; on CPUs and
 # on GPUs. Then those that a task takes the client and the scheduler, and a byte that goes to another worker.
 CPU_SECONDS, GPU_SECONDS = (1e-9, 1e-10), (1.5e-12, 1e-12)
-TASK_SECONDS, CROSSING_SECONDS = 5e-3, 1e-9
+TASK_SECONDS, CROSSING_SECONDS = 1e-2, 1e-9
 # Workers that plans are chosen for, however many there are.
 CHOSEN_FOR = 4
 # Seconds of a row from which compiled contractions are worth being loaded on every worker.
@@ -228,8 +228,8 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
             yield Crew(len(workers), memory, room, threads or max(1, shared), client)
         finally:
             if room is not None:
-                # Workers of a scheduler go on with other work.
-                with suppress(OSError, RuntimeError):
+                # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
+                with suppress(OSError, RuntimeError, JunctorError):
                     client.run(close)
 
 

@@ -15,16 +15,13 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import Runs, bits_of, record
 
 from junctor.chunk_places import spreads, task_places
-from junctor.chunk_slots import ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
+from junctor.chunk_slots import MOST_KEPT, ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
 from junctor.planning.chunks import ChunkPlan, Pass
 
 if TYPE_CHECKING:
     from junctor.chunk_tasks import Step
 
 Array = npt.NDArray[Any]
-
-# Launches that are kept for the next case, of a kilobyte and a half each.
-MOST_KEPT = 1 << 15
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,7 +18,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
 from junctor.chunk_places import slot_bytes
-from junctor.chunk_slots import OFFSET_BYTES
+from junctor.chunk_slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
 from junctor.chunk_work import Arithmetic, chunk_work, least_work
 from junctor.memory import STEP_BYTES
 from junctor.planning.chunks import ChunkPlan
@@ -42,6 +42,8 @@ MOST_THREADS = 64
 NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 # What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
 INTERPRETER_BYTES = 1 << 19
+# A launch that is kept for the next case, with what Python takes for it.
+LAUNCH_BYTES = 3072
 # Seconds that compiled contractions have to save to be worth being loaded.
 COMPILED_SECONDS = 1.0
 # Seconds of a byte to a disk or from there, beside what the process does for it; not measured, as disks differ.
@@ -141,7 +143,7 @@ class GpuRooms:
 
     def rooms(self, plan: Plan) -> list[Room]:
         """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
-        free = self._limits.memory - fixed_bytes(plan)
+        free = self._limits.memory - fixed_bytes(plan) - launch_bytes(plan)
         return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
 
     def least(self, plan: Plan) -> float:
@@ -171,7 +173,8 @@ class GpuRooms:
         most = self._most(chunks)
         seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
-        return Chunking(chunks, self._limits, self._itemsize, working, 0, seconds, slots=slots)
+        beside = launch_bytes(chunks.plan)
+        return Chunking(chunks, self._limits, self._itemsize, working, beside, seconds, slots=slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +182,8 @@ class Chunking:
     """A plan cut for some limits.
 
     itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
-    offsets. beside: bytes of tasks in the memory that stored tables have. seconds: of a row. scratch: entries of a
-    block in NumPy. entry_threads: of compiled contractions, 0 where there are none. slots: groups of tasks under way
+    offsets. beside: bytes of tasks and launches in the memory of stored tables. seconds: of a row. scratch: entries of
+    a block in NumPy. entry_threads: of compiled contractions, 0 where there are none. slots: groups of tasks under way
     at once on a GPU. workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
     """
 
@@ -230,6 +233,11 @@ def compiled_bytes(task: int) -> int:
 def backend_of(algebra: Algebra, compiled: bool) -> str:
     """Return the name of the prices of a CPU for contractions that are compiled, or NumPy's."""
     return f"chunks-{'' if compiled else 'plain-'}{algebra.name}"
+
+
+def launch_bytes(plan: Plan) -> int:
+    """Return what passes on a GPU take in the memory of the machine: records of their launches, and staging."""
+    return STAGING_BYTES + min(len(plan.steps), MOST_KEPT) * LAUNCH_BYTES
 
 
 def fixed_bytes(plan: Plan) -> int:

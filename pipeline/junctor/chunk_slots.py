@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,9 +30,8 @@ from junctor.chunk_places import (
     resident_places,
     slot_bytes,
 )
-from junctor.machine import usable_cores
+from junctor.chunk_staging import Staging, addresses_of, packed, pinned
 from junctor.planning.chunks import ChunkPlan
-from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
@@ -46,14 +42,12 @@ Array = npt.NDArray[Any]
 
 # Groups of tasks under way at once where nobody says how many.
 SLOTS = 3
-# For all devices (cudaHostRegisterPortable).
-PORTABLE = 1
-# Bytes that a thread touches at a time.
-TOUCHED_BYTES = 1 << 28
 # What offsets of launches may take beside the slots.
 OFFSET_BYTES = 1 << 26
 # Pinned memory for offsets and small parts on their way.
 STAGING_BYTES = 1 << 25
+# Launches that are kept for the next case.
+MOST_KEPT = 1 << 15
 
 
 class Mark(NamedTuple):
@@ -98,42 +92,6 @@ class Slot:
     def launch(self, kernel: Any, blocks: int, words: Array) -> None:
         """Hand in a kernel of `entries.cu`."""
         kernel((blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
-
-
-class Staging:
-    """Pinned memory for what is copied once: a ring, whose parts are given back pass by pass."""
-
-    def __init__(self, memory: Array) -> None:
-        self._memory = memory
-        self.clear()
-
-    def clear(self) -> None:
-        """Take everything back."""
-        self._taken, self._free = 0, 0
-        self._parts: deque[tuple[int, int]] = deque()
-
-    @property
-    def oldest(self) -> int | None:
-        """The pass that has taken what comes back next."""
-        return self._parts[0][0] if self._parts else None
-
-    def take(self, size: int, number: int) -> Array | None:
-        """Return so many bytes for a pass; None where there is no room before others are given back, or at all."""
-        whole = len(self._memory)
-        start = self._taken % whole
-        # Nothing goes around the end.
-        begin = self._taken if start + size <= whole else self._taken + whole - start
-        end = begin + aligned(size)
-        if size > whole // 2 or end - self._free > whole:
-            return None
-        self._taken = end
-        self._parts.append((number, end))
-        return self._memory[begin % whole : begin % whole + size]
-
-    def release(self, number: int) -> None:
-        """Give back what passes up to a number have taken."""
-        while self._parts and self._parts[0][0] <= number:
-            self._free = self._parts.popleft()[1]
 
 
 @dataclass(eq=False, slots=True)
@@ -243,19 +201,10 @@ class OneGpu:
         """
         if lying not in self._prepared:
             launches, panels = launches_in_place(lying)
-            # In one copy: there are thousands of them.
-            parts = [
-                part for launch in launches for o in launch.offsets for part in (o.panels, o.places, o.far, o.near)
-            ]
-            parts += [] if panels is None else [panels]
-            starts = list(accumulate((aligned(part.nbytes) for part in parts), initial=0))
-            whole = take(starts.pop())
-            for start, part in zip(starts, parts, strict=True):
-                whole[start : start + part.nbytes] = part.view(np.uint8)
+            whole, starts = packed(launches, [] if panels is None else [panels], take)
             memory = self._uploaded(whole)
-            at = (int(memory.data.ptr) + start for start in starts)
-            places = [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
-            self._prepared[lying] = Prepared(launches, places, next(at, 0), memory, number)
+            places, (out_panels,) = addresses_of(launches, int(memory.data.ptr), starts, 1)
+            self._prepared[lying] = Prepared(launches, places, out_panels, memory, number)
         self._prepared[lying].used = number
         return self._prepared[lying]
 
@@ -453,35 +402,6 @@ def _reach_each_other(devices: Sequence[OneGpu]) -> bool:
             # An error where that has been done before.
             runtime.deviceEnablePeerAccess(other.number)
     return True
-
-
-def pinned(size: int) -> Array:
-    """Return bytes of the host that the device reaches by itself, not cleared.
-
-    Pages are touched by several threads before they are pinned, huge ones where the system has them: that takes a
-    fraction of the time that pinning untouched memory does.
-    """
-    if not size:
-        return np.empty(0, np.uint8)
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.uint8)
-    parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
-    in_threads(lambda part, _: part.fill(0), parts, usable_cores())
-    _register(array)
-    return array
-
-
-def _register(array: Array) -> None:
-    import cupy
-
-    runtime, at = cupy.cuda.runtime, array.ctypes.data
-    try:
-        runtime.hostRegister(at, array.nbytes, PORTABLE)
-    except runtime.CUDARuntimeError as error:
-        raise MemoryError(f"{array.nbytes:,} bytes of pinned memory: {error}") from error
-    weakref.finalize(array, runtime.hostUnregister, at)
 
 
 @cache

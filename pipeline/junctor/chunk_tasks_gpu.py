@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from junctor.chunk_tasks import Given, Made, Record, Slices, Source, arrived, laid_out, largest_of
 from junctor.chunked_gpu import RUN_BYTES
-from junctor.worker_gpu import DevicePart, LoweredPass, Lying, Slot, WorkerGpu, lying_at, worker_gpu
+from junctor.device_copies import Lying, lying_at
+from junctor.worker_gpu import DevicePart, LoweredPass, Slot, WorkerGpu, worker_gpu
 
 Array = npt.NDArray[Any]
 

@@ -22,6 +22,7 @@ from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift
 
 from junctor.chunk_launches import Calls, Launches, PassFacts
 from junctor.chunk_slots import Mark, OneGpu, Slot
+from junctor.device_copies import enqueue, lying_at
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
@@ -308,24 +309,10 @@ class GpuRun:
         return staged
 
     def _copy(self, slot: Slot, table: Array, at: int, to_slot: bool) -> None:
-        """Enqueue the copies of an array whose last axis is contiguous, rows of equal distance at once.
-
-        Where it lies, on the host or on a device, its address tells.
-        """
-        runtime = slot.on.cupy.cuda.runtime
-        kind = runtime.memcpyDefault
-        if table.flags.c_contiguous:
-            ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
-            runtime.memcpyAsync(*ends, table.nbytes, kind, slot.stream.ptr)
-            return
-        *outer, rows, _ = table.shape
-        width = table.shape[-1] * table.itemsize
-        for index in itertools.product(*map(range, outer)):
-            block = table[index]
-            here, there = (block.ctypes.data, block.strides[0]), (at, width)
-            target, source = (there, here) if to_slot else (here, there)
-            runtime.memcpy2DAsync(*target, *source, width, rows, kind, slot.stream.ptr)
-            at += width * rows
+        """Enqueue the copies of an array, on the host or on a device, to a place in a slot or from there."""
+        part_ = lying_at(at, table.size, self.gpu.dtype).reshape(table.shape)
+        ends = (part_, table) if to_slot else (table, part_)
+        enqueue(slot.on.cupy.cuda.runtime, slot.stream, *ends)
 
     def _close_through(self, number: int) -> None:
         """Close the passes up to a number."""

@@ -7,17 +7,15 @@ pinned memory of the worker. Nobody waits for them: a task has done all of its c
 
 from __future__ import annotations
 
+import asyncio
 import bisect
-import ctypes
-import itertools
 import queue
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from itertools import accumulate, islice
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +26,8 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 
 from junctor.chunk_places import aligned
 from junctor.chunk_slots import OFFSET_BYTES
+from junctor.chunk_staging import addresses_of, packed
+from junctor.device_copies import enqueue, lying_at
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
 
@@ -40,10 +40,8 @@ Array = npt.NDArray[Any]
 
 # Tasks that have a slot at once.
 MOST_SLOTS = 3
-# Seconds that a run waits for the parts of another one to leave the device.
-PATIENCE = 30.0
-# Bytes that rows of a copy may be apart.
-MOST_PITCH = (1 << 31) - 1
+# Seconds that a run waits for the parts of another one to leave the device, and tenths of seconds for its own.
+PATIENCE, CLOSING = 30.0, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +182,7 @@ class WorkerGpu:
 
     def copy(self, stream: Any, target: Array, source: Array) -> None:
         """Enqueue copies between arrays of one shape, wherever they lie."""
-        runtime = self.cupy.cuda.runtime
-        for to, pitch, of, other_pitch, width, rows in copies(target, source):
-            if rows == 1:
-                runtime.memcpyAsync(to, of, width, runtime.memcpyDefault, stream.ptr)
-            else:
-                runtime.memcpy2DAsync(to, pitch, of, other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
+        enqueue(self.cupy.cuda.runtime, stream, target, source)
 
     def launch(self, call: Call, words: Array) -> None:
         """Enqueue a kernel on the current stream."""
@@ -217,15 +210,10 @@ class WorkerGpu:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
         if what not in self._prepared:
             launches = launches_of(what)
-            # In one copy: there are thousands of them.
-            parts = [p for launch in launches for o in launch.offsets for p in (o.panels, o.places, o.far, o.near)]
-            starts = list(accumulate((aligned(part.nbytes) for part in parts), initial=0))
-            whole = np.zeros(starts.pop(), np.uint8)
-            for start, part in zip(starts, parts, strict=True):
-                whole[start : start + part.nbytes] = part.view(np.uint8)
+            whole, starts = packed(launches, [], partial(np.zeros, dtype=np.uint8))
             self._offsets.append(self.cupy.asarray(whole))
-            at = (int(self._offsets[-1].data.ptr) + start for start in starts)
-            self._prepared[what] = launches, [[tuple(islice(at, 4)) for _ in launch.offsets] for launch in launches]
+            places, _ = addresses_of(launches, int(self._offsets[-1].data.ptr), starts)
+            self._prepared[what] = launches, places
         return self._prepared[what]
 
     def _make_room(self) -> None:
@@ -326,21 +314,26 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
     global _opened
     with _opening:
         if _opened is None or _opened[0] != on:
-            _forget()
+            _forget(PATIENCE)
             _opened = on, WorkerGpu(on, open_device(on.room))
         return _opened[1]
 
 
-def close() -> None:
-    """Give the device back; raises DeviceError where parts of a run stay there."""
+async def close() -> None:
+    """Give the device back once the parts of a run have left it; raises DeviceError where they stay."""
+    # A worker that waited here would not hear that nobody needs them.
+    for _ in range(CLOSING):
+        if _opened is None or _opened[1].is_empty(0):
+            break
+        await asyncio.sleep(0.1)
     with _opening:
-        _forget()
+        _forget(0)
         open_device.cache_clear()
 
 
-def _forget() -> None:
+def _forget(patience: float) -> None:
     global _opened
-    if _opened is not None and not _opened[1].is_empty(PATIENCE):
+    if _opened is not None and not _opened[1].is_empty(patience):
         raise DeviceError("the GPU of a worker holds tables of another run: let that one end first")
     _opened = None
 
@@ -361,39 +354,6 @@ def open_device(room: int | None) -> CudaDevice:
     partition.engine_for.cache_clear()
     devices.open_gpu.cache_clear()
     return devices.open_one(0, room)
-
-
-def copies(target: Array, source: Array) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous.
-
-    Each is where rows begin, in bytes, and how far apart they are, in the target and in the source; their width in
-    bytes, and their number.
-    """
-    axes = [(1, target.itemsize, source.itemsize)]
-    for size, one, other in reversed(list(zip(target.shape, target.strides, source.strides, strict=True))):
-        faster, *strides = axes[-1]
-        if size > 1 and (one, other) == (faster * strides[0], faster * strides[1]):
-            axes[-1] = (faster * size, *strides)
-        elif size > 1:
-            axes.append((size, one, other))
-    width = axes[0][0] * target.itemsize
-    rows, *pitches = axes[1] if len(axes) > 1 else (1, width, width)
-    outer = axes[2:]
-    if max(pitches) > MOST_PITCH:
-        rows, outer = 1, axes[1:]
-    for index in itertools.product(*(range(size) for size, _, _ in outer)):
-        to, of = (sum(n * each[k] for n, each in zip(index, outer, strict=True)) for k in (1, 2))
-        yield target.ctypes.data + to, pitches[0], source.ctypes.data + of, pitches[1], width, rows
-
-
-class Lying(np.ndarray[Any, Any]):
-    """An array whose address is on the device."""
-
-
-def lying_at(address: int, entries: int, dtype: np.dtype[Any]) -> Lying:
-    """Return what lies at an address [entries]."""
-    memory: Any = (ctypes.c_char * (entries * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype).view(Lying)
 
 
 @cache
