@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from costs import _gpu_at_hand
-from junctor import chunk_tuning
-from junctor.chunk_rooms import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunk_tuning import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunks import tuning as chunk_tuning
+from junctor.chunks.oversize import cut
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
+from junctor.chunks.slots import ChunkGpu
+from junctor.chunks.tuning import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
 from junctor.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.measurements import Device, Measured, write
 from junctor.model import Network
-from junctor.oversize import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem

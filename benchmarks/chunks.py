@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.chunk_cluster import IN_FLIGHT, ClusterRun
-from junctor.chunk_crew import Crew, crossing_entries
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_rooms import Limits
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunk_tasks import OnCpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
+from junctor.chunks.crew import Crew, crossing_entries
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import Limits
+from junctor.chunks.slots import ChunkGpu
+from junctor.chunks.tasks import OnCpu
+from junctor.chunks.worker_gpu import OnGpu
 from junctor.devices import open_gpu
 from junctor.distribution import local_client, silent_dask
 from junctor.engine import shape_of
@@ -40,7 +41,6 @@ from junctor.planning.compile import Problem
 from junctor.planning.oversize import operations_of
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
-from junctor.worker_gpu import OnGpu
 from junctor_kernels.axes import contraction
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 

@@ -21,14 +21,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from junctor.chunk_rooms import Limits
-from junctor.chunked import ChunkedProgram
+from junctor.chunks.oversize import cut
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import Limits
 from junctor.engine import shape_of
 from junctor.errors import Place
 from junctor.generate import grid
 from junctor.measurements import Device
 from junctor.model import DraftTable, DraftVariable, Network, build_network
-from junctor.oversize import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.compile import Problem
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         resident: Container[int] = ()
         if on_gpu:
-            from junctor.chunk_slots import ChunkGpu
+            from junctor.chunks.slots import ChunkGpu
             from junctor_kernels.gpu import CudaDevice
 
             devices = [CudaDevice(n, room) for n in range(arguments.gpus)]
@@ -210,7 +210,8 @@ def watched_cpu(program: ChunkedProgram) -> Iterator[list[float]]:
 def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
     """The same by events of the devices."""
     import cupy
-    from junctor import chunk_slots, chunked_gpu
+    from junctor.chunks import program_gpu as chunked_gpu
+    from junctor.chunks import slots as chunk_slots
 
     begins: dict[int, Any] = {}
     ends: list[float] = []

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor.chunk_store import mapped_file
+from junctor.chunks.store import mapped_file
 from junctor.planning.budget import parse_bytes
 
 Array = npt.NDArray[np.float64]
@@ -197,7 +197,7 @@ class Gpu:
 
     def __init__(self, entries: int) -> None:
         import cupy
-        from junctor.chunk_slots import pinned
+        from junctor.chunks.slots import pinned
 
         self._cupy, self._pinned = cupy, pinned(entries * 8).view(np.float64)
         self.target = cupy.empty(entries)

@@ -15,10 +15,12 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from junctor import chunk_cluster, chunk_jobs, distribution
-from junctor.chunk_cluster import ClusterRun, propagate
-from junctor.chunk_tasks import OnCpu, Source, join
-from junctor.chunked import ChunkedProgram
+from junctor import distribution
+from junctor.chunks import cluster as chunk_cluster
+from junctor.chunks import jobs as chunk_jobs
+from junctor.chunks.cluster import ClusterRun, propagate
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.tasks import OnCpu, Source, join
 from junctor.distribution import local_client, silent_dask
 from junctor.engine import shape_of
 from junctor.errors import RunError

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from junctor import chunk_slots, chunk_tuning, chunk_work
-from junctor.chunk_choice import beats_one_piece, chosen_chunking, one_piece_seconds
-from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_rooms import CpuRooms, GpuRooms, Limits, backend_of
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunk_work import CHUNK_WORK, Arithmetic, least_work
-from junctor.chunked import ChunkedProgram
+from junctor.chunks import slots as chunk_slots
+from junctor.chunks import tuning as chunk_tuning
+from junctor.chunks import work as chunk_work
+from junctor.chunks.choice import beats_one_piece, chosen_chunking, one_piece_seconds
+from junctor.chunks.gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunks.oversize import cut
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import CpuRooms, GpuRooms, Limits, backend_of
+from junctor.chunks.slots import ChunkGpu
+from junctor.chunks.work import CHUNK_WORK, Arithmetic, least_work
 from junctor.devices import DeviceChoice
 from junctor.engine import Engine, shape_of
 from junctor.generate import grid
 from junctor.measurements import BACKENDS, Device, read
-from junctor.oversize import cut
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.oversize import operations_of

@@ -11,9 +11,9 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
-from junctor import chunk_jobs
 from junctor import run as steps
-from junctor.chunk_crew import Crew
+from junctor.chunks import jobs as chunk_jobs
+from junctor.chunks.crew import Crew
 from junctor.cli import app
 from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine
@@ -37,7 +37,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("PREFECT_API_URL", "JUNCTOR_WORKERS", "JUNCTOR_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     # Send tables of this network away as if they were large.
-    monkeypatch.setattr("junctor.chunk_cluster.SMALL_ENTRIES", 1 << 10)
+    monkeypatch.setattr("junctor.chunks.cluster.SMALL_ENTRIES", 1 << 10)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     return tmp_path

@@ -18,10 +18,11 @@ import pytest
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor import chunk_store, chunked
 from junctor.answers import IMPOSSIBLE, OK, Answers
-from junctor.chunk_rooms import INTERPRETER_BYTES, Chunking, Limits, backend_of
-from junctor.chunked import ChunkedProgram
+from junctor.chunks import program as chunked
+from junctor.chunks import store as chunk_store
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import INTERPRETER_BYTES, Chunking, Limits, backend_of
 from junctor.engine import Engine
 from junctor.errors import BudgetError, DiskError
 from junctor.evidence.batch import EvidenceBatch, Likelihood

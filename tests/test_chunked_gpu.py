@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor import chunk_places, chunk_slots, chunked_gpu
-from junctor.chunk_places import passes_before, pinned_places, resident_places, slot_bytes
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunks import places as chunk_places
+from junctor.chunks import program_gpu as chunked_gpu
+from junctor.chunks import slots as chunk_slots
+from junctor.chunks.places import passes_before, pinned_places, resident_places, slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.slots import ChunkGpu
 from junctor.devices import open_gpu, open_other_gpus
 from junctor.engine import shape_of
 from junctor.formats import read_network

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import chunk_tuning, measurements, partition, speeds, stored_tuning, tuning
+from junctor import measurements, partition, speeds, stored_tuning, tuning
+from junctor.chunks import tuning as chunk_tuning
 from junctor.cli import app
 from junctor.costs import fit, non_negative
 from junctor.devices import DeviceChoice

@@ -14,12 +14,16 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
-from junctor import chunk_cluster, chunk_crew, chunk_slots, device_copies, worker_gpu
-from junctor.chunk_cluster import ClusterRun
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunked import ChunkedProgram
-from junctor.device_copies import copies
+from junctor.chunks import cluster as chunk_cluster
+from junctor.chunks import crew as chunk_crew
+from junctor.chunks import device_copies, worker_gpu
+from junctor.chunks import slots as chunk_slots
+from junctor.chunks.cluster import ClusterRun
+from junctor.chunks.device_copies import copies
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.slots import ChunkGpu
+from junctor.chunks.worker_gpu import OnGpu
 from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine, shape_of
 from junctor.errors import DeviceError
@@ -30,7 +34,6 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block, Outcome
 from junctor.run import Job, run
-from junctor.worker_gpu import OnGpu
 from junctor_kernels import entries_gpu, reference
 from junctor_kernels.reference import Algebra
 from pyarrow import parquet

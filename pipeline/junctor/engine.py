@@ -17,8 +17,9 @@ from junctor_kernels.gpu import DEVICE_SHARE, CudaDevice
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import INVALID, UNANSWERED, Answers, posteriors_in
-from junctor.chunk_choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
-from junctor.chunk_rooms import Chunking, Limits
+from junctor.chunks.choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
+from junctor.chunks.oversize import OneByOne, answer_one_by_one, cut, program_of
+from junctor.chunks.rooms import Chunking, Limits
 from junctor.collector import collector_paused
 from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
@@ -30,7 +31,6 @@ from junctor.lending import Lender, fresh
 from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.memory import OPERATION_SECONDS, Memory, Prepared
 from junctor.model import Network
-from junctor.oversize import OneByOne, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -41,7 +41,7 @@ from junctor.query import Query, target_names
 if TYPE_CHECKING:
     from junctor_kernels.gpu import Device
 
-    from junctor.chunk_crew import Crew
+    from junctor.chunks.crew import Crew
     from junctor.rowwise import RowEngine
     from junctor.speeds import DeviceSpeeds, Speeds
 

@@ -12,8 +12,8 @@ import numpy as np
 from junctor_kernels.gpu import DEVICE_SHARE
 from junctor_kernels.reference import LOG, Algebra
 
-from junctor.chunk_choice import chosen_chunking
-from junctor.chunk_rooms import Chunking
+from junctor.chunks.choice import chosen_chunking
+from junctor.chunks.rooms import Chunking
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch

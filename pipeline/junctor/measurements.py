@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from junctor.chunk_gpu_work import GPU_CHUNK_WORK
-from junctor.chunk_work import CHUNK_WORK
+from junctor.chunks.gpu_work import GPU_CHUNK_WORK
+from junctor.chunks.work import CHUNK_WORK
 from junctor.cpu_work import CPU_WORK
 from junctor.gpu_work import FEW_WORK, MANY_WORK
 from junctor.machine import own_measurements

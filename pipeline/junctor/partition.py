@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from junctor.answers import Answers
-    from junctor.chunk_crew import Crew
+    from junctor.chunks.crew import Crew
     from junctor.engine import Engine
     from junctor.evidence.encode import EncodedPartition
     from junctor.model import Network
@@ -160,7 +160,7 @@ def propagate_over(
     tasks: Sequence[PartTask], resources: Resources, threads: int | None
 ) -> Iterator[tuple[Part, Stages]]:
     """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
-    from junctor.chunk_crew import memory_here, open_crew
+    from junctor.chunks.crew import memory_here, open_crew
 
     with open_crew(resources, threads) as crew:
         yield from propagate_here(tasks, memory_here(crew, resources), crew)

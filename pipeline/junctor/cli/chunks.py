@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.chunk_rooms import Chunking
+    from junctor.chunks.rooms import Chunking
     from junctor.model import Network
 
 # Chunk variables that are named.

@@ -25,7 +25,7 @@ from junctor.devices import DeviceChoice
 from junctor.query import Precision, QueryKind
 
 if TYPE_CHECKING:
-    from junctor.chunk_crew import Crew
+    from junctor.chunks.crew import Crew
     from junctor.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
     from junctor.forecast import Forecast
@@ -116,7 +116,7 @@ def _crew(engine: Engine, workers: int) -> Crew:
     """Return workers like the processes that a run on this machine would start."""
     from junctor_kernels.gpu import DEVICE_SHARE
 
-    from junctor.chunk_crew import Crew
+    from junctor.chunks.crew import Crew
 
     if not engine.has_device:
         return Crew(workers)

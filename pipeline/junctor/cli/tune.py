@@ -24,7 +24,7 @@ def tune(
     What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
-    from junctor.chunk_tuning import chunks_measured_here
+    from junctor.chunks.tuning import chunks_measured_here
     from junctor.devices import check_device, gpu_at_hand, open_gpu
     from junctor.machine import own_measurements
     from junctor.measurements import Device, file_name, write

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from junctor.chunk_store import mapped_file
+from junctor.chunks.store import mapped_file
 from junctor.errors import BudgetError
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.planning.budget import format_bytes

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers, SampledAnswers
-from junctor.chunk_rooms import Chunking
+from junctor.chunks.rooms import Chunking
 from junctor.devices import DeviceChoice
 from junctor.engine import Engine, rounded
 from junctor.errors import BudgetError

@@ -24,8 +24,8 @@ from junctor_kernels.axes import Contraction, contraction
 from junctor_kernels.entries_gpu import shift_of
 from junctor_kernels.reference import Algebra
 
-from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Body, Contract, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
+from junctor.chunks.store import ChunkStore
+from junctor.chunks.tasks import Body, Contract, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
 from junctor.model import Network
 from junctor.planning.chunks import ChunkPlan, Pass, configurations
 from junctor.planning.plan import Free, Reduce
@@ -34,8 +34,8 @@ from junctor.threads import in_threads
 from junctor.values import Value
 
 if TYPE_CHECKING:
-    from junctor.chunk_launches import Launches
-    from junctor.chunk_slots import ChunkGpu
+    from junctor.chunks.launches import Launches
+    from junctor.chunks.slots import ChunkGpu
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -138,13 +138,13 @@ class ChunkedProgram:
 
     @cached_property
     def _launches(self) -> Launches:
-        from junctor.chunk_launches import Launches
+        from junctor.chunks.launches import Launches
 
         assert self._gpu is not None
         return Launches(self._gpu, [body.steps for body in self.bodies])
 
     def _run_on_gpu(self, store: ChunkStore, known: dict[int, Known]) -> None:
-        from junctor.chunked_gpu import GpuRun
+        from junctor.chunks.program_gpu import GpuRun
 
         def settle(n: int, extremes: Mapping[int, Extremes], leads: Mapping[int, int]) -> None:
             self.settle(n, extremes, dict.fromkeys(extremes, 1.0), known, leads)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.entries_gpu import Launch
 
-from junctor.chunk_places import aligned
+from junctor.chunks.places import aligned
 from junctor.machine import usable_cores
 from junctor.threads import in_threads
 

@@ -15,12 +15,12 @@ from junctor_kernels import reference
 from junctor_kernels.gpu import CudaDevice, Device
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 
-from junctor.chunk_gpu_work import gpu_chunk_work
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_rooms import backend_of
-from junctor.chunk_slots import OFFSET_BYTES, ChunkGpu
-from junctor.chunk_work import Arithmetic, chunk_work
-from junctor.chunked import ChunkedProgram
+from junctor.chunks.gpu_work import gpu_chunk_work
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import backend_of
+from junctor.chunks.slots import OFFSET_BYTES, ChunkGpu
+from junctor.chunks.work import Arithmetic, chunk_work
 from junctor.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.measurements import Measured

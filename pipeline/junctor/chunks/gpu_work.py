@@ -11,8 +11,8 @@ from collections.abc import Container, Mapping
 
 from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
-from junctor.chunk_places import RESIDENT_PIECE, leaf_places, resident_places, spreads
-from junctor.chunk_work import scatters
+from junctor.chunks.places import RESIDENT_PIECE, leaf_places, resident_places, spreads
+from junctor.chunks.work import scatters
 from junctor.planning.chunks import ChunkPlan, Pass, part
 from junctor.planning.plan import Plan, Reduce
 

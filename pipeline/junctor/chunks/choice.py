@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from junctor_kernels.reference import Algebra
 
-from junctor.chunk_rooms import Chunking, CpuRooms
+from junctor.chunks.rooms import Chunking, CpuRooms
 from junctor.errors import BudgetError
 from junctor.planning.plan import Plan
 

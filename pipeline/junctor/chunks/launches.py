@@ -14,12 +14,12 @@ import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import Runs, bits_of, record
 
-from junctor.chunk_places import spreads, task_places
-from junctor.chunk_slots import MOST_KEPT, ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
+from junctor.chunks.places import spreads, task_places
+from junctor.chunks.slots import MOST_KEPT, ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
 from junctor.planning.chunks import ChunkPlan, Pass
 
 if TYPE_CHECKING:
-    from junctor.chunk_tasks import Step
+    from junctor.chunks.tasks import Step
 
 Array = npt.NDArray[Any]
 

@@ -24,17 +24,17 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction, Strides
 from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, record
 
-from junctor.chunk_places import aligned
-from junctor.chunk_slots import OFFSET_BYTES
-from junctor.chunk_staging import addresses_of, packed
-from junctor.device_copies import enqueue, lying_at
+from junctor.chunks.device_copies import enqueue, lying_at
+from junctor.chunks.places import aligned
+from junctor.chunks.slots import OFFSET_BYTES
+from junctor.chunks.staging import addresses_of, packed
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
 
-    from junctor.chunk_tasks import Given, Step
+    from junctor.chunks.tasks import Given, Step
 
 Array = npt.NDArray[Any]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from junctor import chunk_tasks
-from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Array, Extremes, Given, Record, Source
+from junctor.chunks import tasks as chunk_tasks
+from junctor.chunks.store import ChunkStore
+from junctor.chunks.tasks import Array, Extremes, Given, Record, Source
 from junctor.distribution import RETRIES, next_finished, result_of, workers_of
 from junctor.planning.chunks import ChunkPlan, configurations, part
 
@@ -364,6 +364,6 @@ def _functions(given: Given) -> tuple[Any, Any]:
     """Return what does a task, and what adds up results."""
     if given.gpu is None:
         return chunk_tasks.made_by_task, chunk_tasks.made_by_sum
-    from junctor import chunk_tasks_gpu
+    from junctor.chunks import tasks_gpu as chunk_tasks_gpu
 
     return chunk_tasks_gpu.made_by_task, chunk_tasks_gpu.made_by_sum

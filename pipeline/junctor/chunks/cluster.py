@@ -1,13 +1,13 @@
 """Propagation of one case in chunks over the workers of a Dask cluster: parts of tables stay where they are made.
 
-A task (`chunk_tasks.Body`) runs on a worker; every part of a table that it stores becomes a future of its own, which
+A task (`tasks.Body`) runs on a worker; every part of a table that it stores becomes a future of its own, which
 stays there until its table has been read for the last time. A task goes to the worker that has most of what it reads,
 as long as all have as much to do; what crosses are partial results that are added up, and slices where two passes hold
 different variables constant. Tasks are pure functions of parts and of small records that come with the pass: what a
 lost worker held is computed again, by Dask, with the same bytes.
 
 Memory of a worker: its share of the stored tables; what its tasks in flight read from elsewhere, there and here; for
-each of its threads the working memory of the plan. Where results are added up, at most `chunk_jobs.AHEAD` times as many
+each of its threads the working memory of the plan. Where results are added up, at most `jobs.AHEAD` times as many
 of them as tasks may be in flight wait on all workers together. What came from elsewhere stays until Dask's active
 memory manager drops it (some seconds), and computing again what was lost may take more for a while. Tables stay in
 memory, also those that the plan keeps on disk: the memory of all workers counts together.
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from junctor_kernels.reference import Algebra
 
 from junctor import distribution
-from junctor.chunk_jobs import PassRun, Stock
-from junctor.chunk_places import task_places
-from junctor.chunk_store import ChunkStore
-from junctor.chunk_tasks import Contract, Extremes, Given, OnCpu
-from junctor.chunked import ChunkedProgram, Known
+from junctor.chunks.jobs import PassRun, Stock
+from junctor.chunks.places import task_places
+from junctor.chunks.program import ChunkedProgram, Known
+from junctor.chunks.store import ChunkStore
+from junctor.chunks.tasks import Contract, Extremes, Given, OnCpu
 from junctor.distribution import WorkersLostError
 from junctor.errors import RunError
 from junctor.model import Network
@@ -36,7 +36,7 @@ from junctor.propagation import Block, Outcome
 if TYPE_CHECKING:
     from distributed import Client
 
-    from junctor.worker_gpu import OnGpu
+    from junctor.chunks.worker_gpu import OnGpu
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2

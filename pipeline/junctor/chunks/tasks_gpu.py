@@ -1,4 +1,4 @@
-"""What a task of a cut plan does on the GPU of a Dask worker: `chunk_tasks` with the kernels of `chunked_gpu`.
+"""What a task of a cut plan does on the GPU of a Dask worker: `tasks` with the kernels of `program_gpu`.
 
 Results are stored as they are summed. Readers bring what the pass makes near one by its largest entry in the first
 task, the *lead*, which comes with every other task as its `powers`: the numbers are those of one process on a GPU.
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.chunk_tasks import Given, Made, Record, Slices, Source, arrived, laid_out, largest_of
-from junctor.chunked_gpu import RUN_BYTES
-from junctor.device_copies import Lying, lying_at
-from junctor.worker_gpu import DevicePart, LoweredPass, Slot, WorkerGpu, worker_gpu
+from junctor.chunks.device_copies import Lying, lying_at
+from junctor.chunks.program_gpu import RUN_BYTES
+from junctor.chunks.tasks import Given, Made, Record, Slices, Source, arrived, laid_out, largest_of
+from junctor.chunks.worker_gpu import DevicePart, LoweredPass, Slot, WorkerGpu, worker_gpu
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ def made_by_task(
     elsewhere: Sequence[Source],
     *of: Any,
 ) -> Made:
-    """Do a task, as `chunk_tasks.made_by_task` does. powers: the largest entries that the first task found."""
+    """Do a task, as `tasks.made_by_task` does. powers: the largest entries that the first task found."""
     assert given.gpu is not None
     gpu, slices, there = worker_gpu(given.gpu), arrived(states, here, elsewhere, of), set[int]()
     parts: dict[int, Any] = {}
@@ -52,7 +52,7 @@ def made_by_task(
 
 
 def made_by_sum(given: Given, *parts: Any) -> Made:
-    """Add up what tasks made of the last table of a pass, in their order, as `chunk_tasks.made_by_sum` does."""
+    """Add up what tasks made of the last table of a pass, in their order, as `tasks.made_by_sum` does."""
     assert given.gpu is not None
     gpu, last = worker_gpu(given.gpu), given.body.steps[-1]
     entries = last.what.kept_entries

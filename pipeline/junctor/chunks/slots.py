@@ -21,7 +21,7 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, Runs, in_place, launches_of, out_panels
 
-from junctor.chunk_places import (
+from junctor.chunks.places import (
     VECTOR,
     aligned,
     leaf_places,
@@ -30,13 +30,13 @@ from junctor.chunk_places import (
     resident_places,
     slot_bytes,
 )
-from junctor.chunk_staging import Staging, addresses_of, packed, pinned
+from junctor.chunks.staging import Staging, addresses_of, packed, pinned
 from junctor.planning.chunks import ChunkPlan
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
 
-    from junctor.chunk_store import ChunkStore
+    from junctor.chunks.store import ChunkStore
 
 Array = npt.NDArray[Any]
 

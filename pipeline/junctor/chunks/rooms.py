@@ -16,10 +16,10 @@ from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
 from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
-from junctor.chunk_gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
-from junctor.chunk_work import Arithmetic, chunk_work, least_work
+from junctor.chunks.gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
+from junctor.chunks.work import Arithmetic, chunk_work, least_work
 from junctor.memory import STEP_BYTES
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.oversize import Room

@@ -17,12 +17,13 @@ from junctor_kernels import reference
 from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
-from junctor.chunk_cluster import IN_FLIGHT, ClusterRun
-from junctor.chunk_places import slot_bytes
-from junctor.chunk_rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
-from junctor.chunk_slots import OFFSET_BYTES
-from junctor.chunk_tasks import OnCpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
+from junctor.chunks.slots import OFFSET_BYTES
+from junctor.chunks.tasks import OnCpu
+from junctor.chunks.worker_gpu import MOST_SLOTS, OnGpu, close, room_of
 from junctor.devices import has_gpu
 from junctor.distribution import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
 from junctor.errors import BudgetError, JunctorError
@@ -33,7 +34,6 @@ from junctor.planning.compile import Problem
 from junctor.planning.oversize import FAR_MORE, Room, TooLongError, candidates, operations_of, waiting_entries
 from junctor.planning.plan import Plan
 from junctor.propagation import Block, Outcome
-from junctor.worker_gpu import MOST_SLOTS, OnGpu, close, room_of
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
-from junctor.chunk_rooms import Chunking, CpuRooms, GpuRooms, Limits, fixed_bytes
-from junctor.chunk_slots import ChunkGpu
-from junctor.chunked import ChunkedProgram
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.rooms import Chunking, CpuRooms, GpuRooms, Limits, fixed_bytes
+from junctor.chunks.slots import ChunkGpu
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of, write, write_tables

@@ -14,10 +14,10 @@ from junctor_kernels import reference
 from junctor_kernels.axes import Contraction
 from junctor_kernels.reference import Algebra
 
-from junctor.chunk_store import CutTable
+from junctor.chunks.store import CutTable
 
 if TYPE_CHECKING:
-    from junctor.worker_gpu import OnGpu
+    from junctor.chunks.worker_gpu import OnGpu
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.

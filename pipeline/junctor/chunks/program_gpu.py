@@ -20,15 +20,15 @@ import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift_of
 
-from junctor.chunk_launches import Calls, Launches, PassFacts
-from junctor.chunk_slots import Mark, OneGpu, Slot
-from junctor.device_copies import enqueue, lying_at
+from junctor.chunks.device_copies import enqueue, lying_at
+from junctor.chunks.launches import Calls, Launches, PassFacts
+from junctor.chunks.slots import Mark, OneGpu, Slot
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
-    from junctor.chunk_store import ChunkStore
-    from junctor.chunk_tasks import Extremes
-    from junctor.chunked import Known
+    from junctor.chunks.program import Known
+    from junctor.chunks.store import ChunkStore
+    from junctor.chunks.tasks import Extremes
 
 Array = npt.NDArray[Any]
 States = Mapping[int, int]
