@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
+# Gone when the process ends.
+_folders: list[TemporaryDirectory[str]] = []
 
 
 def built(*parts: str, flags: tuple[str, ...] = ("-O1",)) -> ctypes.CDLL:
     """Return a library of some parts of a source, behind as much of CUDA as `emulated.h` has."""
-    folder = Path(mkdtemp(prefix="junctor-emulated-"))
+    _folders.append(TemporaryDirectory(prefix="junctor-emulated-"))
+    folder = Path(_folders[-1].name)
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join([(HERE / "emulated.h").read_text(), *parts]))
     command = ["g++", "-std=c++20", *flags, "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]

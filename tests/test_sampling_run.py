@@ -104,8 +104,9 @@ def test_command_line(evidence: Path, tmp_path: Path) -> None:
     assert "lung_error=yes" in (tmp_path / "out" / "posteriors.csv").read_text().splitlines()[0]
     both = junctor_cli("run", ASIA, str(evidence), "-o", out, *sampled, "--samples", "1000")
     assert both.exit_code == 3
-    idle = junctor_cli("run", ASIA, str(evidence), "-o", out, "--samples", "1000")
-    assert idle.exit_code == 2
+    for given in (["--samples", "1000"], ["--seed", "7"], ["--sampler", "lw"], ["--stages", "last"]):
+        idle = junctor_cli("run", ASIA, str(evidence), "-o", out, *given)
+        assert idle.exit_code == 2
     assert "exact answers take no samples" in " ".join(idle.output.replace("│", " ").split())
 
 

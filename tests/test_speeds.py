@@ -256,7 +256,16 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
-    assert not own_measurements().exists()
+    assert not list(own_measurements().iterdir())
+
+
+def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 3
+    assert "XDG_CACHE_HOME" in result.output
 
 
 def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, in_format, log_transitions, logarithms
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.query import Precision
 from junctor_kernels import forward_backward, viterbi_versions
 from junctor_kernels import viterbi as reference
 
@@ -234,6 +236,22 @@ def test_posteriors_that_exceed_the_memory_are_refused() -> None:
     model = random_model(50, 3)
     with pytest.raises(BudgetError, match=r"posteriors of 500 steps need .* raise --memory"):
         SequenceEngine(model, "posteriors", memory=300_000).answer(random_batch(model, [500]))
+
+
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_posteriors_take_the_memory_that_they_say_whatever_the_threads(precision: Precision) -> None:
+    model = random_model(50, 3)
+    batch = random_batch(model, [500])
+    with pytest.raises(BudgetError) as refused:
+        SequenceEngine(model, "posteriors", precision, memory=1000).answer(batch)
+    (needed,) = re.findall(r"need ([\d.]+) KiB", str(refused.value))
+    enough = 1 << 12
+    wanted = SequenceEngine(model, "posteriors", precision).answer(batch)
+    for threads in (1, 16):
+        engine = SequenceEngine(
+            model, "posteriors", precision, memory=int(float(needed) * 1024) + enough, threads=threads
+        )
+        np.testing.assert_array_equal(engine.answer(batch).posteriors, wanted.posteriors)
 
 
 def test_statuses_and_columns() -> None:

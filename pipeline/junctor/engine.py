@@ -256,7 +256,7 @@ class Engine:
         try:
             return self.crew.cut(problem, itemsize, Limits(free, self.device_memory, 0, self.spill, 1, on_gpu), rows)
         except BudgetError as error:
-            logger.info("one process answers rows in chunks: %s", error)
+            logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
             return None
 
     def chunks_on_gpu(self, algebra: Algebra) -> bool:

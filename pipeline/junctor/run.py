@@ -430,10 +430,10 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
         return workers
     fitting = allowed // outlook.least
     logger.warning(
-        "%s are enough for %d workers, not for %d: a plan needs %s",
-        format_bytes(allowed),
+        "memory for %d of %d workers: %s are allowed, a plan needs %s",
         fitting,
         workers,
+        format_bytes(allowed),
         format_bytes(outlook.least),
     )
     return fitting

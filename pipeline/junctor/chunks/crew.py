@@ -1,8 +1,8 @@
 """Rows in chunks over all workers of a cluster: how they are cut for it, and the program that does them.
 
 A task is small, so that there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little
-memory, on a GPU a share of the device. How a row is cut does not follow from the number of workers, so neither does its
-answer, to the last bit; only where all of them together have too little memory for a plan, another one is taken.
+memory, on a GPU a share of the device. Workers with memory enough cut a row alike whatever their number, so its answer
+is the same to the last bit; where they have less, or all of them together too little for that plan, another is taken.
 """
 
 from __future__ import annotations

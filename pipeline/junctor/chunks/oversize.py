@@ -15,7 +15,7 @@ from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
 from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.rooms import Chunking, CpuRooms, GpuRooms, Limits, fixed_bytes
+from junctor.chunks.rooms import DEVICE_BYTES, Chunking, CpuRooms, GpuRooms, Limits
 from junctor.chunks.slots import ChunkGpu
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
@@ -46,7 +46,7 @@ def cut(problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str,
     ways = kind(limits, algebra, prices, rows)
 
     def rooms(plan: Plan) -> Sequence[Room]:
-        taken.append(fixed_bytes(plan))
+        taken.append(ways.fixed(plan))
         return ways.rooms(plan)
 
     try:
@@ -61,10 +61,11 @@ def cut(problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str,
 
 
 def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
+    allowed = max(0, limits.memory)
     if fixed >= limits.memory:
         return BudgetError(
             f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
-            f"are {format_bytes(limits.memory)} ({limits.memory:,} bytes) beside answers; allow more memory (--memory)"
+            f"are {format_bytes(allowed)} ({allowed:,} bytes) beside answers; allow more memory (--memory)"
         )
     where, more = {
         "working": ("for the tables of a task", "allow a task more (--device-memory, --memory)"),
@@ -75,6 +76,9 @@ def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
         ),
     }[error.where]
     needed, allowed = error.needed, max(0, error.allowed)
+    if limits.on_gpu and error.where == "working":
+        where = "of the GPU for the tables of a task and what goes with them"
+        needed, allowed = needed + DEVICE_BYTES, limits.task if limits.task is not None else limits.memory
     return BudgetError(
         f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
         f"are {format_bytes(allowed)} ({allowed:,} bytes); {more}, ask for fewer targets, or give evidence on more "

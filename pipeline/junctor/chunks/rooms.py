@@ -34,6 +34,8 @@ GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
 # Most that sums of terms take on a GPU.
 PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
+# What tasks on a GPU take there beside their tables.
+DEVICE_BYTES = OFFSET_BYTES + PARTIAL_BYTES
 # Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
 SCRATCH_SHARE = 1 / 4
 # Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
@@ -86,6 +88,11 @@ class CpuRooms:
     def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], rows: int) -> None:
         self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
         self._prices = {compiled: prices[backend_of(algebra, compiled)] for compiled in (True, False)}
+
+    @staticmethod
+    def fixed(plan: Plan) -> int:
+        """Return what a plan takes of the memory however it is divided."""
+        return fixed_bytes(plan)
 
     def rooms(self, plan: Plan) -> list[CpuRoom]:
         """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
@@ -141,9 +148,14 @@ class GpuRooms:
         self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
 
+    @staticmethod
+    def fixed(plan: Plan) -> int:
+        """Return what a plan takes of the memory however it is divided."""
+        return fixed_bytes(plan) + launch_bytes(plan)
+
     def rooms(self, plan: Plan) -> list[Room]:
         """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
-        free = self._limits.memory - fixed_bytes(plan) - launch_bytes(plan)
+        free = self._limits.memory - self.fixed(plan)
         return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
 
     def least(self, plan: Plan) -> float:

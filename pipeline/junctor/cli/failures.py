@@ -7,7 +7,7 @@
 | 2    | the command line was not understood                      |
 | 3    | network, evidence or settings cannot be used             |
 | 5    | the work does not fit the memory or disk that is allowed |
-| 6    | the run directory cannot be used                         |
+| 6    | no run directory, scheduler or worker can be used        |
 | 130  | interrupted                                              |
 """
 

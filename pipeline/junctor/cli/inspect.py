@@ -183,14 +183,16 @@ def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
 
     found = forecast(engine, batch, refuse=False, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(each.seconds for each in found)
+    # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
+    on_gpu = engine.has_device and any(each.chunking is None or each.chunking.limits.on_gpu for each in found)
     return {
         "rows": batch.rows,
         "invalid_rows": len(batch.invalid),
         "patterns": len(found),
         "operations": sum(each.operations for each in found),
         "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
-        "forecast_for": "gpu" if engine.has_device else "cpu",
-        "measured_on": engine.speeds.device.name,
+        "forecast_for": "gpu" if on_gpu else "cpu",
+        "measured_on": (engine.speeds if on_gpu else engine.cpu_speeds).device.name,
         "needed_bytes": max((each.least for each in found), default=0),
         "planned_bytes": max((each.projected for each in found), default=0),
         "fits": all(each.refused is None for each in found),

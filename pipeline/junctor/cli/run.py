@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -197,7 +198,7 @@ def memory_size(text: str, option: str = "--memory") -> int:
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:
     """Raise BadParameter for options that say how to sample where nothing is."""
-    idle = [name for name in ("samples", "error") if getattr(sampling, name) is not None]
+    idle = [each.name for each in fields(sampling) if getattr(sampling, each.name) != each.default]
     if method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Literal
 
 import typer
@@ -39,6 +41,7 @@ def tune(
         path.unlink(missing_ok=True)
         typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
         return
+    _check_writable(path.parent)
     typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
@@ -54,3 +57,18 @@ def tune(
         raise typer.Exit(5)
     write(found, str(date.today()), rows, path)
     typer.echo(f"{len(rows)} measurements of {networks} networks in {path}")
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise InputError, before minutes of measuring, where what is found could not be kept."""
+    from junctor.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{folder}: {error.strerror or error}: measurements cannot be kept there; mend that, or let XDG_CACHE_HOME "
+            "name another folder"
+        ) from error

@@ -94,7 +94,9 @@ def _from_json(source: Path) -> HiddenMarkovModel:
         raise ModelError(f"cannot be read as JSON: {error}", place) from None
     if not isinstance(record, dict) or not {"start", "transition"} <= record.keys() <= _KEYS:
         found = sorted(record) if isinstance(record, dict) else type(record).__name__
-        raise ModelError(f"found {found}, expected an object with start, transition and maybe others of {_KEYS}", place)
+        raise ModelError(
+            f"found {found}, expected an object with start, transition and maybe others of {sorted(_KEYS)}", place
+        )
     transition = record["transition"]
     if isinstance(transition, dict):
         if transition.keys() != {"to", "probability"}:

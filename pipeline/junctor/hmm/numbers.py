@@ -132,6 +132,11 @@ class SumNumbers:
         self.leasts = least_above_zero(rows, dtype)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of numbers, one for each state."""
+        return self.stride * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the matrices and the emissions."""
         return int(self.forward.numbers.nbytes + self.backward.numbers.nbytes + self.emissions.nbytes)

@@ -29,6 +29,8 @@ _LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
 }
 # Sequences side by side.
 TOGETHER = 16
+# Rows that a thread takes beside those of its sequences.
+SPARE_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,14 @@ class Smoother:
         memory: bytes for posteriors and rows; raises BudgetError where that is too small. gpu: where a GPU does it,
         but for logarithms, and for a second format that has no room there.
         """
-        dtype = np.float32 if self.precision == "single" else np.float64
+        dtype = np.dtype(np.float32 if self.precision == "single" else np.float64)
         steps = int(batch.starts[-1])
-        left = memory - steps * self.model.states * np.dtype(dtype).itemsize
+        answers = steps * self.model.states * dtype.itemsize
+        left = memory - answers
+        longest = int(batch.lengths[found].max(initial=0))
         if left < 0:
-            raise _too_little(memory, steps, steps * self.model.states * 8)
+            rows = self._format(0).row_bytes * (longest + SPARE_ROWS) if gpu is None else 0
+            raise _too_little(memory, steps, answers + rows)
         posteriors = np.zeros((steps, self.model.states), dtype)
         for rung in range(len(_LADDER[self.precision])):
             if not len(found):
@@ -81,13 +86,13 @@ class Smoother:
                 found = machine.answer(batch, found, gpu.room(left), gpu.folder, posteriors, log_value)
                 continue
             numbers = self._format(rung)
-            share = left // threads - 3 * numbers.stride * numbers.dtype.itemsize
-            allowed = share // (numbers.stride * numbers.dtype.itemsize)
-            longest = int(batch.lengths[found].max())
-            if longest > allowed:
-                needed = steps * self.model.states * 8 + threads * (longest + 3) * numbers.stride * 8
-                raise _too_little(memory, steps, needed)
-            found = self._climb(numbers, batch, found, posteriors, log_value, threads, allowed)
+            # All rows of a sequence are there at once, in each thread those of one.
+            each = numbers.row_bytes * (int(batch.lengths[found].max()) + SPARE_ROWS)
+            if each > left:
+                raise _too_little(memory, steps, answers + each)
+            side_by_side = min(threads, len(found), left // each)
+            allowed = left // side_by_side // numbers.row_bytes - SPARE_ROWS
+            found = self._climb(numbers, batch, found, posteriors, log_value, side_by_side, allowed)
         return posteriors
 
     def on_gpu(self, gpu: GpuLimits) -> bool:
@@ -138,8 +143,8 @@ class Smoother:
 
 def _too_little(memory: int, steps: int, needed: int) -> BudgetError:
     return BudgetError(
-        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are {format_bytes(memory)}: "
-        "raise --memory, or lower --partition-rows"
+        f"posteriors of {steps:,} steps need {format_bytes(needed)}, allowed are {format_bytes(memory)} (the share of "
+        "a process): raise --memory, or have fewer sequences in a part (--partition-rows)"
     )
 
 
