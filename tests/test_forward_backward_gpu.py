@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import re
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -28,12 +27,11 @@ from junctor.hmm.packing import SequenceBatch
 from junctor.hmm.run import SequenceJob, run
 from junctor.hmm.smooth import Smoother
 from junctor.hmm.smooth_gpu import PIECE, GpuSmoother
-from junctor_kernels import forward_backward_gpu, hmm_gpu
+from junctor_kernels import hmm_gpu
 from junctor_kernels.forward_backward import posteriors_of
 from junctor_kernels.forward_backward_gpu import launches, panels_of, shared_bytes
 from junctor_kernels.hmm_gpu import Chip, Launch, stride_of
 from pyarrow import parquet
-from test_gpu_source import compiles
 
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
 CUDA = hmm_gpu.ChainDevice
@@ -319,19 +317,6 @@ def test_panels_hold_all_numbers() -> None:
     panels = panels_of(matrix).reshape(2, 32, 16)
     np.testing.assert_array_equal(panels[0, :7, :7], matrix)
     assert panels.sum() == matrix.sum()
-
-
-@pytest.mark.parametrize(
-    ("architecture", "dtype"), [("sm_80", "<f4"), pytest.param("sm_100", "<f8", marks=pytest.mark.slow)]
-)
-def test_the_kernels_compile(architecture: str, dtype: str) -> None:
-    compiles(forward_backward_gpu.source(np.dtype(dtype)), architecture)
-
-
-def test_the_source_has_every_field_in_order() -> None:
-    text = forward_backward_gpu.source(np.float32)
-    body = text[text.index("struct Work {") : text.index("__device__ long long count")]
-    assert tuple(re.findall(r"(\w+)\s*[,;]", body)) == forward_backward_gpu.FIELDS
 
 
 def test_logarithms_stay_on_the_cpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -23,7 +24,7 @@ from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
 from junctor.hmm.run import SequenceJob, run
-from junctor_kernels import hmm_gpu, viterbi_gpu, viterbi_versions
+from junctor_kernels import forward_backward_gpu, hmm_gpu, viterbi_gpu, viterbi_versions
 from junctor_kernels.hmm_gpu import Chip, Launch, stride_of
 from junctor_kernels.viterbi_gpu import launches, shared_bytes
 from pyarrow import parquet
@@ -245,19 +246,22 @@ def test_a_model_that_exceeds_the_device_is_refused() -> None:
         GpuMachine(model, np.float32, 1000, EmulatedViterbi(np.float32))
 
 
+SOURCES = pytest.mark.parametrize("kernels", [viterbi_gpu, forward_backward_gpu], ids=["paths", "posteriors"])
+
+
+@SOURCES
 @pytest.mark.parametrize(
     ("architecture", "dtype"), [("sm_80", "<f4"), pytest.param("sm_100", "<f8", marks=pytest.mark.slow)]
 )
-def test_the_kernels_compile(architecture: str, dtype: str) -> None:
-    compiles(viterbi_gpu.source(np.dtype(dtype)), architecture)
+def test_the_kernels_compile(kernels: Any, architecture: str, dtype: str) -> None:
+    compiles(kernels.source(np.dtype(dtype)), architecture)
 
 
-def test_the_source_has_every_field_in_order() -> None:
-    import re
-
-    text = viterbi_gpu.source(np.float32)
+@SOURCES
+def test_the_source_has_every_field_in_order(kernels: Any) -> None:
+    text = kernels.source(np.float32)
     body = text[text.index("struct Work {") : text.index("__device__ long long count")]
-    assert tuple(re.findall(r"(\w+)\s*[,;]", body)) == viterbi_gpu.FIELDS
+    assert tuple(re.findall(r"(\w+)\s*[,;]", body)) == kernels.FIELDS
 
 
 def test_the_versions_of_the_paper_compile() -> None:
