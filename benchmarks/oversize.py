@@ -90,18 +90,12 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
 def moved(plan: Plan, each: Pass, resident: Container[int]) -> tuple[int, int, int]:
     """Return the entries that a pass brings in and takes out, and those that are read and written on the device.
 
-    resident: tables that stay on a device; what comes from them or goes there is read once and written once.
+    resident: tables that stay on a device, where tasks use them.
     """
     touched = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
     over_bus = replace(each, loads=tuple(table for table in each.loads if table not in resident))
-    loaded, stored = loaded_entries(plan, over_bus), 0
-    kept = loaded_entries(plan, each) - loaded
-    for table in each.stores:
-        if table in resident:
-            kept += plan.tables[table].entries
-        else:
-            stored += plan.tables[table].entries
-    return loaded, stored, plan.shape.entries(each.fixed) * touched + 2 * kept
+    stored = sum(plan.tables[table].entries for table in each.stores if table not in resident)
+    return loaded_entries(plan, over_bus), stored, plan.shape.entries(each.fixed) * touched
 
 
 def ceilings() -> tuple[float, float, float]:

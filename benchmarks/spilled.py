@@ -11,12 +11,14 @@ as the passes of a plan do; then once more from the cache. Formats take turns; e
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ class Mapped:
         self._table.flush()
 
     def forget(self) -> None:
-        self._table._mmap.madvise(4)  # type: ignore[attr-defined]  # MADV_DONTNEED: pages of this process
+        # The pages of this process.
+        self._table._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
         # The file has no name, but the mapping leads to it.
         for path in Path("/proc/self/map_files").iterdir():
             if str(path).startswith(f"/proc/self/map_files/{self._table.ctypes.data:x}-"):
@@ -270,7 +273,7 @@ def main() -> None:
     # first time counts.
     for turn in range(1 + options.repeats):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            make = lambda name=name: FORMATS[name](options.folder, pieces, entries)  # noqa: E731
+            make = partial(FORMATS[name], options.folder, pieces, entries)
             found[name].append(measured(make, place, tables, order))
     print(f"{options.size:,} bytes in pieces of {options.piece:,} in {options.folder}, GB/s on a {options.device}")
     print(f"{'format':12}{'written':>12}{'to the disk':>14}{'from there':>12}{'from cache':>12}")
