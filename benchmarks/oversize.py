@@ -176,7 +176,7 @@ def timed(
     # Of passes that overlap, how much later one ended than those before it.
     latest = [0.0, *itertools.accumulate(ends, max)]
     spent = [(after - before, n) for n, (before, after) in enumerate(itertools.pairwise(latest))]
-    for each, n in sorted(spent, reverse=True)[:slowest]:
+    for each, n in sorted((each for each in spent if each[0] > 0), reverse=True)[:slowest]:
         this = chunks.passes[n]
         tasks = chunks.plan.shape.entries(this.fixed)
         work = sum(chunks.plan.work(step) for step in this.steps)
