@@ -15,11 +15,11 @@ from junctor.chunks import tuning as chunk_tuning
 from junctor.chunks import work as chunk_work
 from junctor.chunks.choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.chunks.gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.oversize import cut
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import CpuRooms, GpuRooms, Limits, backend_of
-from junctor.chunks.slots import ChunkGpu
 from junctor.chunks.work import CHUNK_WORK, Arithmetic, least_work
 from junctor.devices import DeviceChoice
 from junctor.engine import Engine, shape_of

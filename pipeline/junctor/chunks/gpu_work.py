@@ -42,7 +42,7 @@ def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int) -> t
     slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    there = leaves.keys() | resident_places(chunks, itemsize, [room - size]).keys()
+    there = leaves.keys() | resident_places(chunks, itemsize, room - size).keys()
     found = dict.fromkeys(GPU_CHUNK_WORK, 0.0)
     found["cases"], found["files"] = 1.0, len(chunks.on_disk)
     for each in chunks.passes:

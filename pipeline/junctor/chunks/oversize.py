@@ -14,9 +14,9 @@ import numpy.typing as npt
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import DEVICE_BYTES, Chunking, CpuRooms, GpuRooms, Limits
-from junctor.chunks.slots import ChunkGpu
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of, write, write_tables
