@@ -229,7 +229,8 @@ def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
     class Watched(chunked_gpu.GpuRun):
         def run(self, dead: Any) -> None:
             for slot in self.gpu.slots:
-                begins[slot.number] = slot.mark().event
+                with cupy.cuda.Device(slot.on.number):
+                    begins[slot.number] = slot.mark().event
             super().run(dead)
             for marks in saved:
                 times = [cupy.cuda.get_elapsed_time(begins[mark.slot], mark.event) for mark in marks]
