@@ -104,6 +104,7 @@ class ClusterRun:
 
     def _outcome(self, block: Block) -> Outcome:
         program, stock = self.program, self.stock
+        stock.look_around()
         here = ChunkStore(program.chunks, program.algebra.dtype)
         known = program.begin(block, here)
         for n, each in enumerate(program.chunks.passes):

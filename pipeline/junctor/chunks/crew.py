@@ -22,7 +22,7 @@ from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
 from junctor.chunks.slots import OFFSET_BYTES
-from junctor.chunks.tasks import OnCpu
+from junctor.chunks.tasks import OnCpu, forget_shared
 from junctor.chunks.worker_gpu import MOST_SLOTS, OnGpu, close, room_of
 from junctor.devices import has_gpu
 from junctor.distribution import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
@@ -227,10 +227,11 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
         try:
             yield Crew(len(workers), memory, room, threads or max(1, shared), client)
         finally:
-            if room is not None:
-                # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
-                with suppress(OSError, RuntimeError, JunctorError):
+            # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
+            with suppress(OSError, RuntimeError, JunctorError):
+                if room is not None:
                     client.run(close)
+                client.run(forget_shared)
 
 
 def memory_here(crew: Crew, resources: Resources) -> int:

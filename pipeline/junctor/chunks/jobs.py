@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # How far tasks may run ahead of the first that is not through, for each that may be in flight: a choice of tasks that
 # find their pieces in place, and a bound on results that wait to be added up.
 AHEAD = 4
+# Memory files that wait on a worker for what others read next take at most so many times what a task does.
+KEPT_TASKS = 4
 # Partial results added up by one task, where the working memory has room for them.
 MOST_ADDED = 8
 
@@ -48,10 +50,22 @@ class Stock:
         self.client, self.chunks, self.itemsize, self.room = client, chunks, itemsize, room
         # No other propagation of the cluster has the same keys.
         self._name = uuid.uuid4().hex
+        # What tasks under way read of a worker, at the most.
+        self._kept = KEPT_TASKS * chunks.working * itemsize
         # By what the tasks that made them held constant.
         self.parts: dict[int, dict[tuple[int, ...], Held]] = {}
         self.bytes: Counter[str] = Counter()
         self.crossed = 0
+        self.machines: dict[str, object] = {}
+
+    def look_around(self) -> None:
+        """See which workers are on one machine; those that come later count as if they were on others."""
+        self.machines = self.client.run(chunk_tasks.machine, on_error="ignore")
+
+    def kept_for(self, owner: str, reader: str) -> int | None:
+        """Return the bytes of memory files that a worker may keep for what another one reads, None if that has none."""
+        machine = self.machines.get(owner)
+        return self._kept if machine is not None and machine == self.machines.get(reader) else None
 
     def submit(
         self,
@@ -283,25 +297,30 @@ class PassRun:
         record.add_done_callback(self._finished.put)
 
     def _sum(self, job: _Job, at: Sequence[int]) -> Future:
-        futures = [held.future for held in job.reads]
-        return self._stock.submit("sum", at, self._add, self._common, *futures, worker=job.worker)
+        numbers = {held: n for n, held in enumerate(job.reads)}
+        here, elsewhere, futures = self._bring_together(job, at)
+        places = [[numbers[held] for held in some] for some in (here, elsewhere)]
+        return self._stock.submit("sum", at, self._add, self._common, *places, *futures, worker=job.worker)
 
     def _make(self, job: _Job, at: Sequence[int]) -> Future:
-        """Start a task: what it reads of its own worker goes in whole, of other workers only what it needs."""
+        here, elsewhere, futures = self._bring_together(job, at)
+        sources = [[held.source for held in some] for some in (here, elsewhere)]
+        task = (self._do, self._common, job.states, self._powers, *sources, *futures)
+        return self._stock.submit("task", at, *task, worker=job.worker)
+
+    def _bring_together(self, job: _Job, at: Sequence[int]) -> tuple[list[Held], list[Held], list[Future]]:
+        """Return what a job reads of its own worker, goes in whole; of other workers, only what it needs; and both."""
         by_worker: dict[str, list[Held]] = {}
         for held in job.reads:
             by_worker.setdefault(held.worker, []).append(held)
-        here = by_worker.pop(job.worker, [])
+        here, states = by_worker.pop(job.worker, []), {} if job.is_sum else job.states
         for worker, parts in by_worker.items():
-            of = [[held.source for held in parts], *(held.future for held in parts)]
-            slices = (chunk_tasks.slices_of, job.states, *of)
+            of = [[held.source for held in parts], self._stock.kept_for(worker, job.worker)]
+            slices = (chunk_tasks.slices_of, states, *of, *(held.future for held in parts))
             # What another worker waits for goes first.
             job.futures.append(self._stock.submit("slices", [*at, worker], *slices, worker=worker, first=True))
-        elsewhere = [held.source for parts in by_worker.values() for held in parts]
-        sources = ([held.source for held in here], elsewhere)
-        arrays = [*(held.future for held in here), *job.futures]
-        task = (self._do, self._common, job.states, self._powers, *sources, *arrays)
-        return self._stock.submit("task", at, *task, worker=job.worker)
+        elsewhere = [held for parts in by_worker.values() for held in parts]
+        return here, elsewhere, [*(held.future for held in here), *job.futures]
 
     def _keep(self, job: _Job, table: int, future: Future) -> None:
         """Note where a part of a table will be, for other passes or to be added to others."""
@@ -333,7 +352,7 @@ class PassRun:
             partial[place] = entries
             if len(partial) < self._in_sum:
                 return
-            made = chunk_tasks.made_by_sum(self._given, *(partial[n] for n in sorted(partial)))
+            made = chunk_tasks.made_by_sum(self._given, sorted(partial), (), *(partial[n] for n in sorted(partial)))
             del self._brought[group]
             entries = made.parts[table]
             self._extremes.setdefault(table, []).append(made.record.extremes[table])

@@ -12,8 +12,8 @@ import bisect
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 from junctor.chunks.device_copies import enqueue, lying_at
 from junctor.chunks.places import aligned
 from junctor.chunks.slots import OFFSET_BYTES
-from junctor.chunks.staging import addresses_of, packed
+from junctor.chunks.staging import addresses_of, packed, register
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
 
@@ -74,12 +74,14 @@ class DevicePart:
         self.lies = lying_at(address, entries, gpu.dtype)
         self.nbytes = self.lies.nbytes
 
-    def host(self, slice_: Array) -> Array:
-        """Return a copy of a slice of `lies` in this machine's memory."""
-        return self._gpu.downloaded(slice_)
+    def copy_to(self, host: Array, slice_: Array) -> None:
+        """Copy a slice of `lies` to memory of this machine."""
+        self._gpu.download(host, slice_)
 
     def __reduce__(self) -> Any:
-        return np.asarray, (self.host(self.lies),)
+        host = self._gpu.pinned(self.lies.size)
+        self.copy_to(host, self.lies)
+        return np.asarray, (host,)
 
 
 class WorkerGpu:
@@ -172,13 +174,11 @@ class WorkerGpu:
         memory = self.cupy.cuda.alloc_pinned_memory(entries * self.dtype.itemsize)
         return np.frombuffer(memory, self.dtype, entries)
 
-    def downloaded(self, slice_: Array) -> Array:
-        """Return a copy of what lies on the device in this machine's memory."""
-        host = self.pinned(slice_.size).reshape(slice_.shape)
+    def download(self, host: Array, slice_: Array) -> None:
+        """Copy what lies on the device to this machine's memory."""
         with self.cupy.cuda.Device(self.number):
             self.copy(self._way_out, host, slice_)
             self._way_out.synchronize()
-        return host
 
     def copy(self, stream: Any, target: Array, source: Array) -> None:
         """Enqueue copies between arrays of one shape, wherever they lie."""
@@ -316,6 +316,7 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
         if _opened is None or _opened[0] != on:
             _forget(PATIENCE)
             _opened = on, WorkerGpu(on, open_device(on.room))
+            _reach_shared(_pinned)
         return _opened[1]
 
 
@@ -328,7 +329,23 @@ async def close() -> None:
         await asyncio.sleep(0.1)
     with _opening:
         _forget(0)
+        _reach_shared(None)
         open_device.cache_clear()
+
+
+def _reach_shared(how: Callable[[Array], None] | None) -> None:
+    """Have the device reach the memory files of the workers of this machine, or leave them."""
+    try:
+        from junctor.chunks import sharing
+    except ImportError:
+        return
+    sharing.reach(how)
+
+
+def _pinned(memory: Array) -> None:
+    # Copies of what is not pinned take longer.
+    with suppress(MemoryError):
+        register(memory)
 
 
 def _forget(patience: float) -> None:
