@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from junctor.chunks import cluster as chunk_cluster
 from junctor.chunks import crew as chunk_crew
-from junctor.chunks import device_copies, worker_gpu
+from junctor.chunks import device_copies, sharing, worker_gpu
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks.cluster import ClusterRun
 from junctor.chunks.device_copies import copies
@@ -101,15 +101,23 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize(("algebra", "seed"), [(reference.SINGLE, 1), (reference.DOUBLE, 2)], ids=["single", "double"])
-def test_the_bytes_of_one_process(client: Any, device: Any, algebra: Algebra, seed: int) -> None:
+def test_the_bytes_of_one_process(
+    client: Any, device: Any, algebra: Algebra, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, block = grid(3, 4, seed=seed), Block(1, {}, {})
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
     one = ChunkGpu(chunks, algebra.name, device(ROOM))
     expected = ChunkedProgram(chunks, network, algebra, gpu=one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
+    reached: list[Any] = []
+    monkeypatch.setattr(worker_gpu, "register", reached.append)
+    sharing.forget()
+    sharing.reach(worker_gpu._pinned)
     assert_same(run.outcome(block), expected)
     assert run.stock.crossed > 0
+    # The workers' files, and those that they have mapped.
+    assert len(reached) > len(sharing._own) > 0
     plain = ChunkedProgram(chunks, network, algebra).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
     for variable, posterior in plain.posteriors.items():

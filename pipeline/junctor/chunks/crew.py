@@ -29,7 +29,7 @@ from junctor.distribution import Resources, allowed_memory, cluster_client, memo
 from junctor.errors import BudgetError, JunctorError
 from junctor.model import Network
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
+from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.oversize import FAR_MORE, Room, TooLongError, candidates, operations_of, waiting_entries
 from junctor.planning.plan import Plan
@@ -191,15 +191,17 @@ def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> fl
 def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
     """Return about how many entries are read on other workers than the one where they were made.
 
-    A table stays in place as far as the passes that make and read it hold the same variables constant.
+    A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
+    task that reads it counts, also where tasks differ in nothing that it depends on.
     """
     made: dict[int, Pass] = {}
     crossing = 0.0
     for each in chunks.passes:
         for table in each.loads:
             if table in made:
-                shared = chunks.plan.shape.entries(v for v in made[table].fixed if v in each.fixed)
-                crossing += chunks.plan.tables[table].entries * max(0.0, 1 - shared / workers)
+                held = set(made[table].fixed).intersection(each.fixed, chunks.plan.tables[table].scope)
+                read = chunks.plan.shape.entries(each.fixed) * part(chunks.plan, table, each.fixed)
+                crossing += read * max(0.0, 1 - chunks.plan.shape.entries(held) / workers)
         made.update(dict.fromkeys(each.stores, each))
     return crossing
 

@@ -165,8 +165,8 @@ def opened(name: Name) -> list[Array]:
     Raises OSError where the file is not there any more, or has another content.
     """
     process, descriptor, token, lying = name
-    # A lock belongs to what was opened, so each content has its own; pipes, if that is what it is now, would block.
-    lock = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    # A lock belongs to what was opened, so each content has its own.
+    lock = _open(f"/proc/{process}/fd/{descriptor}")
     try:
         found = os.fstat(lock)
         if not stat.S_ISREG(found.st_mode) or not locks(lock, fcntl.LOCK_SH) or os.pread(lock, len(token), 0) != token:
@@ -179,13 +179,23 @@ def opened(name: Name) -> list[Array]:
     return _arrays(held, lying)
 
 
-def _mapping(at: tuple[int, int, int], descriptor: int) -> Mapped:
+def _open(path: str) -> int:
+    # Whatever it is by now, a pipe would wait for somebody.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _mapping(at: tuple[int, int, int], locked: int) -> Mapped:
     """Return a file of another process, mapped when it is first seen; those that are not there any more go then."""
     with _lock:
         if at not in _others:
             for other in [each for each in _others if not _is_there(*each)]:
                 del _others[other]
-            _others[at] = Mapped(descriptor)
+            # Opened once more: a mapping would keep the lock.
+            own = _open(f"/proc/self/fd/{locked}")
+            try:
+                _others[at] = Mapped(own)
+            finally:
+                os.close(own)
         return _others[at]
 
 
