@@ -55,12 +55,21 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 def test_a_name_is_enough_once() -> None:
     slices, values = sent((3, 5), (7,), (2, 1, 4))
-    for named in (True, False, False):
+    for named in (True, False):
         by_name, found = received(slices)
         assert by_name == named
         assert_same(found, values)
     assert_same(list(slices), values)
     assert sys.getsizeof(slices) >= sum(each.nbytes for each in values)
+
+
+def test_names_that_nobody_finds_are_given_up() -> None:
+    for n in range(sharing.MOST_MISSED):
+        slices, values = sent((3,), seed=n)
+        assert [received(slices)[0] for _ in range(2)] == [True, False]
+    by_name, found = received(sent((3,), seed=n)[0])
+    assert not by_name
+    assert_same(found, values)
 
 
 @pytest.mark.parametrize("context", [ELSEWHERE, {}, None])

@@ -293,10 +293,7 @@ def slices_of(states: Mapping[int, int], sources: Sequence[Source], kept: int | 
                 _bring(part, each, target)
             sent.show()
             return sent
-    found = [np.empty(each.shape, each.dtype) for each in slices]
-    for part, each, target in zip(parts, slices, found, strict=True):
-        _bring(part, each, target)
-    return found
+    return [_host(part, each) for part, each in zip(parts, slices, strict=True)]
 
 
 def _bring(part: Any, slice_: Array, target: Array) -> None:
@@ -305,6 +302,11 @@ def _bring(part: Any, slice_: Array, target: Array) -> None:
         target[...] = slice_
     else:
         part.copy_to(target, slice_)
+
+
+def _host(part: Any, slice_: Array) -> Array:
+    found: Array = np.ascontiguousarray(slice_) if isinstance(part, np.ndarray) else part.host(slice_)
+    return found
 
 
 def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> Made:

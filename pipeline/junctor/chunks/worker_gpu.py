@@ -78,10 +78,14 @@ class DevicePart:
         """Copy a slice of `lies` to memory of this machine."""
         self._gpu.download(host, slice_)
 
+    def host(self, slice_: Array) -> Array:
+        """Return a copy of a slice of `lies` in this machine's memory."""
+        host = self._gpu.pinned(slice_.size).reshape(slice_.shape)
+        self.copy_to(host, slice_)
+        return host
+
     def __reduce__(self) -> Any:
-        host = self._gpu.pinned(self.lies.size)
-        self.copy_to(host, self.lies)
-        return np.asarray, (host,)
+        return np.asarray, (self.host(self.lies),)
 
 
 class WorkerGpu:
