@@ -18,6 +18,7 @@ import pytest
 from junctor import distribution
 from junctor.chunks import cluster as chunk_cluster
 from junctor.chunks import jobs as chunk_jobs
+from junctor.chunks import stock as chunk_stock
 from junctor.chunks.cluster import ClusterRun, propagate
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.tasks import OnCpu, Source, forget_shared, join
@@ -229,7 +230,7 @@ def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatc
     client.wait_for_workers(WORKERS, timeout=30)
     client.run(forget_shared)
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_jobs.Stock, "look_around", lambda _: None)
+        patch.setattr(chunk_stock.Stock, "look_around", lambda _: None)
         run = ClusterRun(client, ChunkedProgram(cut(60), NETWORK, DOUBLE))
         assert_same(run.outcome(case()), ChunkedProgram(cut(60), NETWORK, DOUBLE).run(case()))
     assert run.stock.crossed > 0
@@ -252,8 +253,8 @@ def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: p
 
     def watched(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
         start(self, job, worker)
-        under_way.append(len(self._under_way))
-        assert max(self._busy.values()) <= 2
+        under_way.append(len(self._all))
+        assert max(self._all.busy.values()) <= 2
         waiting.append(sum(len(sums.waiting) for sums in self._sums.values()))
 
     monkeypatch.setattr(chunk_jobs.PassRun, "_start", watched)

@@ -12,6 +12,7 @@ import bisect
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ Array = npt.NDArray[Any]
 
 # Tasks that have a slot at once.
 MOST_SLOTS = 3
+# Passes whose launches are kept: those under way, and one that is computed again.
+MOST_PASSES = 3
 # Seconds that a run waits for the parts of another one to leave the device, and tenths of seconds for its own.
 PATIENCE, CLOSING = 30.0, 50
 
@@ -113,7 +116,7 @@ class WorkerGpu:
             self._way_out = cupy.cuda.Stream(non_blocking=True)
         # Parts come and go in any thread, also while one of them has the lock: the collector calls.
         self._changed, self._busy = threading.Condition(threading.RLock()), 0
-        self._pass: LoweredPass | None = None
+        self._passes: deque[LoweredPass] = deque(maxlen=MOST_PASSES)
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
 
@@ -121,14 +124,7 @@ class WorkerGpu:
     def task(self, given: Given, powers: Mapping[int, float]) -> Iterator[tuple[Slot, LoweredPass]]:
         """Have a slot, with its stream, and the launches of a pass; all is done at the end."""
         with self._changed:
-            if self._pass is None or self._pass.given is not given:
-                # Others need their offsets; they are of a pass that is computed again, and few.
-                self._changed.wait_for(lambda: self._busy == 0)
-                with self.cupy.cuda.Device(self.number):
-                    self._make_room()
-                    self._pass = LoweredPass(self, given)
-                    self.cupy.cuda.runtime.deviceSynchronize()
-            on = self._pass
+            on = self._lowered(given)
             on.settle(powers)
             self._busy += 1
         slot = self._slots.get()
@@ -144,6 +140,24 @@ class WorkerGpu:
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
+
+    def _lowered(self, given: Given) -> LoweredPass:
+        """Return the launches of a pass, prepared by the first of its tasks."""
+        for on in self._passes:
+            if on.given is given:
+                return on
+        if self._is_full():
+            # Tasks under way need their offsets; then others may have been here.
+            self._changed.wait_for(lambda: self._busy == 0)
+            if self._is_full():
+                self._prepared.clear()
+                self._offsets.clear()
+                self._passes.clear()
+            return self._lowered(given)
+        with self.cupy.cuda.Device(self.number):
+            self._passes.append(on := LoweredPass(self, given))
+            self.cupy.cuda.runtime.deviceSynchronize()
+        return on
 
     def keep(self, slot: Slot, at: int, entries: int) -> Any:
         """Return a part for good, of what the stream of a slot will have made at an address."""
@@ -220,11 +234,9 @@ class WorkerGpu:
             self._prepared[what] = launches, places
         return self._prepared[what]
 
-    def _make_room(self) -> None:
-        """Forget offsets where they take too much."""
-        if sum(each.nbytes for each in self._offsets) > OFFSET_BYTES // 2:
-            self._prepared.clear()
-            self._offsets.clear()
+    def _is_full(self) -> bool:
+        """Tell whether offsets take too much."""
+        return sum(int(each.nbytes) for each in self._offsets) > OFFSET_BYTES // 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
