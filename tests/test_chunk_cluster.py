@@ -248,18 +248,21 @@ def files_of_others() -> int:
 def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client.wait_for_workers(WORKERS, timeout=30)
     under_way: list[int] = []
+    passes: list[int] = []
     waiting: list[int] = []
     start = chunk_jobs.PassRun._start
 
     def watched(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
         start(self, job, worker)
         under_way.append(len(self._all))
+        passes.append(len({run.number for run, _ in self._all._jobs.values()}))
         assert max(self._all.busy.values()) <= 2
         waiting.append(sum(len(sums.waiting) for sums in self._sums.values()))
 
     monkeypatch.setattr(chunk_jobs.PassRun, "_start", watched)
     propagate(client, cut(60), NETWORK, DOUBLE, case(), in_flight=2)
     assert max(under_way) == 2 * WORKERS
+    assert max(passes) == chunk_cluster.OPEN == 2
     assert 0 < max(waiting) <= chunk_jobs.AHEAD * 2 * WORKERS + chunk_jobs.MOST_ADDED
     gc.collect()
     left = wait_until_forgotten(client)

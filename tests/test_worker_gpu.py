@@ -141,6 +141,21 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     assert worker_gpu._opened[1]._slots.qsize() == 1
 
 
+def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, block = grid(3, 4, seed=5), Block(1, {}, {})
+    chunks = cut(network, 16)
+    expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
+    gc.collect()
+    made: list[Any] = []
+    lowered = worker_gpu.LoweredPass
+    monkeypatch.setattr(worker_gpu, "LoweredPass", lambda *of: made.append(of[1]) or lowered(*of))
+    monkeypatch.setattr(worker_gpu, "OFFSET_BYTES", 0)
+    monkeypatch.setattr(worker_gpu, "_opened", None)
+    assert_same(over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block), expected)
+    # A pass that had lost its offsets to another one.
+    assert len(made) > len(set(map(id, made)))
+
+
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)

@@ -4,13 +4,14 @@ A task (`tasks.Body`) runs on a worker; every part of a table that it stores bec
 stays there until its table has been read for the last time. A task goes to the worker that has most of what it reads,
 as long as all have as much to do; what crosses are partial results that are added up, and slices where two passes hold
 different variables constant. Tasks are pure functions of parts and of small records that come with the pass: what a
-lost worker held is computed again, by Dask, with the same bytes.
+lost worker held is computed again, by Dask, with the same bytes. Two passes may be under way at once (`order.Order`):
+while the first task of one is alone, the other workers do the other one.
 
 Memory of a worker: its share of the stored tables; what its tasks in flight read from elsewhere, there and here; for
 each of its threads the working memory of the plan. Where results are added up, at most `jobs.AHEAD` times as many
-of them as tasks may be in flight wait on all workers together. What came from elsewhere stays until Dask's active
-memory manager drops it (some seconds), and computing again what was lost may take more for a while. Tables stay in
-memory, also those that the plan keeps on disk: the memory of all workers counts together.
+of them as tasks may be in flight wait on all workers together, for each pass. What came from elsewhere stays until
+Dask's active memory manager drops it (some seconds), and computing again what was lost may take more for a while.
+Tables stay in memory, also those that the plan keeps on disk: the memory of all workers counts together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tasks of a pass over the workers of a Dask cluster: where each goes, and how many are under way."""
+"""The tasks of passes over the workers of a Dask cluster: where each goes, and how many are under way."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from junctor.planning.chunks import configurations, part
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# How far tasks may run ahead of the first that is not through, for each that may be in flight: a choice of tasks that
-# find their pieces in place, and a bound on results that wait to be added up.
-AHEAD = 4
+# How far tasks of a pass may run ahead of the first that is not through, for each that may be in flight: a choice of
+# tasks that find their pieces in place, and a bound on results that wait to be added up.
+AHEAD = 2
 # Partial results added up by one task, where the working memory has room for them.
 MOST_ADDED = 8
 
