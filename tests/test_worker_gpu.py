@@ -190,6 +190,8 @@ def test_a_run_over_workers_with_gpus(
     assert all(on_gpu)
     # What workers have taken of the GPU they have given back.
     assert worker_gpu._opened is None
+    assert not sharing._own
+    assert not sharing._others
     found = parquet.read_table(tmp_path / "out" / "posteriors")
     rows = [{"0": None, "5": None}, {"0": "0", "5": "1"}]
     expected = junctor.posteriors(tmp_path / "grid.uai", rows, device="cpu")
