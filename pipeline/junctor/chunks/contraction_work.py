@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import pairwise
 
 from junctor_kernels.axes import Contraction
@@ -27,12 +26,9 @@ COMPILED_WORK = (
     # Entries with terms that are kept at first; terms of operands, found in one place, side by side, or anywhere.
     *("wide", "same", "near", "apart"),
 )
-# Contractions whose counts are remembered: cut plans of one network have most of them in common.
-REMEMBERED = 1 << 14
 
 
-@lru_cache(REMEMBERED)
-def numpy_work(what: Contraction, scratch: int) -> Mapping[str, int]:
+def numpy_work(what: Contraction, scratch: int) -> dict[str, int]:
     """Return NUMPY_WORK of a contraction in blocks of `scratch` entries, as `junctor_kernels.reference` does it."""
     kept, boxes = _box(what.kept, scratch)
     used = _used(what)
@@ -123,8 +119,7 @@ def _entries(sizes: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod(sizes[axis] for axis in axes)
 
 
-@lru_cache(REMEMBERED)
-def compiled_work(what: Contraction, itemsize: int) -> Mapping[str, int]:
+def compiled_work(what: Contraction, itemsize: int) -> dict[str, int]:
     """Return COMPILED_WORK of a contraction, as `junctor_kernels.entries` does it."""
     kept, panel, _, terms = _panels(what)
     found = dict.fromkeys(COMPILED_WORK, 0)

@@ -41,7 +41,7 @@ class Arithmetic:
 
 def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
     """Return what a case takes, in the order of CHUNK_WORK."""
-    plan, found, prepared = chunks.plan, Counter[str](), set[Contraction]()
+    plan, found, known = chunks.plan, Counter[str](), dict[Contraction, dict[str, int]]()
     steps = [step for step in plan.steps if isinstance(step, Reduce)]
     leaves = {table for step in steps for table in step.operands} - {step.out for step in steps}
     found["cases"] = 1
@@ -50,7 +50,7 @@ def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
     found["files"] = len(chunks.on_disk)
     found["spilled"] = sum(plan.tables[table].entries for table in chunks.on_disk)
     for each in chunks.passes:
-        found.update(_pass_work(chunks, each, how, prepared))
+        found.update(_pass_work(chunks, each, how, known))
     return tuple(float(found[name]) for name in CHUNK_WORK)
 
 
@@ -58,12 +58,14 @@ def least_work(plan: Plan, how: Arithmetic) -> tuple[float, ...]:
     """Return what a case takes at the least, however its plan is cut: every contraction once, its tables at hand."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
-    found = _pass_work(whole, whole.passes[0], how, set()) if whole else {}
+    found = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
     return tuple(0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK)
 
 
-def _pass_work(chunks: ChunkPlan, each: Pass, how: Arithmetic, prepared: set[Contraction]) -> dict[str, int]:
-    """Return what the tasks of a pass take; prepared: contractions of the case so far, those of this pass are added."""
+def _pass_work(
+    chunks: ChunkPlan, each: Pass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
+) -> dict[str, int]:
+    """Return what the tasks of a pass take; known: what contractions of the case take, those of the pass are added."""
     plan, fixed, sizes = chunks.plan, frozenset(each.fixed), dict(enumerate(chunks.plan.shape.cardinalities))
     parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
     task, once = Counter[str](tasks=1, contractions=len(each.steps)), Counter[str](passes=1, steps=len(each.steps))
@@ -73,17 +75,20 @@ def _pass_work(chunks: ChunkPlan, each: Pass, how: Arithmetic, prepared: set[Con
         task["entries"] += parts[step.out]
         task["far"] += max(0, tables - CACHE // how.itemsize)
         what = _lowered(chunks, step, fixed, sizes)
-        operations = what.kept_entries * what.eliminated_entries * len(what.operands)
-        if how.compiled and operations >= PREPARED:
-            found = compiled_work(what, how.itemsize)
+        if what not in known:
+            known[what] = _work(what, how)
             # What is prepared is remembered for other tasks, and for other steps that lie alike.
-            once.update({name: found[name] for name in ONCE if what not in prepared})
-            task.update({name: count for name, count in found.items() if name not in ONCE})
-            prepared.add(what)
-        else:
-            task.update(numpy_work(what, how.scratch))
+            once.update({name: known[what].pop(name, 0) for name in ONCE})
+        task.update(known[what])
     tasks = plan.shape.entries(each.fixed)
     return {name: tasks * count for name, count in task.items()} | once
+
+
+def _work(what: Contraction, how: Arithmetic) -> dict[str, int]:
+    operations = what.kept_entries * what.eliminated_entries * len(what.operands)
+    if how.compiled and operations >= PREPARED:
+        return compiled_work(what, how.itemsize)
+    return numpy_work(what, how.scratch)
 
 
 def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapping[int, int]) -> Contraction:
