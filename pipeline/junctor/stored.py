@@ -94,7 +94,7 @@ class StoredTree:
         The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
         EvidenceError and BudgetError.
         """
-        likelihoods = {self.network.find(name): self._likelihood(name, said) for name, said in evidence.items()}
+        likelihoods = likelihoods_of(self.network, evidence)
         self._case += 1
         for algebra in self._ladder:
             # Nobody else keeps the executor: its tables are gone before those of the next format are made.
@@ -169,22 +169,28 @@ class StoredTree:
         scopes = tuple(clique.layout for clique in self.plan.cliques)
         return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
 
-    def _likelihood(self, name: str, said: Said) -> npt.NDArray[np.float64]:
-        states = self.network.variables[self.network.find(name)].states
-        if isinstance(said, str):
-            if said not in states:
-                raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
-            said = states.index(said)
-        if isinstance(said, (int, np.integer)):
-            if not 0 <= said < len(states):
-                raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
-            observed = np.zeros(len(states))
-            observed[said] = 1.0
-            return observed
-        likelihood = np.array(said, dtype=np.float64)
-        if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
-            raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
-        return likelihood
+
+def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
+    """Return the likelihood of every state of each observed variable; raises ModelError and EvidenceError."""
+    return {network.find(name): _likelihood(network, name, said) for name, said in evidence.items()}
+
+
+def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float64]:
+    states = network.variables[network.find(name)].states
+    if isinstance(said, str):
+        if said not in states:
+            raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
+        said = states.index(said)
+    if isinstance(said, (int, np.integer)):
+        if not 0 <= said < len(states):
+            raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
+        observed = np.zeros(len(states))
+        observed[said] = 1.0
+        return observed
+    likelihood = np.array(said, dtype=np.float64)
+    if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
+        raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
+    return likelihood
 
 
 def _bytes(size: int | str | None) -> int | None:
