@@ -1,7 +1,7 @@
 """Joint posteriors of several variables: by messages, or from stored clique tables, whichever takes less time.
 
-By messages a question is a batch of evidence: P(A, b | e) is P(A | b, e) P(b, e), a row for every configuration b of the
-variables but one. Every question costs propagation, but evidence makes it cheap, and any variables can be asked about.
+By messages a question is a batch of evidence: P(A, b | e) is P(A | b, e) P(b, e), a row for every configuration b of
+all variables but one. Every question costs propagation, but evidence makes it cheap, and any variables will do.
 Stored tables cost much once, and then next to nothing for variables that share a clique.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,19 @@ import numpy.typing as npt
 from junctor.engine import Engine
 from junctor.errors import EvidenceError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
-from junctor.forecast import forecast
+from junctor.forecast import Forecast, forecast
 from junctor.machine import usable_cores
 from junctor.model import Network
 from junctor.planning.budget import parse_bytes
-from junctor.pricing import PLAIN_VARIABLE_SECONDS
-from junctor.query import Precision, Query
+from junctor.pricing import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
+from junctor.query import Architecture, Precision, Query
 from junctor.stored import LADDERS, Evidence, StoredTree, likelihoods_of
 from junctor.stored_host import projected_bytes
 from junctor.stored_plan import plan_stored
 from junctor.stored_work import asking_work, stored_forecast
 
-Architecture = Literal["auto", "messages", "stored"]
+# Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
+BOUND_OPERATIONS = 10**9
 Floats = npt.NDArray[np.float64]
 
 
@@ -129,11 +130,18 @@ class Questions:
 
     def forecast(self) -> JointForecast:
         """Return what both ways take."""
-        groups = forecast(self._engine, self._batch, refuse=False)
-        left = sum(len(self.network.variables) - len(each.group.pattern.sliced) for each in groups if each.plan)
-        refused = any(each.refused is not None for each in groups)
-        messages = math.inf if refused else sum(each.seconds for each in groups) + left * PLAIN_VARIABLE_SECONDS
+        groups = forecast(self._engine, self._batch, refuse=False, bound=BOUND_OPERATIONS)
+        if any(each.refused is not None for each in groups):
+            return JointForecast(math.inf, *self._stored())
+        messages = sum(each.seconds + self._preparing(each) for each in groups)
         return JointForecast(messages, *self._stored())
+
+    def _preparing(self, each: Forecast) -> float:
+        """Return about what planning for a group takes, and binding its plan to its numbers."""
+        if each.plan is None:
+            return 0.0
+        tables, entries = len(each.plan.tables), sum(table.entries for table in each.plan.tables if table.per_case)
+        return tables * ONCE_TABLE_SECONDS + min(entries, 10**30) * ONCE_ENTRY_SECONDS
 
     def _stored(self) -> tuple[float, str | None]:
         """Return what stored tables take, and why they cannot be had."""
@@ -178,9 +186,9 @@ class Questions:
             for v, each in zip(others, grid, strict=True):
                 states[v][rows] = each
         likelihoods = {}
-        for v, each in self._likelihoods.items():
-            if np.count_nonzero(each) == 1 and each.max() == 1:
-                states[v] = np.full(count, each.argmax(), np.int32)
+        for v, likelihood in self._likelihoods.items():
+            if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:
+                states[v] = np.full(count, likelihood.argmax(), np.int32)
             else:
-                likelihoods[v] = Likelihood(np.arange(count), np.tile(each, (count, 1)))
+                likelihoods[v] = Likelihood(np.arange(count), np.tile(likelihood, (count, 1)))
         return EvidenceBatch(count, states, likelihoods)
