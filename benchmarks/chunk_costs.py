@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from costs import _gpu_at_hand
 from junctor.chunks import tuning as chunk_tuning
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.oversize import cut
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
-from junctor.chunks.slots import ChunkGpu
 from junctor.chunks.tuning import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
 from junctor.engine import shape_of
 from junctor.formats import read_network

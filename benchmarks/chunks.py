@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
 from junctor.chunks.crew import Crew, crossing_entries
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import Limits
-from junctor.chunks.slots import ChunkGpu
 from junctor.chunks.tasks import OnCpu
 from junctor.chunks.worker_gpu import OnGpu
 from junctor.devices import open_gpu

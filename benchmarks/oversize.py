@@ -1,10 +1,11 @@
 """Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
 
     python benchmarks/oversize.py prepare ROWS COLUMNS ... --device-memory 8GiB --output plans.pickle
-    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--repeat 2]
+    python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2]
 
-`prepare` needs no GPU, `run` no compiled CPU code. The bound is what the slowest of three takes alone: bytes over the
-bus in either direction, and bytes that the kernels read and write, each at the rate of a copy in the same run.
+`prepare` needs no GPU, `run` no compiled CPU code. The bound is what the slowest of four takes alone, of the device
+that has most: bytes over the bus in either direction, bytes from other devices, and bytes that the kernels read and
+write, each at the rate of a copy in the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import itertools
 import pickle
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from junctor.chunks.dealing import agreement
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.oversize import cut
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import Limits
@@ -30,9 +33,8 @@ from junctor.generate import grid
 from junctor.measurements import Device
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
+from junctor.planning.chunks import ChunkPlan, loaded_entries, part
 from junctor.planning.compile import Problem
-from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
 from junctor.speeds import speeds_here
@@ -87,24 +89,36 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
     )
 
 
-def moved(plan: Plan, each: Pass, resident: Container[int]) -> tuple[int, int, int]:
-    """Return the entries that a pass brings in and takes out, and those that are read and written on the device.
+def moved(chunks: ChunkPlan, n: int, gpu: ChunkGpu | None) -> tuple[float, ...]:
+    """Return the entries of a pass that the busiest device takes from the host, takes from others, brings out, touches.
 
-    resident: tables that stay on a device, where tasks use them.
+    Tasks use tables that stay on a device where these are, or copy what other devices have made.
     """
-    touched = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
-    over_bus = replace(each, loads=tuple(table for table in each.loads if table not in resident))
+    plan, each = chunks.plan, chunks.passes[n]
+    touched = plan.shape.entries(each.fixed) * sum(
+        part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out)
+    )
+    resident = gpu.resident if gpu else {}
+    loads = {table: loaded_entries(plan, replace(each, loads=(table,))) for table in each.loads}
     stored = sum(plan.tables[table].entries for table in each.stores if table not in resident)
-    return loaded_entries(plan, over_bus), stored, plan.shape.entries(each.fixed) * touched
+    if gpu is None:
+        return sum(loads.values()), 0.0, stored, touched
+    deal, tables = gpu.deals.passes[n], gpu.deals.tables
+    over_bus = sum(entries for table, entries in loads.items() if table not in resident)
+    exchanged = sum(loads[t] * (1 - agreement(tables[t], deal)) for t in loads if t in resident)
+    share = deal.most / deal.count
+    return over_bus * share, exchanged * share, stored * share, touched * share
 
 
-def ceilings() -> tuple[float, float, float]:
-    """Measure bytes a second: into the device, out of it, and of a copy on it (read and written)."""
+def ceilings(gpus: int) -> tuple[float, ...]:
+    """Measure bytes a second: into the device, from another one, out of it, and read and written by a copy on it."""
     import cupy
 
     memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(COPY_BYTES), 0)
     host = np.ndarray((COPY_BYTES,), np.uint8, memory)
     one, other = cupy.empty(COPY_BYTES, np.uint8), cupy.empty(COPY_BYTES, np.uint8)
+    with cupy.cuda.Device(gpus - 1):
+        far = cupy.empty(COPY_BYTES, np.uint8)
 
     def rate(copy: Any, moved: int) -> float:
         copy()
@@ -117,6 +131,7 @@ def ceilings() -> tuple[float, float, float]:
 
     return (
         rate(lambda: one.data.copy_from_host(host.ctypes.data, COPY_BYTES), COPY_BYTES),
+        rate(lambda: other.data.copy_from_device(far.data, COPY_BYTES), COPY_BYTES),
         rate(lambda: one.data.copy_to_host(host.ctypes.data, COPY_BYTES), COPY_BYTES),
         rate(lambda: other.data.copy_from_device(one.data, COPY_BYTES), 2 * COPY_BYTES),
     )
@@ -125,23 +140,23 @@ def ceilings() -> tuple[float, float, float]:
 def run(arguments: argparse.Namespace) -> None:
     """Propagate and print times beside the bound."""
     on_gpu = arguments.device == "gpu"
-    rates = ceilings() if on_gpu else None
+    rates = ceilings(arguments.gpus) if on_gpu else None
     if rates:
-        print("measured bytes/s: in {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates))
+        print(
+            "measured bytes/s: in {:.3g}, from another device {:.3g}, out {:.3g}, on the device {:.3g}".format(*rates)
+        )
     for name, sizes, precision, room, chunks, slots in pickle.loads(Path(arguments.plans).read_bytes()):
         algebra = ALGEBRAS[precision]
         itemsize = algebra.dtype.itemsize
         describe(name, chunks, itemsize, 0.0)
         started = time.perf_counter()
-        resident: Container[int] = ()
+        gpu = None
         if on_gpu:
-            from junctor.chunks.slots import ChunkGpu
             from junctor_kernels.gpu import CudaDevice
 
             devices = [CudaDevice(n, room) for n in range(arguments.gpus)]
             gpu = ChunkGpu(chunks, precision, *devices, slots=slots)
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
-            resident = gpu.resident
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
                 f"prepared in {time.perf_counter() - started:.2f} s"
@@ -149,25 +164,25 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             program = ChunkedProgram(chunks, network_of(sizes), algebra, entry_threads=arguments.threads)
         for _ in range(arguments.repeat):
-            timed(program, chunks, resident, rates, itemsize, arguments.slowest)
+            timed(program, gpu, rates, itemsize, arguments.slowest)
 
 
 def timed(
     program: ChunkedProgram,
-    chunks: ChunkPlan,
-    resident: Container[int],
-    rates: tuple[float, float, float] | None,
+    gpu: ChunkGpu | None,
+    rates: tuple[float, ...] | None,
     itemsize: int,
     slowest: int,
 ) -> None:
     """Propagate once, with the time of every pass."""
+    chunks = program.chunks
     with (watched_gpu if rates else watched_cpu)(program) as ends:
         started = time.perf_counter()
         outcome = program.run(Block(1, {}, {}))
         seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
-    ways = [moved(chunks.plan, each, resident) for each in chunks.passes]
+    ways = [moved(chunks, n, gpu) for n in range(len(chunks.passes))]
     if rates:
         bounds = [sum(way) * itemsize / rate for way, rate in zip(zip(*ways, strict=True), rates, strict=True)]
         text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
@@ -183,7 +198,7 @@ def timed(
         text = f"    pass {n}: {each:.4f} s, {len(this.steps)} steps, {tasks} tasks, {work / each:.3g} operations/s"
         if rates:
             bounds = [entries * itemsize / rate for entries, rate in zip(ways[n], rates, strict=True)]
-            text += ", bounds {:.4f}, {:.4f}, {:.4f}".format(*bounds)
+            text += ", bounds {:.4f}, {:.4f}, {:.4f}, {:.4f}".format(*bounds)
         print(text)
 
 
@@ -214,7 +229,8 @@ def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
     class Watched(chunked_gpu.GpuRun):
         def run(self, dead: Any) -> None:
             for slot in self.gpu.slots:
-                begins[slot.number] = slot.mark().event
+                with cupy.cuda.Device(slot.on.number):
+                    begins[slot.number] = slot.mark().event
             super().run(dead)
             for marks in saved:
                 times = [cupy.cuda.get_elapsed_time(begins[mark.slot], mark.event) for mark in marks]

@@ -26,6 +26,9 @@ from junctor.sampling.sampler import Ask
 from junctor_kernels import beliefs
 from sampling import SAMPLERS, Prepared, chosen, engine_for, on_device
 
+# Times that a batch is answered each way.
+TIMES = 3
+
 
 def messages(options: argparse.Namespace) -> None:
     """Milliseconds of messages alone and of a whole importance function: of one core, on a GPU by its events."""
@@ -70,23 +73,25 @@ def median(work: Callable[[], Any], repeats: int = 9) -> float:
 
 
 def rows(options: argparse.Namespace) -> None:
-    """Rows a second of whole batches, one row after the other and with several under way."""
+    """Rows a second of whole batches, one row after the other and with several under way; medians."""
     print("network | sampler | samples | rows/s, one at a time | rows/s | ms a row")
     print("|".join(["---"] * 6))
     for each in chosen(options):
         batch = batch_of(each, options.rows)
         for sampler in options.samplers:
-            found = []
-            for at_once in (1, None):
-                engine = engine_for(each, sampler, options, samples=options.samples, stages="all")
-                if options.device == "gpu" and at_once:
-                    engine._gpu.at_once = at_once
-                elif at_once:
-                    engine.threads = at_once
-                engine.answer(batch)
-                start = time.perf_counter()
-                engine.answer(batch)
-                found.append(options.rows / (time.perf_counter() - start))
+            engines = [engine_for(each, sampler, options, samples=options.samples, stages="all") for _ in range(2)]
+            if options.device == "gpu":
+                engines[0]._gpu.at_once = 1
+            else:
+                engines[0].threads = 1
+            seconds: list[list[float]] = [[], []]
+            for _ in range(TIMES + 1):
+                # In turns, as other work comes and goes.
+                for engine, taken in zip(engines, seconds, strict=True):
+                    start = time.perf_counter()
+                    engine.answer(batch)
+                    taken.append(time.perf_counter() - start)
+            found = [options.rows / statistics.median(taken[1:]) for taken in seconds]
             rates = " | ".join(f"{rate:,.0f}" for rate in found)
             print(f"{each.name} | {sampler} | {options.samples:,} | {rates} | {1e3 / found[-1]:.2f}", flush=True)
 

@@ -200,7 +200,7 @@ class Gpu:
 
     def __init__(self, entries: int) -> None:
         import cupy
-        from junctor.chunks.slots import pinned
+        from junctor.chunks.staging import pinned
 
         self._cupy, self._pinned = cupy, pinned(entries * 8).view(np.float64)
         self.target = cupy.empty(entries)

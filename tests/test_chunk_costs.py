@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,19 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 from junctor.chunks import contraction_work
+from junctor.chunks import gpu_work as chunk_gpu_work
+from junctor.chunks import places as chunk_places
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks import tuning as chunk_tuning
 from junctor.chunks import work as chunk_work
 from junctor.chunks.choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.chunks.gpu_work import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.oversize import cut
-from junctor.chunks.places import slot_bytes
+from junctor.chunks.places import outer_variables, slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import CpuRooms, GpuRooms, Limits, backend_of
-from junctor.chunks.slots import ChunkGpu
 from junctor.chunks.work import CHUNK_WORK, Arithmetic, least_work
 from junctor.devices import DeviceChoice
 from junctor.engine import Engine, shape_of
+from junctor.errors import BudgetError
 from junctor.generate import grid
 from junctor.measurements import BACKENDS, Device, read
 from junctor.planning.chunks import ChunkPlan, chunk_plan
@@ -51,8 +55,8 @@ def counted(chunks: ChunkPlan, how: Arithmetic) -> dict[str, float]:
     return dict(zip(CHUNK_WORK, chunk_work.chunk_work(chunks, how), strict=True))
 
 
-def on_gpu(chunks: ChunkPlan, slots: int, room: int) -> dict[str, float]:
-    return dict(zip(GPU_CHUNK_WORK, gpu_chunk_work(chunks, 4, slots, room), strict=True))
+def on_gpu(chunks: ChunkPlan, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
+    return dict(zip(GPU_CHUNK_WORK, gpu_chunk_work(chunks, 4, slots, room, gpus), strict=True))
 
 
 def prices(backend: str, **each: float) -> Prices:
@@ -204,6 +208,51 @@ def test_slots_hide_what_is_not_busiest() -> None:
     # What stays on the device does not cross the bus.
     assert on_gpu(chunks, 3, 1 << 30)["loaded"] < three["loaded"]
     assert least_gpu_work(chunks.plan, 4)[GPU_CHUNK_WORK.index("loaded")] == 0
+
+
+def test_several_gpus_share_the_work() -> None:
+    chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
+    one, two = (on_gpu(chunks, 3, 0, gpus) for gpus in (1, 2))
+    shared = [each for each in chunks.passes if outer_variables(chunks, each, 4)]
+    alone = operations_of(chunks.plan) - sum(chunks.plan.work(step) for each in shared for step in each.steps)
+    counted = [each["quads"] + each["entries"] + each["terms"] for each in (one, two)]
+    assert counted == [operations_of(chunks.plan), (operations_of(chunks.plan) + alone) / 2]
+    assert two["busiest"] < one["busiest"]
+    # Nothing stays on a device: all of it crosses the bus, up to half of it to each.
+    assert one["loaded"] / 2 <= two["loaded"] < one["loaded"]
+
+
+def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
+    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
+    assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
+    # At the rate of the bus it would be more.
+    monkeypatch.setattr(chunk_gpu_work, "LINK", chunk_gpu_work.BUS)
+    assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
+
+
+def test_the_number_of_gpus_changes_the_forecast_only() -> None:
+    problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
+    limits = Limits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
+    known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
+    one, two = (cut(problem, reference.SINGLE, limits, known, gpus=gpus) for gpus in (1, 2))
+    assert (one.chunks, one.slots, one.working) == (two.chunks, two.slots, two.working)
+    assert two.seconds < one.seconds
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
+    problem = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING)
+
+    def on(task: int) -> Limits:
+        return Limits(1 << 30, task, 0, Path(), on_gpu=True)
+
+    with pytest.raises(BudgetError, match="of the GPU for the tables of a task") as refused:
+        cut(problem, reference.SINGLE, on(1 << 26), {})
+    needed = int(re.findall(r"\(([\d,]+) bytes\)", str(refused.value))[0].replace(",", ""))
+    assert cut(problem, reference.SINGLE, on(needed), {}).working <= needed
+    with pytest.raises(BudgetError):
+        cut(problem, reference.SINGLE, on(needed - 1000), {})
 
 
 @pytest.mark.parametrize(("name", "slots"), [("busiest", 2), ("loaded", 1)])

@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.chunks import gpus as chunk_gpus
 from junctor.chunks import places as chunk_places
 from junctor.chunks import program_gpu as chunked_gpu
 from junctor.chunks import slots as chunk_slots
-from junctor.chunks.places import passes_before, pinned_places, resident_places, slot_bytes
+from junctor.chunks.dealing import Deal, agreement, deals
+from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.places import outer_variables, passes_before, pinned_places, resident_places, slot_bytes
 from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.slots import ChunkGpu
 from junctor.devices import open_gpu, open_other_gpus
 from junctor.engine import shape_of
 from junctor.formats import read_network
@@ -117,25 +121,29 @@ def test_whatever_stream_comes_first(devices: Devices, seed: int, monkeypatch: p
     monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << seed * 2)
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1 << seed)
-    monkeypatch.setattr(chunk_slots, "STAGING_BYTES", 1 << 12 + seed)
+    monkeypatch.setattr(chunk_gpus, "STAGING_BYTES", 1 << 12 + seed)
     if "cupy" in sys.modules and hasattr(sys.modules["cupy"], "chance"):
         sys.modules["cupy"].chance.seed(seed)
     network = steep(grid(3 + seed % 2, 4, seed=seed))
-    check(network, cut(network, 16), reference.DOUBLE, devices(1 + seed // 2 % 2), (seed + 1) << 11)
+    check(network, cut(network, 16), reference.DOUBLE, devices((1, 1, 2, 2, 3, 4)[seed]), (seed + 1) << 11)
 
 
 @BOTH
-@pytest.mark.parametrize("states", [2, 3, (2, 4)])
+@pytest.mark.parametrize(("states", "count"), [(2, 1), (3, 1), ((2, 4), 1), (2, 4), (3, 2), ((2, 3), 3)])
 def test_where_tables_lie_changes_no_number(
-    devices: Devices, states: Any, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+    devices: Devices, states: Any, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
     network = steep(grid(3, 4, states=states, seed=1))
     chunks = cut(network, 64)
     found = []
-    for room in (0, 1 << 12, 1 << 20):
-        gpu = check(network, chunks, algebra, devices(1), room)
+    for room in (0, 1 << 12, 1 << 20) if count == 1 else (1 << 12, 1 << 20):
+        gpu = check(network, chunks, algebra, devices(count), room)
         assert bool(gpu.leaves) == (room == 1 << 20)
+        assert bool(gpu.resident) == bool(room)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    if count > 1:
+        gpu = check(network, chunks, algebra, devices(1), 0)
         found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
     for other in found[1:]:
         assert other.log_value == found[0].log_value
@@ -150,7 +158,7 @@ def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytes
 
 
 @BOTH
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_tables_stay_on_the_devices(
     devices: Devices, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,27 +167,34 @@ def test_tables_stay_on_the_devices(
     chunks = cut(network, 16)
     gpu = check(network, chunks, algebra, devices(count))
     assert len(gpu.resident) > len(chunks.passes) / 2
-    assert {at for at, _ in gpu.resident.values()} == set(range(len(gpu.each)))
+    used = [gpu.deals.tables[table].used for table in gpu.resident]
+    assert frozenset().union(*used) == set(range(len(gpu.each)))
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
 @pytest.mark.parametrize("room", [0, 1 << 10, 1 << 12, 1 << 20])
-def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
+    room: int, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
     chunks = cut(grid(6, 6, seed=1), 64)
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
-    resident = resident_places(chunks, 8, [room, room])
+    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus).tables
+    resident = resident_places(chunks, 8, room, dealt)
     pinned, size = pinned_places(chunks, 8, resident)
-    before = passes_before(chunks, 8, resident, pinned)
+    before = passes_before(chunks, 8, resident, pinned, dealt)
     assert resident.keys() | pinned.keys() == lives.keys()
     assert not resident.keys() & (results | pinned.keys())
     assert bool(resident) == bool(room)
-    for places, limit in (
-        (pinned, size),
-        *(({t: at for t, (g, at) in resident.items() if g == n}, room) for n in (0, 1)),
-    ):
-        ends = {table: at + chunks.plan.tables[table].entries * 8 for table, at in places.items()}
+    shares = {
+        table: chunks.plan.tables[table].entries * 8 * dealt[table].most // dealt[table].count for table in resident
+    }
+    on_gpus = [{t: at for t, at in resident.items() if gpu in dealt[t].used} for gpu in range(gpus)]
+    sizes = {table: chunks.plan.tables[table].entries * 8 for table in pinned}
+    for places, taken, limit in ((pinned, sizes, size), *((there, shares, room) for there in on_gpus)):
+        ends = {table: at + taken[table] for table, at in places.items()}
         assert max(ends.values(), default=0) <= limit
         for one, other in itertools.combinations(places, 2):
             together = lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]
@@ -187,6 +202,35 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(room: int, mo
             assert not (together and overlap)
             first, then = sorted((one, other), key=lambda table: lives[table])
             assert not overlap or lives[first][1] <= before[then] < lives[then][0]
+
+
+@given(st.integers(1, 9), st.lists(st.integers(2, 4), max_size=4), st.data())
+def test_configurations_are_dealt_in_even_blocks(gpus: int, sizes: list[int], data: st.DataObject) -> None:
+    deal = Deal(gpus, tuple(range(len(sizes))), tuple(sizes), data.draw(st.integers(0, gpus - 1)))
+    whole = list(deal.configurations())
+    assert [deal.number(states) for states in whole] == list(range(deal.count))
+    blocks = {gpu: [deal.number(states) for states in whole if deal.gpu(states) == gpu] for gpu in range(gpus)}
+    assert {gpu for gpu, block in blocks.items() if block} == deal.used
+    for gpu in deal.used:
+        assert blocks[gpu] == list(range(deal.begin(gpu), deal.begin(gpu) + len(blocks[gpu])))
+    assert max(map(len, blocks.values())) == deal.most
+    assert len(deal.used) == min(gpus, deal.count)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_neighbouring_passes_are_dealt_alike(gpus: int) -> None:
+    """As long as they hold the same variables constant nothing moves; every pass keeps as many GPUs busy as it can."""
+    chunks = cut(grid(6, 6, seed=1), 64)
+    outer = [outer_variables(chunks, each, 8) for each in chunks.passes]
+    dealt = deals(chunks, outer, gpus)
+    for each, variables, deal in zip(chunks.passes, outer, dealt.passes, strict=True):
+        assert set(deal.by) <= set(variables)
+        assert len(deal.used) == min(gpus, chunks.plan.shape.entries(variables))
+        assert all(dealt.tables[table] == deal for table in each.stores)
+    stored = [(t, n) for n, each in enumerate(chunks.passes) for t in each.loads if t in dealt.tables]
+    stay = sum(chunks.plan.tables[t].entries * agreement(dealt.tables[t], dealt.passes[n]) for t, n in stored)
+    # By chance one entry in so many stays.
+    assert stay > 1.1 / gpus * sum(chunks.plan.tables[t].entries for t, _ in stored)
 
 
 def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:

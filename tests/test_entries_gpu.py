@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,26 @@ def test_every_kind_of_launch(kept: int, eliminated: int) -> None:
     tables = [rng.random(2 ** len(scope)) for scope in scopes]
     wanted = reference.reduce(what, [table[:, None] for table in tables], reference.DOUBLE)[:, 0]
     np.testing.assert_allclose(reduced(what, tables, "double")[0], wanted, rtol=1e-13)
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 1 << 18), st.booleans())
+@settings(max_examples=200)
+def test_every_launch_leaves_fewer_terms(kept: int, eliminated: int, near: bool) -> None:
+    strides = Strides((1,), (kept,)) if near else Strides((eliminated,), (1,))
+    launches = launches_of(Contraction((kept,), (eliminated,), (strides,)))
+    terms = [eliminated * kept, *(launch.entries for launch in launches)]
+    assert launches[-1].entries == kept
+    assert math.prod(launch.near_terms * launch.far_terms for launch in launches) == eliminated
+    # A single one may be a copy, where there is nothing to sum.
+    assert len(launches) == 1 or all(one > other for one, other in itertools.pairwise(terms))
+
+
+def test_some_terms_are_kept_where_entries_and_terms_are_of_middling_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_gpu, "SCATTERED_WORK", 1 << 12)
+    table = np.random.default_rng(7).random(96 * 441)
+    what = Contraction((441,), (96,), (Strides((1,), (441,)),))
+    assert [launch.entries for launch in launches_of(what)] == [441 * 12, 441]
+    np.testing.assert_allclose(reduced(what, [table], "double")[0], table.reshape(96, 441).sum(axis=0), rtol=1e-13)
 
 
 def test_results_are_scaled_and_added_up() -> None:

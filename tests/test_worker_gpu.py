@@ -20,9 +20,9 @@ from junctor.chunks import device_copies, worker_gpu
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks.cluster import ClusterRun
 from junctor.chunks.device_copies import copies
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.slots import ChunkGpu
 from junctor.chunks.worker_gpu import OnGpu
 from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine, shape_of

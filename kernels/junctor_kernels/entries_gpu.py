@@ -152,7 +152,10 @@ def launches_of(what: Contraction) -> tuple[Launch, ...]:
     if terms <= BLOCK_TERMS and (entries * terms <= SCATTERED_WORK or not entries_are_near):
         return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
-    left, more = _cut(eliminated, most if terms >= EACH_PARTIAL * most else BLOCK_TERMS)
+    if terms < EACH_PARTIAL * most:
+        # Always fewer than there are.
+        most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
+    left, more = _cut(eliminated, most)
     parts = _entries(more)
     if parts == 1:
         return (_launch(False, kept, eliminated, operands),)

@@ -21,7 +21,7 @@ from junctor.chunks.choice import CHUNK_FORMATS, beats_one_piece, chosen_chunkin
 from junctor.chunks.oversize import OneByOne, answer_one_by_one, cut, program_of
 from junctor.chunks.rooms import Chunking, Limits
 from junctor.collector import collector_paused
-from junctor.devices import DeviceChoice, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
+from junctor.devices import DeviceChoice, count_gpus, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.distinct import Distinct, distinct_rows
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
@@ -245,7 +245,8 @@ class Engine:
                 task = self._device_room if on_gpu else self.device_memory
                 limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
                 prices = (self.speeds if on_gpu else self.cpu_speeds).prices
-                chunking = cut(problem, algebra, limits, prices, rounded(uses))
+                gpus = count_gpus() if on_gpu and self.all_gpus else 1
+                chunking = cut(problem, algebra, limits, prices, rounded(uses), gpus)
             self._chunkings[key] = chunking
         return self._chunkings[key]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+# Where rows begin, and how many bytes they are apart, in the target and in the source; their width, and how many.
+Copy = tuple[int, int, int, int, int, int]
 # Bytes that rows of a copy may be apart.
 MOST_PITCH = (1 << 31) - 1
 
 
-def copies(target: Array, source: Array) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous.
-
-    Each is where rows begin, in bytes, and how far apart they are, in the target and in the source; their width in
-    bytes, and their number.
-    """
+def copies(target: Array, source: Array) -> Iterator[Copy]:
+    """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous."""
     axes = [(1, target.itemsize, source.itemsize)]
     for size, one, other in reversed(list(zip(target.shape, target.strides, source.strides, strict=True))):
         faster, *strides = axes[-1]
@@ -41,11 +39,17 @@ def copies(target: Array, source: Array) -> Iterator[tuple[int, int, int, int, i
 
 def enqueue(runtime: Any, stream: Any, target: Array, source: Array) -> None:
     """Enqueue copies between arrays of one shape whose last axes are contiguous, wherever they lie."""
-    for to, pitch, of, other_pitch, width, rows in copies(target, source):
+    enqueue_all(runtime, stream, copies(target, source))
+
+
+def enqueue_all(runtime: Any, stream: Any, each: Iterable[Copy], to_by: int = 0, of_by: int = 0) -> None:
+    """Enqueue copies whose targets, and sources, lie so many bytes further on."""
+    for to, pitch, of, other_pitch, width, rows in each:
+        ends = (to + to_by, of + of_by)
         if rows == 1:
-            runtime.memcpyAsync(to, of, width, runtime.memcpyDefault, stream.ptr)
+            runtime.memcpyAsync(*ends, width, runtime.memcpyDefault, stream.ptr)
         else:
-            runtime.memcpy2DAsync(to, pitch, of, other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
+            runtime.memcpy2DAsync(ends[0], pitch, ends[1], other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
 class Lying(np.ndarray[Any, Any]):

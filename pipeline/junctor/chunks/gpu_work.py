@@ -8,17 +8,19 @@ of it in ahead, so only what it takes longer than everything else together count
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
 from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
-from junctor.chunks.places import RESIDENT_PIECE, leaf_places, resident_places, spreads
+from junctor.chunks.dealing import Deal, Deals, agreement, deals
+from junctor.chunks.places import RESIDENT_PIECE, leaf_places, outer_variables, resident_places, spreads
 from junctor.chunks.work import scatters
-from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
-# About the rates of a GPU and its bus: bytes of copies either way, bytes on the device, loads of its kernels; seconds
-# of the host for a launch, a copy, a step that is prepared. They settle what is busiest.
-BUS, DEVICE, LOADS = 55e9, 2.5e12, 2e12
+# About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
+# seconds of the host for a launch, a copy, a step that is prepared. They settle what is busiest.
+BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.5e12, 2e12
 LAUNCH, COPY, STEP = 2e-5, 2e-5, 1e-4
 GPU_CHUNK_WORK = (
     # Of the case: one; passes, and the steps of all of them, whose launches are prepared.
@@ -36,32 +38,47 @@ GPU_CHUNK_WORK = (
 )
 
 
-def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int) -> tuple[float, ...]:
-    """Return what a case takes, in the order of GPU_CHUNK_WORK.
+def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> tuple[float, ...]:
+    """Return what a case takes, in the order of GPU_CHUNK_WORK; of several GPUs the one that has most.
 
     slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    there = leaves.keys() | resident_places(chunks, itemsize, [room - size]).keys()
+    dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
+    resident = resident_places(chunks, itemsize, room - size, dealt.tables)
+    there = leaves.keys() | resident.keys()
     found = dict.fromkeys(GPU_CHUNK_WORK, 0.0)
     found["cases"], found["files"] = 1.0, len(chunks.on_disk)
-    for each in chunks.passes:
-        tasks = plan.shape.entries(each.fixed)
+    host = 0.0
+    for each, deal in zip(chunks.passes, dealt.passes, strict=True):
+        whole = plan.shape.entries(each.fixed)
+        tasks = whole * deal.most / deal.count
         task = _task_work(chunks, each, itemsize, there)
+        host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + len(each.steps) * STEP
+        # As much as the bus would bring while others send that.
+        task["loaded"] += _exchanged(chunks, each, dealt, deal, resident) * itemsize / whole * BUS / LINK
         for name, count in task.items():
             found[name] += tasks * count
         found["passes"] += 1
         found["steps"] += len(each.steps)
         groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
-        busiest, whole = _overlapped(task, tasks, min(slots, groups))
+        busiest, all_ways = _overlapped(task, tasks, max(1, min(slots, groups)))
         found["busiest"] += busiest
-        found["hidden"] += max(0.0, whole - busiest)
-    host = found["launches"] * LAUNCH + found["copies"] * COPY + found["steps"] * STEP
+        found["hidden"] += max(0.0, all_ways - busiest)
     found["behind"] = max(0.0, host - found["busiest"])
     return tuple(map(float, found.values()))
 
 
-def _overlapped(task: Mapping[str, float], tasks: int, slots: int) -> tuple[float, float]:
+def _exchanged(chunks: ChunkPlan, each: Pass, dealt: Deals, deal: Deal, resident: Container[int]) -> float:
+    """Return the entries that the tasks of a pass copy from other devices."""
+    return sum(
+        loaded_entries(chunks.plan, replace(each, loads=(table,))) * (1 - agreement(dealt.tables[table], deal))
+        for table in each.loads
+        if table in resident and deal.gpus > 1
+    )
+
+
+def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> tuple[float, float]:
     """Return the seconds of a pass whose tasks overlap in so many slots, and those one after the other."""
     loads = task["quads"] + task["entries"] + task["terms"]
     ways = task["loaded"] / BUS, task["stored"] / BUS, task["touched"] / DEVICE + loads / LOADS

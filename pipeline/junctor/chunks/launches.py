@@ -1,10 +1,11 @@
-"""What is settled about the passes of a cut plan on GPUs before a case comes: where tables lie, and all launches.
+"""What is settled about passes of a cut plan on GPUs before a case comes: where tables lie, launches, exchanges.
 
 It stays from case to case, as far as it does not take too much.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +15,19 @@ import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import Runs, bits_of, record
 
-from junctor.chunks.places import spreads, task_places
-from junctor.chunks.slots import MOST_KEPT, ChunkGpu, InPlace, Lying, OneGpu, Prepared, can_lie
+from junctor.chunks.device_copies import Copy, copies, lying_at
+from junctor.chunks.gpus import ChunkGpu, InPlace
+from junctor.chunks.places import ALIGNED, outer_variables, spreads, task_places
+from junctor.chunks.slots import MOST_KEPT, Lying, OneGpu, Prepared, can_lie
 from junctor.planning.chunks import ChunkPlan, Pass
 
 if TYPE_CHECKING:
     from junctor.chunks.tasks import Step
 
 Array = npt.NDArray[Any]
+
+# Where a slot begins as long as it is any of them: NumPy has no arrays at 0.
+ORIGIN = ALIGNED
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,7 +65,7 @@ class PassFacts:
     def __init__(self, chunks: ChunkPlan, each: Pass, tasks: Sequence[Step], itemsize: int) -> None:
         self.each, self.tasks = each, tasks
         self.spreads = spreads(chunks, each, itemsize)
-        self.outer = [v for v in each.fixed if self.spreads or v not in each.summed]
+        self.outer = outer_variables(chunks, each, itemsize)
         self.inner = [v for v in each.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
         self.made = {task.out: n for n, task in enumerate(tasks)}
@@ -91,6 +97,7 @@ class Launches:
         # The pass that makes a table.
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
         self._kept: dict[tuple[int, int], Calls] = {}
+        self._exchanges: dict[tuple[Any, ...], list[Copy]] = {}
         self._is_kept = len(gpu.each) * sum(map(len, steps)) <= MOST_KEPT
 
     def of(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
@@ -107,9 +114,27 @@ class Launches:
             prepared.used = n
         return found
 
+    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> list[Copy]:
+        """Return the copies of what a task of a pass reads, or makes, of a table that stays on devices.
+
+        Addresses are those of a slot that begins at ORIGIN.
+        """
+        key = n, table, to_slot, *states.values()
+        if key in self._exchanges:
+            return self._exchanges[key]
+        gpu, found = self.gpu, list[Copy]()
+        sizes = [gpu.chunks.plan.shape.cardinalities[v] for v in gpu.chunks.cuts.get(table, ()) if v not in states]
+        entries = math.prod(sizes) * gpu.chunks.piece(table)
+        in_slot = lying_at(ORIGIN + self.facts[n].places[table], entries, gpu.dtype).reshape(*sizes, -1)
+        for place, piece in gpu.pieces(table, states):
+            found += copies(in_slot[place], piece) if to_slot else copies(piece, in_slot[place])
+        if len(self._exchanges) < MOST_KEPT:
+            self._exchanges[key] = found
+        return found
+
     def _made(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
         facts, prepared = self.facts[n], list[Prepared]()
-        there = self._there(facts, one)
+        there = self._there(n, one)
         steps: list[list[Call]] = []
         for task in facts.tasks:
             tables = (*task.operands, task.out)
@@ -119,11 +144,11 @@ class Launches:
         one.uploaded.record(one.upload)
         return Calls(steps, there, prepared, one.generation)
 
-    def _there(self, facts: PassFacts, one: OneGpu) -> dict[int, InPlace]:
+    def _there(self, n: int, one: OneGpu) -> dict[int, InPlace]:
         """Return the tables of a pass that all of its steps can use where they are."""
         there: dict[int, InPlace] = {}
-        for table, steps in facts.uses.items():
-            found = self.gpu.in_place(one, table, facts.each.fixed)
+        for table, steps in self.facts[n].uses.items():
+            found = self.gpu.in_place(one, table, n)
             if found is not None and all(can_lie(_lying(task, {k: found.runs})) for task, k in steps):
                 there[table] = found
         return there

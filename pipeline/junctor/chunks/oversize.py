@@ -6,6 +6,7 @@ not fit goes into files. Everything is settled before anything runs, and determi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from junctor_kernels.reference import Algebra
 
 from junctor.answers import Answers
+from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.places import aligned
 from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.rooms import DEVICE_BYTES, Chunking, CpuRooms, GpuRooms, Limits
-from junctor.chunks.slots import ChunkGpu
+from junctor.chunks.rooms import GPU_SHARES, PARTIAL_BYTES, Chunking, CpuRooms, GpuRooms, Limits
+from junctor.chunks.slots import OFFSET_BYTES
 from junctor.errors import BudgetError
 from junctor.evidence.batch import EvidenceBatch
 from junctor.execution import block_of, write, write_tables
@@ -36,10 +39,13 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.int64]
 
 
-def cut(problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str, Prices], rows: int = 1) -> Chunking:
+def cut(
+    problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str, Prices], rows: int = 1, gpus: int = 1
+) -> Chunking:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
-    prices: of the device, by backend. rows: cases to come, which bound the search.
+    prices: of the device, by backend. rows: cases to come, which bound the search. gpus: that share the tasks, which
+    changes the forecast, and not the plan, so that answers are the same with any number of them.
     """
     taken: list[int] = []
     kind = GpuRooms if limits.on_gpu else CpuRooms
@@ -57,7 +63,8 @@ def cut(problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str,
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
-    return ways.chunking(*found)
+    chunking = ways.chunking(*found)
+    return ways.on_several(chunking, gpus) if isinstance(ways, GpuRooms) and gpus > 1 else chunking
 
 
 def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
@@ -78,7 +85,9 @@ def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
     needed, allowed = error.needed, max(0, error.allowed)
     if limits.on_gpu and error.where == "working":
         where = "of the GPU for the tables of a task and what goes with them"
-        needed, allowed = needed + DEVICE_BYTES, limits.task if limits.task is not None else limits.memory
+        # Of what is allowed beside offsets, a task has the largest share at the most.
+        needed = aligned(math.ceil((needed + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
+        allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(
         f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
         f"are {format_bytes(allowed)} ({allowed:,} bytes); {more}, ask for fewer targets, or give evidence on more "

@@ -6,11 +6,12 @@ Pure arithmetic: what lies where, and when another one takes the place of one, i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
 
+from junctor.chunks.dealing import Deal
 from junctor.planning.arena import first_gap
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 
@@ -57,6 +58,11 @@ def spreads(chunks: ChunkPlan, each: Pass, itemsize: int) -> bool:
     return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
 
 
+def outer_variables(chunks: ChunkPlan, each: Pass, itemsize: int) -> list[int]:
+    """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
+    return [v for v in each.fixed if v not in each.summed or spreads(chunks, each, itemsize)]
+
+
 def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
     """Return where the tables that are there at the beginning go on every GPU, and the bytes in all.
 
@@ -71,34 +77,43 @@ def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, 
     return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
 
 
-def resident_places(chunks: ChunkPlan, itemsize: int, room: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the stored tables that stay on GPUs, each with the number of its GPU and where it begins there.
+def resident_places(
+    chunks: ChunkPlan, itemsize: int, room: int, deals: Mapping[int, Deal] | None = None
+) -> dict[int, int]:
+    """Return the stored tables that stay on GPUs, and where each begins there, its share on every GPU that has one.
 
-    room: bytes on each GPU. First those that bring down most what the busiest way of every pass takes: bytes into the
-    GPUs, out of them, or read and written there. What the host reads or makes is left to it.
+    room: bytes on each GPU. deals: of all stored tables; whole tables on one GPU if not given. First come those that
+    bring down most what the busiest way of every pass takes: bytes into the GPUs, out of them, or read and written
+    there. What the host reads or makes is left to it.
     """
     sizes, lives = _stored(chunks, itemsize)
+    deals = deals or dict.fromkeys(lives, Deal())
+    shares = shares_of(chunks, itemsize, deals)
     on_host = _results(chunks) | {each.out for each in chunks.passes if spreads(chunks, each, itemsize)}
     free = [t for t in lives if t not in on_host | chunks.on_disk and chunks.piece(t) * itemsize >= RESIDENT_PIECE]
     # The others are small against these.
-    free = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if any(room) else []
+    free = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if room else []
     traffic = _Traffic(chunks, free)
-    places: dict[int, tuple[int, int]] = {}
+    places: dict[int, int] = {}
     while free:
         best = max(
             free, key=lambda table: (traffic.gain(table), lives[table][0] - lives[table][1], sizes[table], -table)
         )
         free.remove(best)
         first, last = lives[best]
-        for gpu in ((len(places) + turn) % len(room) for turn in range(len(room))):
-            others = [t for t, (at, _) in places.items() if at == gpu and lives[t][0] <= last and lives[t][1] >= first]
-            taken = sorted((places[t][1], places[t][1] + sizes[t]) for t in others)
-            start = first_gap(taken, sizes[best])
-            if start + sizes[best] <= room[gpu]:
-                places[best] = gpu, start
-                traffic.keep(best)
-                break
+        others = [t for t in places if lives[t][0] <= last and lives[t][1] >= first]
+        others = [t for t in others if deals[t].used & deals[best].used]
+        start = first_gap(sorted((places[t], places[t] + shares[t]) for t in others), shares[best])
+        if start + shares[best] <= room:
+            places[best] = start
+            traffic.keep(best)
     return places
+
+
+def shares_of(chunks: ChunkPlan, itemsize: int, deals: Mapping[int, Deal]) -> dict[int, int]:
+    """Return the bytes that the share of each table takes on a GPU."""
+    entries = {table: chunks.plan.tables[table].entries // deal.count * deal.most for table, deal in deals.items()}
+    return {table: aligned(size * itemsize) for table, size in entries.items()}
 
 
 class _Traffic:
@@ -142,14 +157,22 @@ def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Mapping[int, objec
 
 
 def passes_before(
-    chunks: ChunkPlan, itemsize: int, resident: Mapping[int, tuple[int, int]], pinned: Mapping[int, int]
+    chunks: ChunkPlan,
+    itemsize: int,
+    resident: Mapping[int, int],
+    pinned: Mapping[int, int],
+    deals: Mapping[int, Deal] | None = None,
 ) -> dict[int, int]:
     """Return for a stored table the last pass that needs anything of what lay where it goes; none where nothing did."""
     sizes, lives = _all_stored(chunks, itemsize)
-    memories: dict[int, dict[int, int]] = {-1: dict(pinned)}
-    for table, (gpu, start) in resident.items():
-        memories.setdefault(gpu, {})[table] = start
-    return {t: last for places in memories.values() for t, last in _before(places, sizes, lives).items()}
+    deals = deals or dict.fromkeys(resident, Deal())
+    found = _before(pinned, sizes, lives)
+    shares = shares_of(chunks, itemsize, {table: deals[table] for table in resident})
+    for gpu in {gpu for table in resident for gpu in deals[table].used}:
+        there = {table: start for table, start in resident.items() if gpu in deals[table].used}
+        for table, last in _before(there, shares, lives).items():
+            found[table] = max(last, found.get(table, -1))
+    return found
 
 
 def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -> dict[int, int]:

@@ -34,8 +34,8 @@ from junctor.threads import in_threads
 from junctor.values import Value
 
 if TYPE_CHECKING:
+    from junctor.chunks.gpus import ChunkGpu
     from junctor.chunks.launches import Launches
-    from junctor.chunks.slots import ChunkGpu
 
 Array = npt.NDArray[np.floating[Any]]
 

@@ -9,9 +9,8 @@ slots), also across the end of a pass.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,10 @@ import numpy.typing as npt
 from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift_of
 
-from junctor.chunks.device_copies import enqueue, lying_at
-from junctor.chunks.launches import Calls, Launches, PassFacts
+from junctor.chunks.device_copies import enqueue, enqueue_all, lying_at
+from junctor.chunks.launches import ORIGIN, Calls, Launches, PassFacts
 from junctor.chunks.slots import Mark, OneGpu, Slot
+from junctor.chunks.underway import States, Underway
 from junctor.planning.chunks import Pass, configurations, part
 
 if TYPE_CHECKING:
@@ -31,49 +31,11 @@ if TYPE_CHECKING:
     from junctor.chunks.tasks import Extremes
 
 Array = npt.NDArray[Any]
-States = Mapping[int, int]
 # settle(pass, extremes of what its steps made, powers of two that readers in the pass multiplied with)
 Settle = Callable[[int, Mapping[int, "Extremes"], Mapping[int, int]], None]
 
 # Runs of bytes from this size on are copied one by one, from where they are.
 RUN_BYTES = 1 << 16
-
-
-@dataclass(eq=False, slots=True)
-class _Underway:
-    """A pass that has been handed in, until all is known of what it made.
-
-    computed, saved: the last marks of every slot behind its kernels, and behind its copies. parts: configurations of
-    the groups, and marks behind what they stored. leader, followed: the device of the first task, and events behind its
-    steps. terms: results that are added up on the host. late: what goes where once copies are done.
-    """
-
-    number: int
-    facts: PassFacts
-    calls: dict[OneGpu, Calls] = field(default_factory=dict)
-    leader: OneGpu | None = None
-    followed: list[Any] = field(default_factory=list)
-    computed: dict[int, Mark] = field(default_factory=dict)
-    saved: dict[int, Mark] = field(default_factory=dict)
-    parts: list[tuple[States, Mark]] = field(default_factory=list)
-    reported: list[Any] = field(default_factory=list)
-    terms: dict[tuple[int, ...], Array] = field(default_factory=dict)
-    late: list[tuple[Array, Array]] = field(default_factory=list)
-    held: list[Array] = field(default_factory=list)
-
-    @property
-    def each(self) -> Pass:
-        """The pass itself."""
-        return self.facts.each
-
-    def is_done(self) -> bool:
-        """Tell whether the devices are through with it."""
-        return all(mark.event.done for mark in self.saved.values()) and all(event.done for event in self.reported)
-
-    def wait(self) -> None:
-        """Wait until they are."""
-        for event in (*(mark.event for mark in self.saved.values()), *self.reported):
-            event.synchronize()
 
 
 class GpuRun:
@@ -89,12 +51,12 @@ class GpuRun:
         self.chunks = self.gpu.chunks
         self._known, self._settle = known, settle
         self._sizes = self.chunks.plan.shape.cardinalities
-        self._pending: deque[_Underway] = deque()
+        self._pending: deque[Underway] = deque()
         # The passes that made the tables that are there.
-        self._origins: dict[int, _Underway] = {}
+        self._origins: dict[int, Underway] = {}
         # For each pass the last marks of all slots then.
         self._ends: list[list[Mark]] = []
-        self._turns = itertools.cycle(self.gpu.slots)
+        self._turns = [itertools.cycle([slot for slot in self.gpu.slots if slot.on is one]) for one in self.gpu.each]
         self._gathered: dict[tuple[int, OneGpu], Any] = {}
 
     def run(self, dead: Sequence[Iterable[int]]) -> None:
@@ -105,7 +67,8 @@ class GpuRun:
             for n in range(len(self.chunks.passes)):
                 self._hand_in(n)
                 for table in dead[n]:
-                    self.store.drop(table)
+                    if table not in self.gpu.resident:
+                        self.store.drop(table)
                     self._origins.pop(table, None)
                 while self._pending and self._pending[0].is_done():
                     self._close()
@@ -118,22 +81,35 @@ class GpuRun:
     def _hand_in(self, n: int) -> None:
         facts = self.launches.facts[n]
         for table in facts.each.stores:
-            self.store.make(table)
+            if table not in self.gpu.resident:
+                self.store.make(table)
         for table in facts.each.loads:
             # What the host makes, or reads, has to be there.
             if table in self._origins and self._needs_host(facts.each, table):
                 self._close_through(self._origins[table].number)
-        work = _Underway(n, facts)
+        work = Underway(n, facts)
         self._pending.append(work)
         for one in self.gpu.each:
             one.make_room(self._close_through)
         waits = {table: self._marks_of(facts, table) for table in facts.each.loads if table in self._origins}
-        for values in configurations([self._sizes[v] for v in facts.outer]):
-            self._group(work, waits, dict(zip(facts.outer, values, strict=True)))
+        for gpu, states in self._dealt(n, facts):
+            self._group(work, waits, next(self._turns[gpu]), states)
         for one in work.calls:
             work.reported.append(one.report(work.computed.values(), self.gpu.first_step(n), len(facts.tasks)))
         self._origins |= dict.fromkeys(facts.each.stores, work)
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
+
+    def _dealt(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
+        """Return the groups of a pass and the device of each: the first one, which others wait for, then in turns."""
+        deal, before = self.gpu.deals.passes[n], Counter[int]()
+        found: list[tuple[int, int, States]] = []
+        for values in configurations([self._sizes[v] for v in facts.outer]):
+            states = dict(zip(facts.outer, values, strict=True))
+            gpu = deal.gpu(states)
+            found.append((before[gpu], gpu, states))
+            before[gpu] += 1
+        found[1:] = sorted(found[1:], key=lambda group: group[:2])
+        return [(gpu, states) for _, gpu, states in found]
 
     def _needs_host(self, each: Pass, table: int) -> bool:
         """Tell whether the host has a hand in a table where it was made, or where a pass reads it."""
@@ -154,16 +130,15 @@ class GpuRun:
             marks.setdefault(tuple(states[v] for v in shared), {})[mark.slot] = mark
         return shared, marks
 
-    def _group(self, work: _Underway, waits: Mapping[int, Any], states: dict[int, int]) -> None:
+    def _group(self, work: Underway, waits: Mapping[int, Any], slot: Slot, states: States) -> None:
         """Hand in the tasks whose results are added up; all but the first task of a pass follow that step by step."""
-        slot = next(self._turns)
         with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
             if slot.on not in work.calls:
                 work.calls[slot.on] = self._calls(work, slot.on)
             slot.stream.wait_event(slot.on.uploaded)
             inner = work.facts.inner
             for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
-                self._task(work, waits, slot, states | dict(zip(inner, values, strict=True)), adds=n > 0)
+                self._task(work, waits, slot, {**states, **dict(zip(inner, values, strict=True))}, adds=n > 0)
             work.computed[slot.number] = slot.mark()
             if work.facts.spreads:
                 self._take_term(work, slot, states)
@@ -172,7 +147,7 @@ class GpuRun:
             work.saved[slot.number] = slot.mark()
             work.parts.append((states, work.saved[slot.number]))
 
-    def _calls(self, work: _Underway, one: OneGpu) -> Calls:
+    def _calls(self, work: Underway, one: OneGpu) -> Calls:
         """Return the launches of every step on a device."""
         calls = self.launches.of(work.number, one, partial(self._staged, work))
         for call in itertools.chain.from_iterable(calls.steps):
@@ -180,7 +155,7 @@ class GpuRun:
                 call.words[place] = bits_of(2.0 ** self._known[table].shift)
         return calls
 
-    def _task(self, work: _Underway, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
+    def _task(self, work: Underway, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
         leads = not any(states.values())
         if leads:
             work.leader = slot.on
@@ -202,7 +177,7 @@ class GpuRun:
             if task.out in facts.each.stores and not is_last:
                 self._save(work, slot, task.out, states)
 
-    def _launch(self, work: _Underway, slot: Slot, n: int, states: States, leads: bool, adds: bool) -> None:
+    def _launch(self, work: Underway, slot: Slot, n: int, states: States, leads: bool, adds: bool) -> None:
         step = self.gpu.first_step(work.number) + n
         for call in work.calls[slot.on].steps[n]:
             words = moved(call.words, call.in_slot, slot.at)
@@ -212,7 +187,7 @@ class GpuRun:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
             slot.launch(call.kernel, call.blocks, words)
 
-    def _lead(self, work: _Underway, slot: Slot, n: int) -> None:
+    def _lead(self, work: Underway, slot: Slot, n: int) -> None:
         """Note that the first task has been sent one step further."""
         if len(self.gpu.each) > 1:
             step = self.gpu.first_step(work.number) + n
@@ -221,17 +196,31 @@ class GpuRun:
         event.record(slot.stream)
         work.followed.append(event)
 
-    def _follow(self, work: _Underway, slot: Slot, steps: Sequence[int]) -> None:
-        """Let a slot wait until the first task is through with some steps, and bring what it found to the device."""
-        if not steps or not work.facts.is_followed:
+    def _follow(self, work: Underway, slot: Slot, steps: Sequence[int]) -> None:
+        """Let a slot wait until the first task is through with some steps, and its device knows what that found."""
+        last = max(steps, default=-1)
+        if not work.facts.is_followed or last <= work.reached.get(slot.number, -1):
             return
-        slot.stream.wait_event(work.followed[max(steps)])
-        if work.leader is not None and slot.on is not work.leader:
-            for step in (self.gpu.first_step(work.number) + n for n in steps):
-                words = relayed(slot.on.words_at(step), work.leader.report_at(step))
-                slot.launch(slot.on.kernel("relay"), 1, words)
+        if slot.on is work.leader:
+            slot.stream.wait_event(work.followed[last])
+        else:
+            self._tell(work, slot, last)
+        work.reached[slot.number] = last
 
-    def _load(self, work: _Underway, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
+    def _tell(self, work: Underway, slot: Slot, last: int) -> None:
+        """Bring what the first task found on another device, up to a step, unless another slot here has."""
+        told = work.told.setdefault(slot.on, [])
+        if told:
+            slot.stream.wait_event(told[min(last, len(told) - 1)])
+        assert work.leader is not None
+        for n in range(len(told), last + 1):
+            step = self.gpu.first_step(work.number) + n
+            slot.stream.wait_event(work.followed[n])
+            slot.launch(slot.on.kernel("relay"), 1, relayed(slot.on.words_at(step), work.leader.report_at(step)))
+            told.append(slot.on.event())
+            told[-1].record(slot.stream)
+
+    def _load(self, work: Underway, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
@@ -240,10 +229,13 @@ class GpuRun:
         if table in waits:
             self._wait_for_largest(slot, table)
 
-    def _bring(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
+    def _bring(self, work: Underway, slot: Slot, table: int, states: States) -> None:
+        if table in self.gpu.resident:
+            slot.loaded += self._exchange(work, slot, table, states, to_slot=True)
+            return
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
-        if not (table in self.gpu.resident or _large_runs(part_)):
+        if not _large_runs(part_):
             staged = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             staged[...] = part_
             part_ = staged
@@ -275,26 +267,29 @@ class GpuRun:
         if before >= 0:
             slot.wait(self._ends[before])
 
-    def _save(self, work: _Underway, slot: Slot, table: int, states: States) -> None:
+    def _save(self, work: Underway, slot: Slot, table: int, states: States) -> None:
         if table in work.calls[slot.on].there:
             return
         self._wait_before(slot, table)
+        if table in self.gpu.resident:
+            slot.stored += self._exchange(work, slot, table, states, to_slot=False)
+            return
         part_ = self.store.part(table, states)
         slot.stored += part_.nbytes
         target = part_
-        if not (table in self.gpu.resident or _large_runs(part_)):
+        if not _large_runs(part_):
             target = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             work.late.append((target, part_))
         self._copy(slot, target, slot.at + work.facts.places[table], to_slot=False)
 
-    def _take_term(self, work: _Underway, slot: Slot, states: States) -> None:
+    def _take_term(self, work: Underway, slot: Slot, states: States) -> None:
         entries = part(self.chunks.plan, work.each.out, work.each.fixed)
         term = self._staged(work, entries * self.gpu.dtype.itemsize).view(self.gpu.dtype)
         slot.stored += term.nbytes
         work.terms[tuple(states[v] for v in work.each.fixed)] = term
         self._copy(slot, term, slot.at + work.facts.places[work.each.out], to_slot=False)
 
-    def _staged(self, work: _Underway, size: int) -> Array:
+    def _staged(self, work: Underway, size: int) -> Array:
         """Return bytes of the host that copies under way may use until the pass is closed."""
         staging = self.gpu.staging
         while (staged := staging.take(size, work.number)) is None:
@@ -308,8 +303,17 @@ class GpuRun:
             work.held.append(staged)
         return staged
 
+    def _exchange(self, work: Underway, slot: Slot, table: int, states: States, to_slot: bool) -> int:
+        """Enqueue the copies of a part of a table that stays on devices; returns its bytes."""
+        each = self.launches.exchange(work.number, table, states, to_slot)
+        by = (slot.at - ORIGIN, 0) if to_slot else (0, slot.at - ORIGIN)
+        enqueue_all(slot.on.cupy.cuda.runtime, slot.stream, each, *by)
+        size = sum(width * rows for *_, width, rows in each)
+        slot.exchanged += size
+        return size
+
     def _copy(self, slot: Slot, table: Array, at: int, to_slot: bool) -> None:
-        """Enqueue the copies of an array, on the host or on a device, to a place in a slot or from there."""
+        """Enqueue the copies of an array of the host to a place in a slot or from there."""
         part_ = lying_at(at, table.size, self.gpu.dtype).reshape(table.shape)
         ends = (part_, table) if to_slot else (table, part_)
         enqueue(slot.on.cupy.cuda.runtime, slot.stream, *ends)
@@ -340,7 +344,7 @@ class GpuRun:
         work.late.clear()
         work.held.clear()
 
-    def _add_up(self, work: _Underway) -> float:
+    def _add_up(self, work: Underway) -> float:
         """Add up the results that came to the host, in order of configurations; returns the largest entry."""
         each, totals, largest = work.each, dict[tuple[int, ...], Array](), 0.0
         kept = len(each.fixed) - len(each.summed)

@@ -7,7 +7,7 @@ divided into slots for tasks under way; what is left keeps stored tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,8 +34,6 @@ GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
 SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
 # Most that sums of terms take on a GPU.
 PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
-# What tasks on a GPU take there beside their tables.
-DEVICE_BYTES = OFFSET_BYTES + PARTIAL_BYTES
 # Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
 SCRATCH_SHARE = 1 / 4
 # Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
@@ -175,10 +173,14 @@ class GpuRooms:
         """Return the number of slots that there is room for; one has to fit."""
         return max(1, self._whole // slot_bytes(chunks, self._itemsize))
 
-    def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
+    def _with_slots(self, chunks: ChunkPlan, slots: int, gpus: int = 1) -> float:
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left))
+        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, gpus))
         return work + disk_seconds(chunks, self._itemsize)
+
+    def on_several(self, chunking: Chunking, gpus: int) -> Chunking:
+        """Return the same plan with about the seconds that it takes on so many GPUs, which choose nothing."""
+        return replace(chunking, seconds=self._with_slots(chunking.chunks, chunking.slots, gpus))
 
     def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
         """Return what a plan takes that was cut for a room, with the number of slots that takes least."""

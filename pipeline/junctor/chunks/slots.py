@@ -1,18 +1,14 @@
 """Memory of GPUs for the tasks of a cut plan: slots and stored tables on the devices, and pinned memory for others.
 
 A *slot* is a piece of device memory with a stream of its own, for one group of tasks at a time. Stored tables that find
-room beside the slots stay on the device; with several devices all of them reach it, so what one made another reads.
+room beside the slots stay there, the parts that a device makes on that device; all devices reach each other's memory.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,22 +17,11 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.entries_gpu import Launch, Runs, in_place, launches_of, out_panels
 
-from junctor.chunks.places import (
-    VECTOR,
-    aligned,
-    leaf_places,
-    passes_before,
-    pinned_places,
-    resident_places,
-    slot_bytes,
-)
-from junctor.chunks.staging import Staging, addresses_of, packed, pinned
-from junctor.planning.chunks import ChunkPlan
+from junctor.chunks.staging import addresses_of, packed
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu import CudaDevice
 
-    from junctor.chunks.store import ChunkStore
 
 Array = npt.NDArray[Any]
 
@@ -62,8 +47,8 @@ class Mark(NamedTuple):
 class Slot:
     """Memory and stream of the groups of tasks that a device does one after the other.
 
-    loaded, stored: bytes that came in and went out. waited: the last mark of every other slot that this one has waited
-    for.
+    loaded, stored: bytes that came in and went out; exchanged: those of tables on devices among them. waited: the last
+    mark of every other slot that this one has waited for.
     """
 
     number: int
@@ -72,6 +57,7 @@ class Slot:
     stream: Any
     loaded: int = 0
     stored: int = 0
+    exchanged: int = 0
     last: Mark | None = None
     waited: dict[int, int] = field(default_factory=dict)
 
@@ -108,15 +94,6 @@ class Prepared:
     used: int
 
 
-class InPlace(NamedTuple):
-    """A table that tasks read or write where it is: its address, by how many bytes a state of each chunk variable of
-    the pass moves that, and how what agrees with them lies."""
-
-    at: int
-    by: tuple[tuple[int, int], ...]
-    runs: Runs
-
-
 # A contraction, and how each operand and the result lie, None for one piece.
 Lying = tuple[Contraction, tuple[Runs | None, ...], Runs | None]
 
@@ -133,6 +110,8 @@ class OneGpu:
         if self.count < 1:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
         self._prepared: dict[Lying, Prepared] = {}
+        # Bytes that their offsets take.
+        self._taken = 0
         self._kernels: dict[str, Any] = {}
         # Which offsets are there: another number, other addresses.
         self.generation = 0
@@ -160,7 +139,7 @@ class OneGpu:
             # Of the first task and of all others, bits of the largest entry and the complement of those of the
             # smallest; and what several devices have found together.
             self._words = self.cupy.empty((2, steps, 2, 2), dtype=self._word)
-        self._reports = reports
+        self._words_at, self._reports = int(self._words.data.ptr), reports
 
     def begin(self) -> None:
         """Begin a propagation: nothing has been found, and whatever needed offsets before is done."""
@@ -172,7 +151,7 @@ class OneGpu:
 
     def words_at(self, step: int, of_lead: bool = True) -> int:
         """Return the address of the words of a step, of the first task or of all others."""
-        return int(self._words.data.ptr) + (4 * step + (0 if of_lead else 2)) * self._word.itemsize
+        return self._words_at + (4 * step + (0 if of_lead else 2)) * self._word.itemsize
 
     def gathered_at(self, step: int) -> int:
         """Return the address of the words of a step that several devices have found together."""
@@ -205,6 +184,7 @@ class OneGpu:
             memory = self._uploaded(whole)
             places, (out_panels,) = addresses_of(launches, int(memory.data.ptr), starts, 1)
             self._prepared[lying] = Prepared(launches, places, out_panels, memory, number)
+            self._taken += memory.nbytes
         self._prepared[lying].used = number
         return self._prepared[lying]
 
@@ -224,13 +204,12 @@ class OneGpu:
 
     def make_room(self, close_through: Callable[[int], None]) -> None:
         """Forget offsets that have not been needed for long where all take too much, when their passes are closed."""
-        taken = sum(each.memory.nbytes for each in self._prepared.values())
-        if taken <= OFFSET_BYTES * 3 // 4:
+        if self._taken <= OFFSET_BYTES * 3 // 4:
             return
         for what, each in sorted(self._prepared.items(), key=lambda item: item[1].used):
-            if taken > OFFSET_BYTES // 2:
+            if self._taken > OFFSET_BYTES // 2:
                 close_through(each.used)
-                taken -= each.memory.nbytes
+                self._taken -= each.memory.nbytes
                 del self._prepared[what]
         self.generation += 1
 
@@ -239,125 +218,6 @@ class OneGpu:
         if name not in self._kernels:
             self._kernels[name] = _module(self.number, self.algebra).get_function(name)
         return self._kernels[name]
-
-
-class ChunkGpu:
-    """GPUs of one machine for the tasks of a cut plan in single or double precision.
-
-    Tasks have the room that all work on a device shares, and so have the stored tables that stay there; others lie in
-    pinned memory that all devices reach. slots: of each device, at most. before: the last pass that needs what lies
-    where a table goes. Raises MemoryError where not even one slot fits.
-    """
-
-    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice, slots: int = SLOTS) -> None:
-        self.algebra, self.chunks = algebra, chunks
-        self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
-        slot = slot_bytes(chunks, self.dtype.itemsize)
-        self.each = [OneGpu(algebra, device, slot, slots) for device in devices]
-        # In turns, so that few groups are spread over all devices.
-        turns = sorted((n, gpu) for gpu, one in enumerate(self.each) for n in range(one.count))
-        self.slots = [
-            Slot(number, self.each[gpu], self.each[gpu].slots_at[n], self.each[gpu].streams[n])
-            for number, (n, gpu) in enumerate(turns)
-        ]
-        self.leaves, size = leaf_places(chunks, self.dtype.itemsize, min(one.room for one in self.each))
-        self._leaves = pinned(size).view(self.dtype)
-        for one in self.each:
-            one.tables, one.room = one.leaves + size, one.room - size
-        room = [one.room for one in self.each] if _reach_each_other(self.each) else []
-        self.resident = resident_places(chunks, self.dtype.itemsize, room)
-        self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
-        self.before = passes_before(chunks, self.dtype.itemsize, self.resident, self._pinned)
-        self._first = list(accumulate((len(each.steps) for each in chunks.passes), initial=0))
-        # What devices tell of the steps goes behind the tables.
-        self._report = aligned(4 * self._first[-1] * self.dtype.itemsize)
-        staging = size + self._report * len(self.each)
-        self._host = pinned(staging + STAGING_BYTES)
-        self._reported = self._host[size:staging].view(np.uint64 if algebra == "double" else np.uint32)
-        self.staging = Staging(self._host[staging:])
-        for n, one in enumerate(self.each):
-            one.allot_words(self._first[-1], self._reported.ctypes.data + n * self._report)
-
-    @property
-    def loaded(self) -> int:
-        """Bytes that came in so far."""
-        return sum(slot.loaded for slot in self.slots)
-
-    @property
-    def stored(self) -> int:
-        """Bytes that went out so far."""
-        return sum(slot.stored for slot in self.slots)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Have the devices for oneself: nothing else is in the room that all work shares."""
-        with ExitStack() as stack:
-            for one in self.each:
-                stack.enter_context(one.queue)
-                one.cupy.cuda.runtime.deviceSynchronize()
-            yield
-
-    def begin(self) -> None:
-        """Begin a propagation."""
-        for one in self.each:
-            one.begin()
-
-    def bring_leaves(self, store: ChunkStore) -> None:
-        """Bring the tables that are there at the beginning to all devices, as far as they have room for them."""
-        for table, (start, apart) in self.leaves.items():
-            pieces = store.tables[table].entries.reshape(-1, self.chunks.piece(table))
-            begin = start // self.dtype.itemsize
-            self._leaves[begin : begin + len(pieces) * apart].reshape(-1, apart)[:, : pieces.shape[1]] = pieces
-        for one in self.each if self.leaves else []:
-            one.bring_leaves(self._leaves)
-
-    def in_place(self, one: OneGpu, table: int, fixed: Sequence[int]) -> InPlace | None:
-        """Return where tasks of a pass with chunk variables `fixed` find a table on a device; None if nowhere."""
-        piece = self.chunks.piece(table)
-        if table in self.leaves:
-            start, apart = self.leaves[table]
-            start += one.leaves
-        elif table in self.resident and self.each[self.resident[table][0]] is one and piece % VECTOR == 0:
-            start, apart = one.tables + self.resident[table][1], piece
-        else:
-            return None
-        strides, free = [], np.zeros(1, np.int64)
-        stride = apart
-        for v in reversed(self.chunks.cuts.get(table, ())):
-            size = self.chunks.plan.shape.cardinalities[v]
-            if v in fixed:
-                strides.append((v, stride * self.dtype.itemsize))
-            else:
-                free = np.add.outer(np.arange(size) * stride, free).reshape(-1)
-            stride *= size
-        return InPlace(start, tuple(strides), Runs(piece, tuple(free.tolist())))
-
-    def synchronize(self) -> None:
-        """Wait until the devices are through with everything."""
-        for one in self.each:
-            with one.cupy.cuda.Device(one.number):
-                one.cupy.cuda.runtime.deviceSynchronize()
-
-    def first_step(self, number: int) -> int:
-        """Return the place of the first step of a pass among those of all passes."""
-        return self._first[number]
-
-    def reports(self, devices: Iterable[OneGpu], first: int, steps: int) -> Array:
-        """Return what devices have reported of some steps [devices, steps, first task or others, largest or least]."""
-        whole = self._reported.reshape(len(self.each), -1)[:, 4 * first : 4 * (first + steps)]
-        return whole[[self.each.index(one) for one in devices]].reshape(-1, steps, 2, 2)
-
-    def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of a stored table, not cleared: of pinned memory or, for copies only, of a device."""
-        if table in self.resident:
-            gpu, start = self.resident[table]
-            whole: Any = (ctypes.c_char * (entries * self.dtype.itemsize)).from_address(self.each[gpu].tables + start)
-            return np.frombuffer(whole, self.dtype)
-        if table not in self._pinned:
-            # No task comes near it.
-            return np.empty(entries, self.dtype)
-        start = self._pinned[table]
-        return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
 
 
 def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
@@ -389,18 +249,6 @@ def can_lie(lying: Lying) -> bool:
         launches_in_place(lying)
     except (ValueError, OverflowError):
         return False
-    return True
-
-
-def _reach_each_other(devices: Sequence[OneGpu]) -> bool:
-    """Let all devices use the memory of all others; tells whether they can."""
-    for one, other in itertools.permutations(devices, 2):
-        runtime = one.cupy.cuda.runtime
-        if not runtime.deviceCanAccessPeer(one.number, other.number):
-            return False
-        with one.cupy.cuda.Device(one.number), suppress(runtime.CUDARuntimeError):
-            # An error where that has been done before.
-            runtime.deviceEnablePeerAccess(other.number)
     return True
 
 

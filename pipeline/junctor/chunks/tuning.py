@@ -16,10 +16,11 @@ from junctor_kernels.gpu import CudaDevice, Device
 from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.chunks.gpu_work import gpu_chunk_work
+from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import backend_of
-from junctor.chunks.slots import OFFSET_BYTES, ChunkGpu
+from junctor.chunks.slots import OFFSET_BYTES
 from junctor.chunks.work import Arithmetic, chunk_work
 from junctor.engine import shape_of
 from junctor.generate import grid, layered

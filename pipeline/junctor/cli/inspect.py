@@ -88,6 +88,7 @@ def inspect(
         device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
         spill=spill,
         disk=None if disk is None else memory_size(disk, "--disk"),
+        all_gpus=True,
     )
     if workers is not None and workers > 1:
         engine.crew = _crew(engine, workers)

@@ -236,17 +236,16 @@ def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, Stages]:
     refuse_strange_worker(spec.junctor_version, directory)
     with stages.time("reading"):
         encoded = read_sequences(directory.evidence_part(task.part))
-    with stages.time("propagating"):
-        threads = task.threads or threads_here()
-        limits = (task.device_memory, task.spill, task.disk)
-        engine = _engine(str(directory.network), spec, memory, threads, task.device, *limits)
-        try:
-            # Threads of a worker with a GPU share it; they read and write beside each other.
-            with _one_at_a_time:
-                answers = engine.answer(encoded.batch)
-            table = answers_table(answers, encoded.case_ids, engine.model)
-        except MemoryError as error:
-            raise BudgetError(f"{task} ran out of memory ({error}): lower --memory or --partition-rows") from error
+    threads = task.threads or threads_here()
+    limits = (task.device_memory, task.spill, task.disk)
+    try:
+        # Threads of a worker with a GPU share it; they read and write beside each other.
+        with _one_at_a_time, stages.time("propagating"):
+            engine = _engine(str(directory.network), spec, memory, threads, task.device, *limits)
+            answers = engine.answer(encoded.batch)
+        table = answers_table(answers, encoded.case_ids, engine.model)
+    except MemoryError as error:
+        raise BudgetError(f"{task} ran out of memory ({error}): lower --memory or --partition-rows") from error
     with stages.time("writing"):
         with aside(directory.answers_part(spec.query, task.part)) as temporary:
             write_table(table, temporary)

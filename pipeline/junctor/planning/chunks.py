@@ -54,8 +54,8 @@ class Pass:
 class ChunkPlan:
     """Passes, and how the tables between them are cut.
 
-    cuts: stored table -> its chunk variables, in the order of its scope. on_disk: tables kept in files. working: the
-    most entries that a task holds at once. All counts are of one case.
+    cuts: stored table -> its chunk variables, outermost first. on_disk: tables kept in files. working: the most entries
+    that a task holds at once. All counts are of one case.
     """
 
     plan: Plan
@@ -295,12 +295,22 @@ def _moved(plan: Plan, each: Pass) -> int:
 
 
 def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:
-    """Return the chunk variables of every stored table."""
-    held: dict[int, set[int]] = {}
+    """Return the chunk variables of every stored table: first those that the pass holds constant which makes it.
+
+    Then come those of the first reader, and so on: what a task makes is one run of pieces, what it reads is runs that
+    are equally far apart, as a rule.
+    """
+    held: dict[int, list[frozenset[int]]] = {}
     for each in passes:
-        for table in (*each.loads, *each.stores):
-            held.setdefault(table, set()).update(each.fixed)
-    return {table: tuple(v for v in plan.tables[table].scope if v in fixed) for table, fixed in held.items()}
+        for table in dict.fromkeys((*each.loads, *each.stores)):
+            held.setdefault(table, []).append(frozenset(each.fixed))
+    cuts = {
+        table: [v for v in plan.tables[table].scope if any(v in each for each in fixed)]
+        for table, fixed in held.items()
+    }
+    return {
+        table: tuple(sorted(cut, key=lambda v: [v not in each for each in held[table]])) for table, cut in cuts.items()
+    }
 
 
 def _lifetimes(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, int]]:
