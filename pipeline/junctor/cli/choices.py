@@ -33,8 +33,10 @@ def _device(engine: Engine, found: Sequence[Forecast]) -> str:
     chunks = any(each.chunking is not None and each.chunking.limits.on_gpu for each in found)
     kernels = any(each.loops.startswith("kernels") for each in found)
     where = "GPU" if chunks or kernels else "CPU"
+    refused = any(each.refused is not None for each in found)
     if engine.device != "auto":
-        return f"{where}: asked for" if where.lower() == engine.device else f"{where}: a GPU does not do this"
+        asked = refused or where.lower() == engine.device
+        return f"{str(engine.device).upper()}: asked for" if asked else f"{where}: a GPU does not do this"
     if not engine.has_device:
         return "CPU: no GPU here that could do this"
     return "GPU: one is here, and the rows are worth it" if where == "GPU" else "CPU: the rows are not worth a GPU"

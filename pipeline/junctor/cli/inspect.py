@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SHOWN = 5
 # Rows of evidence that are looked at.
 SAMPLE_ROWS = 65_536
+# Joint posteriors whose forecast says from how many on stored tables are worth it.
+QUESTIONS = 16
 # Zeros are counted in plans with at most so many operations: a second or two.
 MOST_BOUND_OPERATIONS = 10**9
 
@@ -178,21 +180,23 @@ def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
         "making_seconds": None if found is None else found.making,
         "case_seconds": None if found is None else found.case,
-        "pays_from_questions": None if found is None else _questions(engine, tree),
+        "pays_from_questions": None if found is None else _questions(engine),
     }
 
 
-def _questions(engine: Engine, tree: JunctionTree) -> int | None:
+def _questions(engine: Engine) -> int | None:
     """Return from how many joint posteriors on stored tables take less than messages, None where they do not fit.
 
-    Each is taken to be like that of the first two variables of the largest clique, by itself.
+    Questions are taken to be like those of pairs of variables of some cliques.
     """
     from junctor.joint import Questions
+    from junctor.stored_plan import plan_stored
 
-    largest = max(tree.cliques, key=lambda clique: engine.shape.entries(clique.scope))
-    names = [engine.network.variables[v].name for v in largest.scope[:2]]
-    found = Questions(engine.network, [names], {}, engine.query.precision, engine.allowed).forecast()
-    return math.ceil(found.stored / found.messages) if math.isfinite(found.stored) and found.messages > 0 else None
+    scopes = [clique.layout[:2] for clique in plan_stored(engine.shape).cliques if len(clique.layout) > 1]
+    asked = scopes[:: -(-len(scopes) // QUESTIONS)]
+    names = [[engine.network.variables[v].name for v in scope] for scope in asked]
+    found = Questions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
+    return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
 
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
