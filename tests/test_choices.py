@@ -39,7 +39,7 @@ def test_loops_follow_the_rows(tmp_path: Path) -> None:
     write_network(network, path)
     states = np.random.default_rng(1).integers(0, 2, (2000, 14)).astype(str)
     states[::3, 0] = ""
-    lines = [",".join(map(str, range(40, 54))), *(",".join(row) for row in states)]
+    lines = [",".join(map(str, range(82, 96))), *(",".join(row) for row in states)]
     rows.write_text("\n".join(lines) + "\n")
     found = choices(str(path), str(rows), "--device", "cpu", of="evidence")
     assert found["loops"].startswith("compiled, blocks of")
