@@ -37,7 +37,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class JointForecast:
-    """Seconds of a core, planning included, of either architecture; why: stored tables are not to be had, if so."""
+    """Seconds of a core that answers take by either architecture; why: stored tables are not to be had, if so.
+
+    Plans of messages are made for the forecast, and kept.
+    """
 
     messages: float
     stored: float
@@ -137,7 +140,7 @@ class Questions:
         return JointForecast(messages, *self._stored())
 
     def _preparing(self, each: Forecast) -> float:
-        """Return about what planning for a group takes, and binding its plan to its numbers."""
+        """Return about what binding the plan of a group to its numbers takes."""
         if each.plan is None:
             return 0.0
         tables, entries = len(each.plan.tables), sum(table.entries for table in each.plan.tables if table.per_case)
