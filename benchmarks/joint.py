@@ -2,8 +2,8 @@
 
     uv run python benchmarks/joint.py NETWORK ... [--questions 1 16 64 200]
 
-Pairs share a clique and are chosen at random. Seconds are those of the process after the forecast, all threads together,
-in a process that has loaded its code.
+Pairs share a clique and are chosen at random. Seconds are those of the process after the forecast, all threads
+together, in a process that has loaded its code.
 """
 
 from __future__ import annotations

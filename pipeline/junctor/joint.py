@@ -132,12 +132,15 @@ class Questions:
         return JointPosteriors("stored", cliques.log_evidence, posteriors)
 
     def forecast(self) -> JointForecast:
-        """Return what both ways take."""
+        """Return what both ways take; messages are not asked about (0) where there is no other way."""
+        stored, why = self._stored
+        return JointForecast(0.0 if why else self._by_messages_seconds(), stored, why)
+
+    def _by_messages_seconds(self) -> float:
         groups = forecast(self._engine, self._batch, refuse=False, bound=BOUND_OPERATIONS)
         if any(each.refused is not None for each in groups):
-            return JointForecast(math.inf, *self._stored())
-        messages = sum(each.seconds + self._preparing(each) for each in groups)
-        return JointForecast(messages, *self._stored())
+            return math.inf
+        return sum(each.seconds + self._preparing(each) for each in groups)
 
     def _preparing(self, each: Forecast) -> float:
         """Return about what binding the plan of a group to its numbers takes."""
@@ -146,6 +149,7 @@ class Questions:
         tables, entries = len(each.plan.tables), sum(table.entries for table in each.plan.tables if table.per_case)
         return tables * ONCE_TABLE_SECONDS + min(entries, 10**30) * ONCE_ENTRY_SECONDS
 
+    @cached_property
     def _stored(self) -> tuple[float, str | None]:
         """Return what stored tables take, and why they cannot be had."""
         plan, algebra = plan_stored(self._engine.shape), LADDERS[self.precision][0]
