@@ -202,7 +202,12 @@ def over(
     show(f"{workers} workers", many, least, more)
     used, crossed = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before), runs[-1].stock.crossed
     forecast = format_bytes(int(crossing_entries(program.chunks, workers) * itemsize))
-    print(f"  read from other workers: {format_bytes(crossed)}, {forecast} expected; memory grew by {used}", flush=True)
+    shared = len(set(runs[-1].stock.machines.values()) | {None}) == 2
+    way = "through memory files" if shared else "as bytes"
+    print(
+        f"  read from other workers {way}: {format_bytes(crossed)}, {forecast} expected; memory grew by {used}",
+        flush=True,
+    )
     return found
 
 

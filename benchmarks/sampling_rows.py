@@ -26,7 +26,7 @@ from junctor.sampling.sampler import Ask
 from junctor_kernels import beliefs
 from sampling import SAMPLERS, Prepared, chosen, engine_for, on_device
 
-# Times that a batch is answered each way.
+# Times that a batch is answered.
 TIMES = 3
 
 
@@ -73,27 +73,20 @@ def median(work: Callable[[], Any], repeats: int = 9) -> float:
 
 
 def rows(options: argparse.Namespace) -> None:
-    """Rows a second of whole batches, one row after the other and with several under way; medians."""
-    print("network | sampler | samples | rows/s, one at a time | rows/s | ms a row")
-    print("|".join(["---"] * 6))
+    """Rows a second of whole batches, medians."""
+    print("network | sampler | samples | rows/s | ms a row")
+    print("|".join(["---"] * 5))
     for each in chosen(options):
         batch = batch_of(each, options.rows)
         for sampler in options.samplers:
-            engines = [engine_for(each, sampler, options, samples=options.samples, stages="all") for _ in range(2)]
-            if options.device == "gpu":
-                engines[0]._gpu.at_once = 1
-            else:
-                engines[0].threads = 1
-            seconds: list[list[float]] = [[], []]
+            engine = engine_for(each, sampler, options, samples=options.samples, stages="all")
+            seconds: list[float] = []
             for _ in range(TIMES + 1):
-                # In turns, as other work comes and goes.
-                for engine, taken in zip(engines, seconds, strict=True):
-                    start = time.perf_counter()
-                    engine.answer(batch)
-                    taken.append(time.perf_counter() - start)
-            found = [options.rows / statistics.median(taken[1:]) for taken in seconds]
-            rates = " | ".join(f"{rate:,.0f}" for rate in found)
-            print(f"{each.name} | {sampler} | {options.samples:,} | {rates} | {1e3 / found[-1]:.2f}", flush=True)
+                start = time.perf_counter()
+                engine.answer(batch)
+                seconds.append(time.perf_counter() - start)
+            rate = options.rows / statistics.median(seconds[1:])
+            print(f"{each.name} | {sampler} | {options.samples:,} | {rate:,.0f} | {1e3 / rate:.2f}", flush=True)
 
 
 def host(options: argparse.Namespace) -> None:

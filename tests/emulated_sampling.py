@@ -25,9 +25,6 @@ class EmulatedSampling:
     # Threads of the emulation share what CUDA gives each block.
     _lock = Lock()
 
-    def another(self) -> EmulatedSampling:
-        return self
-
     def put(self, array: npt.NDArray[Any]) -> Any:
         return aligned(array)
 

@@ -18,9 +18,10 @@ import pytest
 from junctor import distribution
 from junctor.chunks import cluster as chunk_cluster
 from junctor.chunks import jobs as chunk_jobs
+from junctor.chunks import stock as chunk_stock
 from junctor.chunks.cluster import ClusterRun, propagate
 from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.tasks import OnCpu, Source, join
+from junctor.chunks.tasks import OnCpu, Source, forget_shared, join
 from junctor.distribution import local_client, silent_dask
 from junctor.engine import shape_of
 from junctor.errors import RunError
@@ -194,21 +195,74 @@ def test_a_worker_that_dies_in_the_middle(client: Any, tmp_path: Path, at: int) 
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def lose_one(marks: Path, kills: bool) -> None:
+    """Let one reader of slices find no file, on this worker or on another; `kills`: because its owner dies before."""
+    from junctor.chunks import sharing
+
+    plain = sharing.opened
+
+    def opened(name: Any) -> Any:
+        if list(marks.iterdir()):
+            return plain(name)
+        (marks / "lost").touch()
+        if not kills:
+            raise FileNotFoundError("no such file")
+        os.kill(name[0], signal.SIGKILL)
+        while Path(f"/proc/{name[0]}/fd/{name[1]}").exists():
+            time.sleep(0.01)
+        return plain(name)
+
+    sharing.opened = opened
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_slices_that_are_not_found(client: Any, tmp_path: Path, kills: bool) -> None:
+    client.wait_for_workers(WORKERS, timeout=30)
+    client.run(lose_one, tmp_path, kills)
+    chunks = cut(60)
+    run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE))
+    assert_same(run.outcome(case()), ChunkedProgram(chunks, NETWORK, DOUBLE).run(case()))
+    assert len(set(map(str, run.stock.machines.values()))) == 1
+    assert list(tmp_path.iterdir())
+
+
+def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.wait_for_workers(WORKERS, timeout=30)
+    client.run(forget_shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_stock.Stock, "look_around", lambda _: None)
+        run = ClusterRun(client, ChunkedProgram(cut(60), NETWORK, DOUBLE))
+        assert_same(run.outcome(case()), ChunkedProgram(cut(60), NETWORK, DOUBLE).run(case()))
+    assert run.stock.crossed > 0
+    assert not any(client.run(files_of_others).values())
+    propagate(client, cut(60), NETWORK, DOUBLE, case())
+    assert all(client.run(files_of_others).values())
+
+
+def files_of_others() -> int:
+    from junctor.chunks import sharing
+
+    return len(sharing._others)
+
+
 def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client.wait_for_workers(WORKERS, timeout=30)
     under_way: list[int] = []
+    passes: list[int] = []
     waiting: list[int] = []
     start = chunk_jobs.PassRun._start
 
     def watched(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
         start(self, job, worker)
-        under_way.append(len(self._under_way))
-        assert max(self._busy.values()) <= 2
+        under_way.append(len(self._all))
+        passes.append(len({run.number for run, _ in self._all._jobs.values()}))
+        assert max(self._all.busy.values()) <= 2
         waiting.append(sum(len(sums.waiting) for sums in self._sums.values()))
 
     monkeypatch.setattr(chunk_jobs.PassRun, "_start", watched)
     propagate(client, cut(60), NETWORK, DOUBLE, case(), in_flight=2)
     assert max(under_way) == 2 * WORKERS
+    assert max(passes) == chunk_cluster.OPEN == 2
     assert 0 < max(waiting) <= chunk_jobs.AHEAD * 2 * WORKERS + chunk_jobs.MOST_ADDED
     gc.collect()
     left = wait_until_forgotten(client)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from junctor.chunks import cluster as chunk_cluster
 from junctor.chunks import crew as chunk_crew
-from junctor.chunks import device_copies, worker_gpu
+from junctor.chunks import device_copies, sharing, worker_gpu
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks.cluster import ClusterRun
 from junctor.chunks.device_copies import copies
@@ -101,15 +101,23 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize(("algebra", "seed"), [(reference.SINGLE, 1), (reference.DOUBLE, 2)], ids=["single", "double"])
-def test_the_bytes_of_one_process(client: Any, device: Any, algebra: Algebra, seed: int) -> None:
+def test_the_bytes_of_one_process(
+    client: Any, device: Any, algebra: Algebra, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, block = grid(3, 4, seed=seed), Block(1, {}, {})
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
     one = ChunkGpu(chunks, algebra.name, device(ROOM))
     expected = ChunkedProgram(chunks, network, algebra, gpu=one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
+    reached: list[Any] = []
+    monkeypatch.setattr(worker_gpu, "register", reached.append)
+    sharing.forget()
+    sharing.reach(worker_gpu._pinned)
     assert_same(run.outcome(block), expected)
     assert run.stock.crossed > 0
+    # The workers' files, and those that they have mapped.
+    assert len(reached) > len(sharing._own) > 0
     plain = ChunkedProgram(chunks, network, algebra).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
     for variable, posterior in plain.posteriors.items():
@@ -131,6 +139,21 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     assert_same(run.outcome(block), expected)
     assert worker_gpu._opened is not None
     assert worker_gpu._opened[1]._slots.qsize() == 1
+
+
+def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, block = grid(3, 4, seed=5), Block(1, {}, {})
+    chunks = cut(network, 16)
+    expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
+    gc.collect()
+    made: list[Any] = []
+    lowered = worker_gpu.LoweredPass
+    monkeypatch.setattr(worker_gpu, "LoweredPass", lambda *of: made.append(of[1]) or lowered(*of))
+    monkeypatch.setattr(worker_gpu, "OFFSET_BYTES", 0)
+    monkeypatch.setattr(worker_gpu, "_opened", None)
+    assert_same(over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block), expected)
+    # A pass that had lost its offsets to another one.
+    assert len(made) > len(set(map(id, made)))
 
 
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +190,8 @@ def test_a_run_over_workers_with_gpus(
     assert all(on_gpu)
     # What workers have taken of the GPU they have given back.
     assert worker_gpu._opened is None
+    assert not sharing._own
+    assert not sharing._others
     found = parquet.read_table(tmp_path / "out" / "posteriors")
     rows = [{"0": None, "5": None}, {"0": "0", "5": "1"}]
     expected = junctor.posteriors(tmp_path / "grid.uai", rows, device="cpu")

@@ -78,9 +78,6 @@ class SamplingDevice(Protocol):
     processors: int
     most_shared: int
 
-    def another(self) -> SamplingDevice:
-        """Return the same device with another order of its own, for another thread."""
-
     def put(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy of a NumPy array on the device."""
 
@@ -119,10 +116,6 @@ class CudaSampling:
             self.processors = int(device.attributes["MultiProcessorCount"])
             self.most_shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
             self.stream = cupy.cuda.Stream(non_blocking=True)
-
-    def another(self) -> CudaSampling:
-        """Return the same device with another stream."""
-        return CudaSampling(self.number)
 
     def free(self) -> int:
         """Return the bytes that can be had."""

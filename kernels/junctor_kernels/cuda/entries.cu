@@ -146,8 +146,7 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
     word largest = 0, smallest = 0;
     for (; is_inside && panel < panels; panel += step) {
         const real *here[K];
-        const int next = panel + step < panels ? panel + step : panel;
-        const index_t begin = begin_of(what, panel);
+        const int next = panel + step < panels ? panel + step : panels - 1;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             here[k] = what.operand[k].table + (offset[k] + place[k]);
@@ -156,8 +155,9 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
         real sum[4] = {0, 0, 0, 0};
         for (int n = 0; n < what.near_terms; n += N) {
             real number[K][N][4];
+            // The largest operand, which comes from farthest away, first.
 #pragma unroll
-            for (int k = 0; k < K; k++) load<N>(number[k], what.operand[k], here[k], near[k] + n);
+            for (int k = K - 1; k >= 0; k--) load<N>(number[k], what.operand[k], here[k], near[k] + n);
 #pragma unroll
             for (int m = 0; m < N; m++)
 #pragma unroll
@@ -168,7 +168,8 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
                     sum[v] += product;
                 }
         }
-        Quad *out = (Quad *)(what.out + (begin + first));
+        // Only now, because it would take registers.
+        Quad *out = (Quad *)(what.out + (begin_of(what, panel) + first));
         Quad total = {};
         if (what.adds) total = *out;
 #pragma unroll
@@ -178,11 +179,11 @@ template <int K, int N> __device__ __forceinline__ void over_quads(const Reducti
     note(what.extremes, largest, smallest);
 }
 
-// As many blocks on a multiprocessor as leave registers enough.
+// As many blocks on a multiprocessor as leave registers enough: the more loads are under way, the better.
 #ifdef DOUBLE
 #define BLOCKS(K) (4 - (K))
 #else
-#define BLOCKS(K) ((K) == 1 ? 5 : 4)
+#define BLOCKS(K) ((K) == 3 ? 4 : 5)
 #endif
 #define REDUCE_QUADS(K, N) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(K)) reduce_quads_##K##_##N(const Reduction what) { \

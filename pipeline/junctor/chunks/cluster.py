@@ -4,13 +4,14 @@ A task (`tasks.Body`) runs on a worker; every part of a table that it stores bec
 stays there until its table has been read for the last time. A task goes to the worker that has most of what it reads,
 as long as all have as much to do; what crosses are partial results that are added up, and slices where two passes hold
 different variables constant. Tasks are pure functions of parts and of small records that come with the pass: what a
-lost worker held is computed again, by Dask, with the same bytes.
+lost worker held is computed again, by Dask, with the same bytes. Two passes may be under way at once (`order.Order`):
+while the first task of one is alone, the other workers do the other one.
 
 Memory of a worker: its share of the stored tables; what its tasks in flight read from elsewhere, there and here; for
 each of its threads the working memory of the plan. Where results are added up, at most `jobs.AHEAD` times as many
-of them as tasks may be in flight wait on all workers together. What came from elsewhere stays until Dask's active
-memory manager drops it (some seconds), and computing again what was lost may take more for a while. Tables stay in
-memory, also those that the plan keeps on disk: the memory of all workers counts together.
+of them as tasks may be in flight wait on all workers together, for each pass. What came from elsewhere stays until
+Dask's active memory manager drops it (some seconds), and computing again what was lost may take more for a while.
+Tables stay in memory, also those that the plan keeps on disk: the memory of all workers counts together.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import TYPE_CHECKING
 from junctor_kernels.reference import Algebra
 
 from junctor import distribution
-from junctor.chunks.jobs import PassRun, Stock
+from junctor.chunks.jobs import PassRun, UnderWay
+from junctor.chunks.order import Order
 from junctor.chunks.places import task_places
 from junctor.chunks.program import ChunkedProgram, Known
+from junctor.chunks.stock import Stock
 from junctor.chunks.store import ChunkStore
 from junctor.chunks.tasks import Contract, Extremes, Given, OnCpu
 from junctor.distribution import WorkersLostError
 from junctor.errors import RunError
 from junctor.model import Network
-from junctor.planning.chunks import ChunkPlan, Pass
+from junctor.planning.chunks import ChunkPlan
 from junctor.propagation import Block, Outcome
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
+# Passes that have begun and are not done: while the first task of one settles its powers of two, others do another.
+OPEN = 2
 # Entries of tables that come with the record of a task: the client keeps them, and sends them with what reads them.
 SMALL_TABLE = 1 << 10
 # A pass of one task that moves at most so many entries, with at most so many entry operations, is done by the client: a
@@ -104,21 +109,47 @@ class ClusterRun:
 
     def _outcome(self, block: Block) -> Outcome:
         program, stock = self.program, self.stock
+        stock.look_around()
         here = ChunkStore(program.chunks, program.algebra.dtype)
-        known = program.begin(block, here)
-        for n, each in enumerate(program.chunks.passes):
-            if self._is_small(each):
-                self._bring(each.loads, here)
-                program.run_pass(n, here, known, self._small)
-            else:
-                given = self._given(n, known, here)
-                for table in given.small:
-                    here.make(table)
-                self._settle(n, *PassRun(stock, n, given, here, self.in_flight).run(), known)
-            for table in program.dead[n]:
-                (here if table in here.tables else stock).drop(table)
+        known, order = program.begin(block, here), Order(program.chunks)
+        open_, under_way = dict[int, PassRun](), UnderWay(stock.client, self.in_flight)
+
+        def may_begin(n: int) -> bool:
+            # What a small pass reads comes here.
+            reads = set(program.chunks.passes[n].loads)
+            return not self._is_small(n) or not any(reads.intersection(run.loads) for run in open_.values())
+
+        def end(n: int) -> None:
+            for table in order.end(n):
+                if table not in program.results:
+                    (here if table in here.tables else stock).drop(table)
+
+        while order:
+            while len(open_) < OPEN and (n := order.begin(may_begin)) is not None:
+                if self._is_small(n):
+                    self._bring(program.chunks.passes[n].loads, here)
+                    program.run_pass(n, here, known, self._small)
+                    end(n)
+                else:
+                    open_[n] = self._begun(n, known, here, under_way)
+            for n in sorted(open_):
+                open_[n].fill()
+            if not open_:
+                continue
+            run, job, record = under_way.next()
+            run.finish(job, record)
+            if run.is_done:
+                self._settle(run.number, run.extremes, run.powers, known)
+                del open_[run.number]
+                end(run.number)
         self._bring(program.results, here)
         return program.outcome(block, {table: here.part(table, {}) for table in program.results}, known)
+
+    def _begun(self, n: int, known: Mapping[int, Known], here: ChunkStore, under_way: UnderWay) -> PassRun:
+        given = self._given(n, known, here)
+        for table in given.small:
+            here.make(table)
+        return PassRun(self.stock, n, given, here, under_way)
 
     def _settle(
         self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
@@ -132,9 +163,9 @@ class ClusterRun:
         leads = {table: shift_of(self.program.algebra.dtype.type(largest)) for table, largest in powers.items()}
         self.program.settle(n, extremes, dict.fromkeys(powers, 1.0), known, leads)
 
-    def _is_small(self, each: Pass) -> bool:
+    def _is_small(self, n: int) -> bool:
         """Tell whether a pass takes less time than sending it away."""
-        plan = self.program.plan
+        plan, each = self.program.plan, self.program.chunks.passes[n]
         moved = sum(plan.tables[table].entries for table in (*each.loads, *each.stores))
         return not each.fixed and moved <= SMALL_ENTRIES and sum(map(plan.work, each.steps)) <= SMALL_WORK
 

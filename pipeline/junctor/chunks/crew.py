@@ -22,14 +22,14 @@ from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
 from junctor.chunks.slots import OFFSET_BYTES
-from junctor.chunks.tasks import OnCpu
+from junctor.chunks.tasks import OnCpu, forget_shared
 from junctor.chunks.worker_gpu import MOST_SLOTS, OnGpu, close, room_of
 from junctor.devices import has_gpu
 from junctor.distribution import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
 from junctor.errors import BudgetError, JunctorError
 from junctor.model import Network
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries
+from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.oversize import FAR_MORE, Room, TooLongError, candidates, operations_of, waiting_entries
 from junctor.planning.plan import Plan
@@ -191,15 +191,17 @@ def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> fl
 def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
     """Return about how many entries are read on other workers than the one where they were made.
 
-    A table stays in place as far as the passes that make and read it hold the same variables constant.
+    A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
+    task that reads it counts, also where tasks differ in nothing that it depends on.
     """
     made: dict[int, Pass] = {}
     crossing = 0.0
     for each in chunks.passes:
         for table in each.loads:
             if table in made:
-                shared = chunks.plan.shape.entries(v for v in made[table].fixed if v in each.fixed)
-                crossing += chunks.plan.tables[table].entries * max(0.0, 1 - shared / workers)
+                held = set(made[table].fixed).intersection(each.fixed, chunks.plan.tables[table].scope)
+                read = chunks.plan.shape.entries(each.fixed) * part(chunks.plan, table, each.fixed)
+                crossing += read * max(0.0, 1 - chunks.plan.shape.entries(held) / workers)
         made.update(dict.fromkeys(each.stores, each))
     return crossing
 
@@ -227,10 +229,11 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
         try:
             yield Crew(len(workers), memory, room, threads or max(1, shared), client)
         finally:
-            if room is not None:
-                # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
-                with suppress(OSError, RuntimeError, JunctorError):
+            # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
+            with suppress(OSError, RuntimeError, JunctorError):
+                if room is not None:
                     client.run(close)
+                client.run(forget_shared)
 
 
 def memory_here(crew: Crew, resources: Resources) -> int:

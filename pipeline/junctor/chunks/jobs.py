@@ -1,10 +1,8 @@
-"""The tasks of a pass over the workers of a Dask cluster: where each goes, and how many are under way."""
+"""The tasks of passes over the workers of a Dask cluster: where each goes, and how many are under way."""
 
 from __future__ import annotations
 
-import math
 import queue
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,87 +10,20 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from junctor.chunks import tasks as chunk_tasks
+from junctor.chunks.stock import Held, Stock
 from junctor.chunks.store import ChunkStore
 from junctor.chunks.tasks import Array, Extremes, Given, Record, Source
-from junctor.distribution import RETRIES, next_finished, result_of, workers_of
-from junctor.planning.chunks import ChunkPlan, configurations, part
+from junctor.distribution import next_finished, result_of, workers_of
+from junctor.planning.chunks import configurations, part
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-# How far tasks may run ahead of the first that is not through, for each that may be in flight: a choice of tasks that
-# find their pieces in place, and a bound on results that wait to be added up.
-AHEAD = 4
+# How far tasks of a pass may run ahead of the first that is not through, for each that may be in flight: a choice of
+# tasks that find their pieces in place, and a bound on results that wait to be added up.
+AHEAD = 2
 # Partial results added up by one task, where the working memory has room for them.
 MOST_ADDED = 8
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Held:
-    """A part of a table on a worker, as a task made it; `bytes` of it."""
-
-    source: Source
-    future: Future
-    worker: str
-    bytes: int
-
-
-class Stock:
-    """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
-
-    room: bytes that each worker has for them, as long as another one has more. bytes: on every worker. crossed: bytes
-    that were read on other workers than the one where they are.
-    """
-
-    def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int, room: float = math.inf) -> None:
-        self.client, self.chunks, self.itemsize, self.room = client, chunks, itemsize, room
-        # No other propagation of the cluster has the same keys.
-        self._name = uuid.uuid4().hex
-        # By what the tasks that made them held constant.
-        self.parts: dict[int, dict[tuple[int, ...], Held]] = {}
-        self.bytes: Counter[str] = Counter()
-        self.crossed = 0
-
-    def submit(
-        self,
-        what: str,
-        at: Sequence[int | str],
-        function: Any,
-        *of: Any,
-        worker: str | None = None,
-        first: bool = False,
-    ) -> Future:
-        """Start a function on some worker, or on a certain one as long as that is there; `first`: before others."""
-        where = {"workers": [worker], "allow_other_workers": True} if worker else {}
-        key = (f"chunk-{what}-{self._name}", *at)
-        return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
-
-    def keep(self, held: Held) -> None:
-        """Note where a part of a stored table is."""
-        self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
-        self.bytes[held.worker] += held.bytes
-
-    def has_room(self, worker: str, size: int) -> bool:
-        """Tell whether a worker has room for so many bytes more."""
-        return self.bytes[worker] + size <= self.room
-
-    def drop(self, table: int) -> None:
-        """Forget a table; the workers give it back."""
-        for held in self.parts.pop(table).values():
-            self.bytes[held.worker] -= held.bytes
-
-    def fetch(self, table: int) -> Array:
-        """Return a whole table, as a `ChunkStore` keeps it."""
-        parts = self.parts[table].values()
-        entries = [result_of(held.future, f"table {table}") for held in parts]
-        slices = [(held.source, held.source.slice_of(each, {})) for held, each in zip(parts, entries, strict=True)]
-        return chunk_tasks.join(slices, {}).reshape(-1)
-
-    def agreeing(self, table: int, states: Mapping[int, int]) -> list[Held]:
-        """Return the parts of a table in which something agrees with `states`."""
-        parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
-        constant = next(iter(parts.values())).source.states
-        return [parts[at] for at in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]
 
 
 @dataclass(eq=False, slots=True)
@@ -144,10 +75,43 @@ class _Job:
         return self.bytes[worker] + (self.stores if worker == self.home else 0)
 
 
-class PassRun:
-    """One pass: a bounded number of jobs under way, the first task alone because it settles the powers of two."""
+class UnderWay:
+    """The jobs under way of all passes that have begun, and how many there are on each worker."""
 
-    def __init__(self, stock: Stock, n: int, given: Given, here: ChunkStore, in_flight: int) -> None:
+    def __init__(self, client: Client, in_flight: int) -> None:
+        """Have room for so many jobs of each worker."""
+        self._client = client
+        self.workers = sorted(workers_of(client)) or [""]
+        self.most = in_flight * len(self.workers)
+        self.busy: Counter[str] = Counter()
+        self._jobs: dict[Any, tuple[PassRun, _Job]] = {}
+        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, run: PassRun, job: _Job, record: Future) -> None:
+        """Wait for a job, too."""
+        self.busy[job.worker] += 1
+        self._jobs[record.key] = run, job
+        record.add_done_callback(self._finished.put)
+
+    def next(self) -> tuple[PassRun, _Job, Record]:
+        """Wait for a job; raises WorkersLostError and RunError as `distribution` does."""
+        future = next_finished(self._client, self._finished)
+        run, job = self._jobs.pop(future.key)
+        record: Record = result_of(future, f"task {job.number} of pass {run.number}")
+        self.busy[job.worker] -= 1
+        return run, job, record
+
+
+class PassRun:
+    """One pass, its first task alone because it settles the powers of two.
+
+    powers: those. extremes: of what its tasks have made.
+    """
+
+    def __init__(self, stock: Stock, n: int, given: Given, here: ChunkStore, under_way: UnderWay) -> None:
         """Prepare pass `n`; here: where small tables go."""
         self._stock, self._n, self._each, self._given, self._here = stock, n, stock.chunks.passes[n], given, here
         plan, self._out = stock.chunks.plan, self._each.out
@@ -156,8 +120,8 @@ class PassRun:
         self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // part(plan, self._out, self._each.fixed) - 1))
         self._common = stock.submit("pass", [n], chunk_tasks.given_to_all, given)
         self._do, self._add = _functions(given)
-        self._workers = sorted(workers_of(stock.client)) or [""]
-        self._most = in_flight * len(self._workers)
+        self.number, self.loads = n, self._each.loads
+        self._all, self._workers = under_way, under_way.workers
         self._key = self._places_by()
         self._order = self._groups()
         self._begun = 0
@@ -165,29 +129,24 @@ class PassRun:
         self._sums_waiting: list[_Job] = []
         self._sums: dict[int, _Sums] = {}
         self._brought: dict[int, dict[int, Array]] = {}
-        self._under_way: dict[Any, _Job] = {}
-        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
-        self._busy: Counter[str] = Counter()
-        self._powers: dict[int, float] = {}
+        self._under_way: set[_Job] = set()
+        self.powers: dict[int, float] = {}
         self._extremes: dict[int, list[Extremes]] = {}
 
-    def run(self) -> tuple[dict[int, Extremes], dict[int, float]]:
-        """Do all jobs; returns the extremes of the tables of the pass and the powers of two in them.
+    @property
+    def extremes(self) -> dict[int, Extremes]:
+        """The extremes of the tables of the pass, of what there is so far."""
+        return {table: chunk_tasks.joined(found) for table, found in self._extremes.items()}
 
-        Raises WorkersLostError and RunError as `distribution` does.
-        """
-        self._fill()
-        while self._under_way:
-            future = next_finished(self._stock.client, self._finished)
-            job = self._under_way.pop(future.key)
-            self._finish(job, result_of(future, f"task {job.number} of pass {self._n}"))
-            self._fill()
-        extremes = {table: chunk_tasks.joined(found) for table, found in self._extremes.items()}
-        return extremes, self._powers
+    @property
+    def is_done(self) -> bool:
+        """Whether all jobs are done."""
+        left = self._tasks_waiting or self._sums_waiting or self._under_way
+        return self._begun == self._tasks and not left
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Start jobs while there is room for them."""
-        while len(self._under_way) < (self._most if self._powers else 1):
+        while len(self._all) < self._all.most and (self.powers or not self._under_way):
             self._look_ahead()
             # What waits to be added up takes memory.
             waiting = self._sums_waiting or self._tasks_waiting
@@ -198,8 +157,8 @@ class PassRun:
             self._start(job, worker)
 
     def _look_ahead(self) -> None:
-        first = min((job.number for job in (*self._tasks_waiting, *self._under_way.values())), default=self._begun)
-        end = min(self._tasks, first + (AHEAD * self._most if self._powers else 1))
+        first = min((job.number for job in (*self._tasks_waiting, *self._under_way)), default=self._begun)
+        end = min(self._tasks, first + (AHEAD * self._all.most if self.powers else 1))
         for number in range(self._begun, end):
             self._tasks_waiting.append(self._task(number))
         self._begun = max(self._begun, end)
@@ -259,8 +218,8 @@ class PassRun:
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
         """Return the job that finds most of what it reads on a worker with least to do and room, and that worker."""
-        least = min(self._busy[worker] for worker in self._workers)
-        idle = [worker for worker in self._workers if self._busy[worker] == least]
+        least = min(self._all.busy[worker] for worker in self._workers)
+        idle = [worker for worker in self._workers if self._all.busy[worker] == least]
         stock = self._stock
 
         def worth(job: _Job, worker: str) -> tuple[bool, int, int]:
@@ -272,36 +231,40 @@ class PassRun:
         stock, at = self._stock, [self._n, int(job.is_sum), job.number]
         job.worker = worker
         stock.crossed += job.bytes.total() - job.bytes[worker]
-        self._busy[worker] += 1
         made = self._sum(job, at) if job.is_sum else self._make(job, at)
         # Kept until they are not needed any more: the scheduler may learn of a release before it learns of a reader.
         job.futures.append(made)
         for table in [self._out] if job.is_sum else self._given.leaving:
             self._keep(job, table, stock.submit("part", [*at, table], chunk_tasks.part_of, made, table))
         record = stock.submit("record", at, chunk_tasks.record_of, made)
-        self._under_way[record.key] = job
-        record.add_done_callback(self._finished.put)
+        self._under_way.add(job)
+        self._all.add(self, job, record)
 
     def _sum(self, job: _Job, at: Sequence[int]) -> Future:
-        futures = [held.future for held in job.reads]
-        return self._stock.submit("sum", at, self._add, self._common, *futures, worker=job.worker)
+        numbers = {held: n for n, held in enumerate(job.reads)}
+        here, elsewhere, futures = self._bring_together(job, at)
+        places = [[numbers[held] for held in some] for some in (here, elsewhere)]
+        return self._stock.submit("sum", at, self._add, self._common, *places, *futures, worker=job.worker)
 
     def _make(self, job: _Job, at: Sequence[int]) -> Future:
-        """Start a task: what it reads of its own worker goes in whole, of other workers only what it needs."""
+        here, elsewhere, futures = self._bring_together(job, at)
+        sources = [[held.source for held in some] for some in (here, elsewhere)]
+        task = (self._do, self._common, job.states, self.powers, *sources, *futures)
+        return self._stock.submit("task", at, *task, worker=job.worker)
+
+    def _bring_together(self, job: _Job, at: Sequence[int]) -> tuple[list[Held], list[Held], list[Future]]:
+        """Return what a job reads of its own worker, goes in whole; of other workers, only what it needs; and both."""
         by_worker: dict[str, list[Held]] = {}
         for held in job.reads:
             by_worker.setdefault(held.worker, []).append(held)
-        here = by_worker.pop(job.worker, [])
+        here, states = by_worker.pop(job.worker, []), {} if job.is_sum else job.states
         for worker, parts in by_worker.items():
-            of = [[held.source for held in parts], *(held.future for held in parts)]
-            slices = (chunk_tasks.slices_of, job.states, *of)
+            of = [[held.source for held in parts], self._stock.kept_for(worker, job.worker)]
+            slices = (chunk_tasks.slices_of, states, *of, *(held.future for held in parts))
             # What another worker waits for goes first.
             job.futures.append(self._stock.submit("slices", [*at, worker], *slices, worker=worker, first=True))
-        elsewhere = [held.source for parts in by_worker.values() for held in parts]
-        sources = ([held.source for held in here], elsewhere)
-        arrays = [*(held.future for held in here), *job.futures]
-        task = (self._do, self._common, job.states, self._powers, *sources, *arrays)
-        return self._stock.submit("task", at, *task, worker=job.worker)
+        elsewhere = [held for parts in by_worker.values() for held in parts]
+        return here, elsewhere, [*(held.future for held in here), *job.futures]
 
     def _keep(self, job: _Job, table: int, future: Future) -> None:
         """Note where a part of a table will be, for other passes or to be added to others."""
@@ -315,9 +278,10 @@ class PassRun:
         else:
             job.partial = held
 
-    def _finish(self, job: _Job, record: Record) -> None:
-        self._busy[job.worker] -= 1
-        self._powers = self._powers or record.powers
+    def finish(self, job: _Job, record: Record) -> None:
+        """Take what a job has found."""
+        self._under_way.remove(job)
+        self.powers = self.powers or record.powers
         for table, found in record.extremes.items():
             self._extremes.setdefault(table, []).append(found)
         for table, entries in record.small.items():
@@ -333,7 +297,7 @@ class PassRun:
             partial[place] = entries
             if len(partial) < self._in_sum:
                 return
-            made = chunk_tasks.made_by_sum(self._given, *(partial[n] for n in sorted(partial)))
+            made = chunk_tasks.made_by_sum(self._given, sorted(partial), (), *(partial[n] for n in sorted(partial)))
             del self._brought[group]
             entries = made.parts[table]
             self._extremes.setdefault(table, []).append(made.record.extremes[table])

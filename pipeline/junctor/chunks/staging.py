@@ -98,11 +98,12 @@ def pinned(size: int) -> Array:
     array = np.frombuffer(memory, np.uint8)
     parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
     in_threads(lambda part, _: part.fill(0), parts, usable_cores())
-    _register(array)
+    register(array)
     return array
 
 
-def _register(array: Array) -> None:
+def register(array: Array) -> None:
+    """Pin the memory of an array for as long as it is there; raises MemoryError where that cannot be."""
     import cupy
 
     runtime, at = cupy.cuda.runtime, array.ctypes.data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -257,25 +258,71 @@ def made_by_task(
     return Made(parts, record)
 
 
-def slices_of(states: Mapping[int, int], sources: Sequence[Source], *parts: Any) -> list[Array]:
-    """Return what a task on another worker reads of parts on this one."""
-    return [_host(part, source, states) for source, part in zip(sources, parts, strict=True)]
+def machine() -> object:
+    """Return what workers of one machine have in common, None where they cannot read each other's memory files."""
+    try:
+        from junctor.chunks import sharing
+    except ImportError:
+        return None
+    return sharing.machine()
 
 
-def _host(part: Any, source: Source, states: Mapping[int, int]) -> Array:
+def forget_shared() -> None:
+    """Give back what is kept on this worker for slices that others read."""
+    with suppress(ImportError):
+        from junctor.chunks import sharing
+
+        sharing.forget()
+
+
+def slices_of(states: Mapping[int, int], sources: Sequence[Source], kept: int | None, *parts: Any) -> Iterable[Array]:
+    """Return what a task on another worker reads of parts on this one.
+
+    kept: None where that worker is on another machine, else the bytes of memory files that wait here for the next
+    slices, at most.
+    """
+    # What lies on a device has a view that is good for copies.
+    slices = [s.slice_of(getattr(part, "lies", part), states) for s, part in zip(sources, parts, strict=True)]
+    if kept is not None:
+        from junctor.chunks import sharing
+
+        # Without memory for a file they go as bytes.
+        with suppress(OSError):
+            sent = sharing.room_for([each.shape for each in slices], slices[0].dtype, kept)
+            for part, each, target in zip(parts, slices, sent.arrays, strict=True):
+                _bring(part, each, target)
+            sent.show()
+            return sent
+    return [_host(part, each) for part, each in zip(parts, slices, strict=True)]
+
+
+def _bring(part: Any, slice_: Array, target: Array) -> None:
+    """Copy a slice of a part, wherever that lies, to memory of this process."""
     if isinstance(part, np.ndarray):
-        return np.ascontiguousarray(source.slice_of(part, states))
-    found: Array = part.host(source.slice_of(part.lies, states))
+        target[...] = slice_
+    else:
+        part.copy_to(target, slice_)
+
+
+def _host(part: Any, slice_: Array) -> Array:
+    found: Array = np.ascontiguousarray(slice_) if isinstance(part, np.ndarray) else part.host(slice_)
     return found
 
 
-def made_by_sum(given: Given, *parts: Array) -> Made:
-    """Add up what tasks made of the last table of a pass, in their order."""
-    total, table = parts[0].copy(), given.body.steps[-1].out
-    for each in parts[1:]:
-        add_to(total, each, given.body.algebra)
+def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> Made:
+    """Add up what tasks made of the last table of a pass, in the order that `in_order` finds."""
+    first, *others = in_order(here, elsewhere, of)
+    total, table = first.reshape(-1).copy(), given.body.steps[-1].out
+    for each in others:
+        add_to(total, each.reshape(-1), given.body.algebra)
     # What is smallest was found in the parts: of a sum the terms tell what is lost.
     return Made({table: total}, Record({table: (largest_of(total), math.inf)}, {}, {}))
+
+
+def in_order(here: Sequence[int], elsewhere: Sequence[int], of: Sequence[Any]) -> list[Any]:
+    """Return parts by their numbers: those of the first, here, and of those in the lists that follow, as `arrived`."""
+    parts = dict(zip(here, of, strict=False)) | dict(zip(elsewhere, chain.from_iterable(of[len(here) :]), strict=True))
+    return [parts[number] for number in sorted(parts)]
 
 
 def record_of(made: Made) -> Record:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from junctor.chunks.device_copies import Lying, lying_at
 from junctor.chunks.program_gpu import RUN_BYTES
-from junctor.chunks.tasks import Given, Made, Record, Slices, Source, arrived, laid_out, largest_of
+from junctor.chunks.tasks import Given, Made, Record, Slices, Source, arrived, in_order, laid_out, largest_of
 from junctor.chunks.worker_gpu import DevicePart, LoweredPass, Slot, WorkerGpu, worker_gpu
 
 Array = npt.NDArray[Any]
@@ -51,13 +51,13 @@ def made_by_task(
         return Made(parts, _record(on, powers, small))
 
 
-def made_by_sum(given: Given, *parts: Any) -> Made:
+def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> Made:
     """Add up what tasks made of the last table of a pass, in their order, as `tasks.made_by_sum` does."""
     assert given.gpu is not None
     gpu, last = worker_gpu(given.gpu), given.body.steps[-1]
     entries = last.what.kept_entries
     with gpu.task(given, {}) as (slot, on):
-        for n, part in enumerate(parts):
+        for n, part in enumerate(in_order(here, elsewhere, of)):
             lies = part.lies if isinstance(part, DevicePart) else _reached(gpu, slot, part)
             if n == 0:
                 gpu.copy(slot.stream, lying_at(slot.at, entries, gpu.dtype), lies)
@@ -73,7 +73,7 @@ def made_by_sum(given: Given, *parts: Any) -> Made:
 def _reached(gpu: WorkerGpu, slot: Slot, part: Array) -> Array:
     """Return a copy of a part where the device reaches it."""
     copy = gpu.pinned(part.size)
-    copy[...] = part
+    copy[...] = part.reshape(-1)
     slot.held.append(copy)
     return copy
 

@@ -12,8 +12,9 @@ import bisect
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 from junctor.chunks.device_copies import enqueue, lying_at
 from junctor.chunks.places import aligned
 from junctor.chunks.slots import OFFSET_BYTES
-from junctor.chunks.staging import addresses_of, packed
+from junctor.chunks.staging import addresses_of, packed, register
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
 
@@ -40,6 +41,8 @@ Array = npt.NDArray[Any]
 
 # Tasks that have a slot at once.
 MOST_SLOTS = 3
+# Passes whose launches are kept: those under way, and one that is computed again.
+MOST_PASSES = 3
 # Seconds that a run waits for the parts of another one to leave the device, and tenths of seconds for its own.
 PATIENCE, CLOSING = 30.0, 50
 
@@ -74,9 +77,15 @@ class DevicePart:
         self.lies = lying_at(address, entries, gpu.dtype)
         self.nbytes = self.lies.nbytes
 
+    def copy_to(self, host: Array, slice_: Array) -> None:
+        """Copy a slice of `lies` to memory of this machine."""
+        self._gpu.download(host, slice_)
+
     def host(self, slice_: Array) -> Array:
         """Return a copy of a slice of `lies` in this machine's memory."""
-        return self._gpu.downloaded(slice_)
+        host = self._gpu.pinned(slice_.size).reshape(slice_.shape)
+        self.copy_to(host, slice_)
+        return host
 
     def __reduce__(self) -> Any:
         return np.asarray, (self.host(self.lies),)
@@ -107,7 +116,7 @@ class WorkerGpu:
             self._way_out = cupy.cuda.Stream(non_blocking=True)
         # Parts come and go in any thread, also while one of them has the lock: the collector calls.
         self._changed, self._busy = threading.Condition(threading.RLock()), 0
-        self._pass: LoweredPass | None = None
+        self._passes: deque[LoweredPass] = deque(maxlen=MOST_PASSES)
         self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
 
@@ -115,14 +124,7 @@ class WorkerGpu:
     def task(self, given: Given, powers: Mapping[int, float]) -> Iterator[tuple[Slot, LoweredPass]]:
         """Have a slot, with its stream, and the launches of a pass; all is done at the end."""
         with self._changed:
-            if self._pass is None or self._pass.given is not given:
-                # Others need their offsets; they are of a pass that is computed again, and few.
-                self._changed.wait_for(lambda: self._busy == 0)
-                with self.cupy.cuda.Device(self.number):
-                    self._make_room()
-                    self._pass = LoweredPass(self, given)
-                    self.cupy.cuda.runtime.deviceSynchronize()
-            on = self._pass
+            on = self._lowered(given)
             on.settle(powers)
             self._busy += 1
         slot = self._slots.get()
@@ -138,6 +140,24 @@ class WorkerGpu:
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
+
+    def _lowered(self, given: Given) -> LoweredPass:
+        """Return the launches of a pass, prepared by the first of its tasks."""
+        for on in self._passes:
+            if on.given is given:
+                return on
+        if self._is_full():
+            # Tasks under way need their offsets; then others may have been here.
+            self._changed.wait_for(lambda: self._busy == 0)
+            if self._is_full():
+                self._prepared.clear()
+                self._offsets.clear()
+                self._passes.clear()
+            return self._lowered(given)
+        with self.cupy.cuda.Device(self.number):
+            self._passes.append(on := LoweredPass(self, given))
+            self.cupy.cuda.runtime.deviceSynchronize()
+        return on
 
     def keep(self, slot: Slot, at: int, entries: int) -> Any:
         """Return a part for good, of what the stream of a slot will have made at an address."""
@@ -172,13 +192,11 @@ class WorkerGpu:
         memory = self.cupy.cuda.alloc_pinned_memory(entries * self.dtype.itemsize)
         return np.frombuffer(memory, self.dtype, entries)
 
-    def downloaded(self, slice_: Array) -> Array:
-        """Return a copy of what lies on the device in this machine's memory."""
-        host = self.pinned(slice_.size).reshape(slice_.shape)
+    def download(self, host: Array, slice_: Array) -> None:
+        """Copy what lies on the device to this machine's memory."""
         with self.cupy.cuda.Device(self.number):
             self.copy(self._way_out, host, slice_)
             self._way_out.synchronize()
-        return host
 
     def copy(self, stream: Any, target: Array, source: Array) -> None:
         """Enqueue copies between arrays of one shape, wherever they lie."""
@@ -216,11 +234,9 @@ class WorkerGpu:
             self._prepared[what] = launches, places
         return self._prepared[what]
 
-    def _make_room(self) -> None:
-        """Forget offsets where they take too much."""
-        if sum(each.nbytes for each in self._offsets) > OFFSET_BYTES // 2:
-            self._prepared.clear()
-            self._offsets.clear()
+    def _is_full(self) -> bool:
+        """Tell whether offsets take too much."""
+        return sum(int(each.nbytes) for each in self._offsets) > OFFSET_BYTES // 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -316,6 +332,7 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
         if _opened is None or _opened[0] != on:
             _forget(PATIENCE)
             _opened = on, WorkerGpu(on, open_device(on.room))
+            _reach_shared(_pinned)
         return _opened[1]
 
 
@@ -328,7 +345,23 @@ async def close() -> None:
         await asyncio.sleep(0.1)
     with _opening:
         _forget(0)
+        _reach_shared(None)
         open_device.cache_clear()
+
+
+def _reach_shared(how: Callable[[Array], None] | None) -> None:
+    """Have the device reach the memory files of the workers of this machine, or leave them."""
+    try:
+        from junctor.chunks import sharing
+    except ImportError:
+        return
+    sharing.reach(how)
+
+
+def _pinned(memory: Array) -> None:
+    # Copies of what is not pinned take longer.
+    with suppress(MemoryError):
+        register(memory)
 
 
 def _forget(patience: float) -> None:

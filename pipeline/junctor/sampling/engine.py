@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -118,7 +117,8 @@ class SamplingEngine:
             threads = self.threads if at_once == 1 else 1
             in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
         else:
-            _in_turn(partial(begin, self.threads), self._gpu.places(self._known), rows)
+            for row in rows:
+                begin(self.threads, self._gpu, row)()
         self._report(sheet.answers)
         return sheet.answers
 
@@ -308,19 +308,6 @@ class SamplingEngine:
         short = sum(1 for row in answers.reasons if answers.status[row] == OK)
         if short:
             logger.warning("%d rows have too few effective samples: see their reasons", short)
-
-
-def _in_turn(
-    begin: Callable[[Device, int], Callable[[], None]], devices: Sequence[Device], rows: Sequence[int]
-) -> None:
-    """Do rows on devices in turn: each begins before the one ahead of it is waited for."""
-    under_way = deque[Callable[[], None]]()
-    for turn, row in enumerate(rows):
-        if len(under_way) == len(devices):
-            under_way.popleft()()
-        under_way.append(begin(devices[turn % len(devices)], row))
-    while under_way:
-        under_way.popleft()()
 
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:

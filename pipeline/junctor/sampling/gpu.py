@@ -34,8 +34,6 @@ WAVE_SAMPLES, WAVE_WIDTH = 1 << 17, 8
 SEVERAL_SAMPLES = 1 << 17
 # A block takes one sample of so many through the levels, within these bounds.
 GROUP_SAMPLES, LEAST_GROUP, MOST_GROUP = 1024, 4, 32
-# Rows under way at once, each with tables and room of its own on the device: one more than is waited for.
-ROWS_AT_ONCE = 2
 # Samples of a row that are worth the start of several devices.
 SPREAD_SAMPLES = 8 * CHUNK
 # Blocks of a multiprocessor for samples, and blocks in y over which nodes are spread for scores.
@@ -46,8 +44,8 @@ logger = logging.getLogger("junctor")
 class GpuSampling:
     """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
 
-    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling, at_once: int = 1) -> None:
-        self.network, self.device, self._starts, self.at_once = network, device, starts, at_once
+    def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
+        self.network, self.device, self._starts = network, device, starts
         # Opens others on other devices, for the samples of a row that has many.
         self.open_others: Callable[[], list[GpuSampling]] = list
         put = device.put
@@ -58,15 +56,6 @@ class GpuSampling:
         self.first: dict[tuple[Sampler, bool], Function] = {}
         self.way = way
         self._rooms: dict[str, Any] = {}
-
-    def places(self, samples: int) -> list[GpuSampling]:
-        """Return who does rows of so many samples under way at the same time: this, and others like it."""
-        # Of long rows the device is the slower side in any case.
-        return [self, *self._more] if samples < SPREAD_SAMPLES else [self]
-
-    @cached_property
-    def _more(self) -> list[GpuSampling]:
-        return [GpuSampling(self.network, self.device.another(), self._starts) for _ in range(self.at_once - 1)]
 
     @cached_property
     def _others(self) -> list[GpuSampling]:
@@ -381,7 +370,7 @@ def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling
             f"sampling {network.network.name or 'the network'} takes {format_bytes(needed)} of the GPU, "
             f"{format_bytes(allowed)} are allowed: allow more with --device-memory, or use --device cpu"
         )
-    return GpuSampling(network, device, starts, min(ROWS_AT_ONCE, allowed // needed))
+    return GpuSampling(network, device, starts)
 
 
 def device_bytes(network: SampledNetwork) -> int:

@@ -1,0 +1,64 @@
+"""The order of the passes of a cut plan when several may be under way at once: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate, islice
+
+from junctor.planning.chunks import ChunkPlan
+
+# Passes that are looked at from the first on that has not begun.
+LOOKED_AT = 64
+
+
+class Order:
+    """Passes as they may begin: those first that come first in the plan, others where all that they read is there.
+
+    One that is not the first of those to be done begins only if stored tables still take no more than in the plan.
+    """
+
+    def __init__(self, chunks: ChunkPlan) -> None:
+        plan, passes = chunks.plan, chunks.passes
+        made = {table: n for n, each in enumerate(passes) for table in each.stores}
+        self._passes = passes
+        self._needs = [{made[table] for table in each.loads if table in made} for each in passes]
+        self._stores = [sum(plan.tables[table].entries for table in each.stores) for each in passes]
+        self._left, self._open, self._done = dict.fromkeys(range(len(passes))), set[int](), set[int]()
+        # Passes that make or read a table and are not done.
+        self._users = Counter(table for each in passes for table in {*each.loads, *each.stores})
+        change = [0] * (len(passes) + 1)
+        for table, (first, last) in chunks.lifetimes().items():
+            change[max(first, 0)] += plan.tables[table].entries
+            change[last + 1] -= plan.tables[table].entries
+        self._alive = list(accumulate(change))
+        self._most = max(self._alive)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything left to be done."""
+        return bool(self._left or self._open)
+
+    def begin(self, may: Callable[[int], bool]) -> int | None:
+        """Return a pass that begins now, of those that `may`; None where there is none before others are done."""
+        for n in islice(self._left, LOOKED_AT):
+            if self._needs[n] <= self._done and self._fits(n) and may(n):
+                del self._left[n]
+                self._open.add(n)
+                return n
+        return None
+
+    def _fits(self, n: int) -> bool:
+        """Tell whether there is room for what a pass makes until its turn comes in the plan."""
+        first = min(n, next(iter(self._left)), *self._open)
+        early = [k for k in (*self._open, *self._done) if k > first] + [n]
+        return all(
+            self._alive[at] + sum(self._stores[k] for k in early if k > at) <= self._most for at in range(first, n)
+        )
+
+    def end(self, n: int) -> list[int]:
+        """Note that a pass is done; returns the tables that no other one needs."""
+        self._open.remove(n)
+        self._done.add(n)
+        tables = {*self._passes[n].loads, *self._passes[n].stores}
+        self._users.subtract(tables)
+        return sorted(table for table in tables if not self._users[table])
