@@ -9,7 +9,8 @@
 prices learned from all others. `check` prints for every backend how many forecasts are within 25 % of what was
 measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below. Where several
 launch parameters were measured of the same blocks it prints how those that the model chooses do against the best of
-each block and against those that are best for all blocks together.
+each block and against those that are best for all blocks together. `check --by OTHER.parquet` learns prices from the
+networks of another file instead.
 """
 
 from __future__ import annotations
@@ -138,9 +139,12 @@ def _seen() -> Device:
     return Device(device.name, device.figures)
 
 
-def check(paths: Sequence[Path], table: bool) -> None:
+def check(paths: Sequence[Path], table: bool, by: Path | None) -> None:
     for path in paths:
         device, measured = device_of(path), read(path)
+        if by is not None:
+            told_by(device, measured, read(by))
+            continue
         print(f"\n{device.name}: {len(measured):,} measurements\n")
         print("backend | measurements | with numbers: within 25 % | nine of ten | plan alone | nine of ten")
         print("|".join(["---"] * 6))
@@ -159,6 +163,19 @@ def check(paths: Sequence[Path], table: bool) -> None:
                 print(f"   {name}: {(off['work'][own] <= WITHIN).mean():.0%}, worst {off['work'][own].max():.0%}")
         if told := few_or_many(device, measured):
             print(told)
+
+
+def told_by(device: Device, measured: Sequence[Measured], known: Sequence[Measured]) -> None:
+    """Print how far forecasts are off by the prices of other measurements, those of the same networks left out."""
+    names = {row.network for row in measured}
+    prices = learned(device, [row for row in known if row.network not in names]).prices
+    print("backend | networks | measurements | within 25 % | nine of ten")
+    print("|".join(["---"] * 5))
+    for backend in sorted({row.backend for row in measured}):
+        rows = [row for row in measured if row.backend == backend]
+        off = np.array([abs(prices[backend].of_work(row.work) / row.seconds - 1) for row in rows])
+        count = len({row.network for row in rows})
+        print(f"{backend} | {count} | {len(rows)} | {(off <= WITHIN).mean():.1%} | {np.quantile(off, 0.9):.1%}")
 
 
 def compared(device: Device, rows: Sequence[Measured]) -> str | None:
@@ -262,6 +279,7 @@ def main() -> None:
     checks = actions.add_parser("check")
     checks.add_argument("files", nargs="+", type=Path)
     checks.add_argument("--table", action="store_true", help="every network as well")
+    checks.add_argument("--by", type=Path, help="measurements of other networks that prices are learned from")
     merges = actions.add_parser("merge")
     merges.add_argument("files", nargs="+", type=Path)
     merges.add_argument("--output", type=Path, required=True)
@@ -274,7 +292,7 @@ def main() -> None:
         limits = options.limit, options.passes, options.most, options.rows
         measure(options.cases, options.output, options.gpu, options.processes, *limits)
     else:
-        check(options.files, options.table)
+        check(options.files, options.table, options.by)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ class EmulatedStored:
     def free(self) -> int:
         return 1 << 28
 
+    def copy_engines(self) -> int:
+        return 2
+
     def allocate(self, size: int) -> Any:
         self.allocated += size
         memory = np.full(size + 256, 0xFF, dtype=np.uint8)  # NaN wherever nobody wrote

@@ -116,6 +116,26 @@ def test_sums_of_numbers_far_apart_stay_exact_in_log_space() -> None:
     assert np.isneginf(out[3])
 
 
+@pytest.mark.parametrize("rows", [[[0, 8], [0, 16], [0, 8]], [[243, 0], [0, 1], [243, 0]]])
+def test_equal_rows_are_found_also_where_sums_are_equal(rows: list[list[int]]) -> None:
+    samples, slots = entries._different(np.array(rows), alike=False)
+    assert len(samples) == 2
+    assert np.array(rows)[samples[slots]].tolist() == rows
+
+
+@pytest.mark.parametrize("cases", [1, 3])
+def test_one_case_is_no_axis_and_several_are(cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    real = entries.reduce_entries
+    monkeypatch.setattr(entries, "reduce_entries", lambda *given: asked.append(tuple(given[0])) or real(*given))
+    what = Contraction((27, 81), (9,), (Strides((0, 9), (1,)), Strides((81, 1), (0,))))
+    rng = np.random.default_rng(0)
+    operands = [rng.random((9 * 81, cases)), rng.random((27 * 81, 1))]
+    found = entries.reduce(what, operands, reference.DOUBLE)
+    np.testing.assert_allclose(found, reference.reduce(what, operands, reference.DOUBLE), rtol=1e-13)
+    assert asked == [(27, 81, 9) if cases == 1 else (27, 81, 3, 9)]
+
+
 def test_tables_of_another_kind_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous tables of float64"):
         reduce_entries([16], 1, [(np.zeros(16, np.float32), (1,))], np.empty(16), "double")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from junctor import stored_tuning, stored_work
+from emulated_stored import EmulatedStored
+from junctor import BudgetError, stored_choice, stored_tuning, stored_work
 from junctor.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.measurements import BACKENDS
 from junctor.speeds import Prices
+from junctor.stored import StoredTree
+from junctor.stored_choice import Streaming, stream_seconds, streamings
 from junctor.stored_host import HostExecutor, Kernels, initial_table, kernels_for
-from junctor.stored_plan import plan_stored
+from junctor.stored_plan import Pass, StoredClique, StoredPlan, plan_stored
+from junctor.stored_stream import PipelineName
 from junctor.stored_work import STORED_WORK, case_work, making_work, stored_forecast
 from junctor_kernels import stored
 from junctor_kernels.permutation import permute
@@ -75,3 +79,48 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row.seconds > 0 and len(row.work) == len(STORED_WORK) for row in rows)
     assert list(stored_tuning.stored_measured([("a", grid(4, 4, seed=1))], -1.0)) == []
     assert kernels_for(DOUBLE, 1).permute is permute
+
+
+def one_table(entries: int) -> StoredPlan:
+    """A table, and a small root."""
+    rows = 1 << 10
+    cliques = (
+        StoredClique((0, 1), (), (0, 1), (0,), 1, (), (), ()),
+        StoredClique((0,), (), (0,), (), None, (0,), (), ()),
+    )
+    return StoredPlan((rows, entries // rows), cliques)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "gigabytes"), [("synchronous", 51.6), ("one-engine", 54.4), ("two-engines", 98.4)]
+)
+def test_rates_are_those_that_an_h100_reached(pipeline: PipelineName, gigabytes: float) -> None:
+    # 8 GiB in single precision, chunks of 64 MiB, four under way, both ways at once.
+    work, way = Pass(0, True, (), (0,)), Streaming(pipeline, 4, 1 << 24)
+    seconds = stored_choice._pass_seconds(1 << 33, work, way, 4)
+    assert 2 * (1 << 33) / seconds / 1e9 == pytest.approx(gigabytes, rel=0.05)
+
+
+def test_the_fastest_way_through_a_device_comes_first() -> None:
+    plan, allowed = one_table(1 << 31), 1 << 33
+    ways = streamings(plan, 4, allowed, engines=2)
+    times = [stream_seconds(plan, 4, way) for way in ways]
+    assert times == sorted(times)
+    # Neither as large as there is room for, nor so small that the host is in the way.
+    assert ways[0].pipeline == "two-engines"
+    assert 1 << 18 < ways[0].chunk < (allowed // 4) // ways[0].in_flight
+    assert all(way.chunk * way.in_flight * 4 <= allowed for way in ways)
+    assert {way.pipeline for way in streamings(plan, 4, allowed, engines=1)} == {"synchronous", "one-engine"}
+    assert {way.in_flight for way in streamings(plan, 4, allowed, 2, in_flight=3)} == {3}
+    (told,) = streamings(plan, 4, allowed, 2, "one-engine", 2, 1000)
+    assert told == Streaming("one-engine", 2, 1000)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 12])
+def test_a_tree_streams_as_it_is_told(size: int) -> None:
+    network = grid(4, 4, seed=1)
+    tree = StoredTree(network, device=EmulatedStored(), in_flight=2, chunk=8 * size)
+    layout, pipeline = tree._streaming(DOUBLE, 1 << 18, EmulatedStored())
+    assert (layout.chunk <= size, len(layout.slots), pipeline) == (True, 2, "two-engines")
+    with pytest.raises(BudgetError, match="device memory"):
+        tree._streaming(DOUBLE, 1 << 10, EmulatedStored())

@@ -54,17 +54,23 @@ def reduce(what: Contraction, operands: Sequence[Array], algebra: Algebra, threa
     operations = what.kept_entries * what.eliminated_entries * cases * len(operands)
     if operations < PREPARED or algebra.name not in ALGEBRAS:
         return reference.reduce(what, operands, algebra)
+    # Behind an axis of one case vectors would run across the ends of the one before, and gather what lies side by side.
+    axis = (cases,) if cases > 1 else ()
     tables = [
         (
             np.ascontiguousarray(operand),
-            (*(stride * width for stride in strides.kept), int(width > 1), *(s * width for s in strides.eliminated)),
+            (
+                *(stride * width for stride in strides.kept),
+                *(int(width > 1) for _ in axis),
+                *(stride * width for stride in strides.eliminated),
+            ),
         )
         for operand, strides in zip(operands, what.operands, strict=True)
         for width in operand.shape[1:]
     ]
-    sizes = (*what.kept, cases, *what.eliminated)
+    sizes = (*what.kept, *axis, *what.eliminated)
     out = np.empty((what.kept_entries, cases), algebra.dtype)
-    return reduce_entries(sizes, len(what.kept) + 1, tables, out, algebra.name, threads)
+    return reduce_entries(sizes, len(what.kept) + len(axis), tables, out, algebra.name, threads)
 
 
 def reduce_entries(
@@ -332,9 +338,7 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     apart = lanes - lanes[:, :1]
     together = not apart.any()
     mode = SAME if together else NEIGHBOURS if (apart == np.arange(width) * itemsize).all() else ANYWHERE
-    # Where all vectors lie alike they differ by where they begin.
-    names = lanes[:, 0] if (apart == apart[:1]).all() else lanes
-    _, samples, slots = np.unique(names, axis=0, return_index=True, return_inverse=True)
+    samples, slots = _different(lanes, alike=bool((apart == apart[:1]).all()))
     terms, unit = len(far) * len(near), itemsize if together else itemsize * width
     taken = len(samples) * terms * unit
     if terms < COPY_FROM or taken > most or COPY_FROM * taken > vectors * width * terms * itemsize:
@@ -342,4 +346,17 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     far_read, near_read = np.arange(len(far)) * len(near) * unit, np.arange(len(near)) * unit
     read = SAME if together else NEIGHBOURS
     room = -(-taken // BYTES) * BYTES + BYTES
-    return _Read((mode, 1, read, len(samples)), slots.reshape(-1) * terms * unit, far_read, near_read, samples, room)
+    return _Read((mode, 1, read, len(samples)), slots * terms * unit, far_read, near_read, samples, room)
+
+
+def _different(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
+    """Return the first of equal rows, and for every row which of those it equals.
+
+    alike: whether rows differ by where they begin only.
+    """
+    # Sums are sorted several times as fast as rows; rows that differ may have the same one by accident.
+    sums = lanes[:, 0] if alike else lanes @ (2 * np.arange(lanes.shape[1], dtype=np.int64) + 1) ** 5
+    _, samples, slots = np.unique(sums, return_index=True, return_inverse=True)
+    if not alike and (lanes[samples[slots]] != lanes).any():
+        _, samples, slots = np.unique(lanes, axis=0, return_index=True, return_inverse=True)
+    return samples, slots.reshape(-1)

@@ -33,6 +33,9 @@ class Device(Protocol):
     def free(self) -> int:
         """Return the bytes that nobody uses."""
 
+    def copy_engines(self) -> int:
+        """Return how many copies it does at a time: with two, one each way."""
+
     def allocate(self, size: int) -> Any:
         """Return so many bytes, at the address `ptr`, which live as long as the object."""
 
@@ -99,6 +102,10 @@ class CudaDevice:
     def free(self) -> int:
         """Return the bytes that nobody uses."""
         return int(self.cupy.cuda.runtime.memGetInfo()[0])
+
+    def copy_engines(self) -> int:
+        """Return how many copies it does at a time: with two, one each way."""
+        return int(self.cupy.cuda.runtime.getDeviceProperties(self.number)["asyncEngineCount"])
 
     def allocate(self, size: int) -> Any:
         """Return so many bytes, at the address `ptr`."""

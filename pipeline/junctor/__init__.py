@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from junctor.api import most_probable, posteriors
     from junctor.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
     from junctor.formats import read_network, write_network
+    from junctor.joint import joint_posteriors
     from junctor.model import Network
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ModelError",
     "Network",
     "RunError",
+    "joint_posteriors",
     "most_probable",
     "posteriors",
     "read_network",
@@ -34,6 +36,7 @@ __all__ = [
 # Imported at first use: the command line answers `--help` without NumPy and Arrow.
 _HOME = {
     "Network": "junctor.model",
+    "joint_posteriors": "junctor.joint",
     "most_probable": "junctor.api",
     "posteriors": "junctor.api",
     "read_network": "junctor.formats",

@@ -57,7 +57,7 @@ class Forecast:
     plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
     one core, or of a GPU, where one is used; infinite where no number holds them. chunking: how rows whose plan exceeds
     the memory or the device go in chunks. refused: why they cannot be answered. on_gpu: seconds of a GPU that was asked
-    about, None where the CPU would answer them all the same.
+    about, None where the CPU would answer them all the same. loops: what answers the rows, for people.
     """
 
     group: Group
@@ -69,6 +69,7 @@ class Forecast:
     chunking: Chunking | None = None
     refused: str | None = None
     on_gpu: float | None = None
+    loops: str = ""
 
     @property
     def rows(self) -> int:
@@ -161,7 +162,37 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
     projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
     once = min(plan.shared_operations, MOST_OPERATIONS) * OPERATION_SECONDS + len(group.rows) * ROW_SECONDS
     seconds = once + _seconds(engine, memory, rows, bool(plan.case_operations <= bound), compiled)
-    return Forecast(group, plan, operations, memory.least + budget.reserved, projected, seconds)
+    least, loops = memory.least + budget.reserved, _loops(engine, memory, rows, compiled)
+    return Forecast(group, plan, operations, least, projected, seconds, loops=loops)
+
+
+def _loops(engine: Engine, memory: Memory, rows: int, compiled: bool) -> str:
+    """Say what answers rows of a plan, and why."""
+    if _is_on_gpu(engine, compiled):
+        return _kernels(engine, memory.plan, rows)
+    if memory.lanes:
+        return f"compiled, blocks of {memory.lanes:,} cases: worth the loading and lowering"
+    if memory.entry_threads:
+        return "compiled where tables are large, over entries: too few rows for blocks"
+    return "NumPy: too little work for compiled code"
+
+
+def _kernels(engine: Engine, plan: Plan, rows: int) -> str:
+    """Say which kernels answer rows of a plan on a GPU, and why."""
+    from junctor.gpu_blocks import chunk_of, few_are_faster
+
+    algebra = engine.ladder[0]
+    if algebra is LOG:
+        return "kernels for few cases: all that log space has"
+    if rows > (chunk := chunk_of(algebra)):
+        return f"kernels for many cases: more rows than the {chunk} of a warp"
+    few = few_are_faster(plan, algebra, engine.speeds, rows, stages_of(plan).count)
+    return f"kernels for {'few' if few else 'many'} cases: less seconds by the prices of the device"
+
+
+def _is_on_gpu(engine: Engine, compiled: bool) -> bool:
+    """Tell whether a GPU answers rows, which takes about as long to come into play as compiled code."""
+    return engine.has_device and (engine.device != "auto" or compiled)
 
 
 def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bool) -> float:
@@ -172,8 +203,7 @@ def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bo
     from junctor.cpu_work import cpu_work
     from junctor.speeds import plan_work
 
-    # A GPU takes about as long to come into play as compiled code.
-    if engine.has_device and (engine.device != "auto" or compiled):
+    if _is_on_gpu(engine, compiled):
         return _on_gpu(engine, memory, rows, bind)
     if not memory.lanes:
         backend = f"{'entries' if memory.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
@@ -225,7 +255,9 @@ def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecas
     chunking = chosen_chunking(engine, group.pattern, uses, algebra, budget.free, on_gpu)
     plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
     seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
-    return Forecast(group, plan, group.answered * operations_of(plan), bytes_, bytes_, seconds, chunking)
+    way = "slots of a GPU" if chunking.limits.on_gpu else "compiled" if chunking.entry_threads else "NumPy"
+    loops, operations = f"in chunks, {way}: the plan exceeds the memory", group.answered * operations_of(plan)
+    return Forecast(group, plan, operations, bytes_, bytes_, seconds, chunking, loops=loops)
 
 
 def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:
@@ -239,7 +271,8 @@ def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:
     entries = max((entries for _, entries, _ in trees if entries <= engine.row_engine.entries), default=0)
     bytes_ = room_bytes(engine.network, int(entries)) + batch.rows * answer_width(engine.network, engine.query)
     operations = sum(operations for operations, _, _ in trees if math.isfinite(operations))
-    return Forecast(group, None, int(share * operations), bytes_, bytes_, share * sum(seconds))
+    loops = "row by row, a tree for each: their patterns have too little in common"
+    return Forecast(group, None, int(share * operations), bytes_, bytes_, share * sum(seconds), loops=loops)
 
 
 def tree_of(shape: Shape) -> JunctionTree:

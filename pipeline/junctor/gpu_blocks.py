@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
 from junctor_kernels.layout import Code
-from junctor_kernels.reference import LOG
+from junctor_kernels.reference import LOG, Algebra
 
 from junctor.gpu_items import Schedule, items_of, too_many_operands
 from junctor.lowering import Lowering
 from junctor.planning.arena import arena
+from junctor.planning.plan import Plan
 from junctor.planning.stages import Stages, stages_of
 from junctor.propagation import Program
 from junctor.speeds import DeviceSpeeds, plan_work
@@ -39,6 +40,17 @@ BUS_RATE = 3.8e10
 Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 
+def chunk_of(algebra: Algebra) -> int:
+    """Return the cases that a warp takes at a time where there are many."""
+    return WARP * LANE_BYTES // algebra.dtype.itemsize
+
+
+def few_are_faster(plan: Plan, algebra: Algebra, speeds: DeviceSpeeds, rows: int, stages: int) -> bool:
+    """Tell whether threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
+    few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
+    return speeds.prices[f"few-{algebra.name}"].of_plan(few) < speeds.prices[f"many-{algebra.name}"].of_plan(many)
+
+
 class GpuBlocks:
     """How a GPU answers `rows` cases of a program, in blocks of `cases`.
 
@@ -55,7 +67,7 @@ class GpuBlocks:
             raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
         stages = stages_of(self._plan)
         places = arena(self._plan, stages.in_order(self._plan))
-        chunk = WARP * LANE_BYTES // program.algebra.dtype.itemsize
+        chunk = chunk_of(program.algebra)
         most = min(self._most_cases(host, places[1]), self._overlapping(rows))
         self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
@@ -97,11 +109,7 @@ class GpuBlocks:
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
-        if rows > chunk:
-            return False
-        few, many = (plan_work(self._plan, stages, cases, rows) for cases in (rows, chunk))
-        prices, name = self.speeds.prices, self._program.algebra.name
-        return prices[f"few-{name}"].of_plan(few) < prices[f"many-{name}"].of_plan(many)
+        return rows <= chunk and few_are_faster(self._plan, self._program.algebra, self.speeds, rows, stages)
 
     def _most_cases(self, host: int, arena_rows: int) -> int:
         """Return how many cases a block may have."""

@@ -18,6 +18,8 @@ Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
 Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
 Stages = Literal["last", "all"]
+# How joint posteriors are found: by messages, from stored clique tables, or what takes less time.
+Architecture = Literal["auto", "messages", "stored"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from junctor.model import Network
 from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.shape import Shape
 from junctor.query import Precision
+from junctor.stored_choice import Streaming, streamings
 from junctor.stored_device import ResidentExecutor
 from junctor.stored_host import (
     Executor,
@@ -35,7 +36,7 @@ from junctor.stored_host import (
     projected_bytes,
 )
 from junctor.stored_plan import plan_stored
-from junctor.stored_stream import PipelineName, StreamedExecutor, lay_out
+from junctor.stored_stream import Layout, PipelineName, StreamedExecutor, lay_out
 
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]
 Evidence = Mapping[str, Said]
@@ -56,8 +57,8 @@ class StoredTree:
     cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
     may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
     device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
-    `in_flight` chunks at a time. Raises DeviceError; and BudgetError, for a device at the first propagation, before any
-    table is made.
+    `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError; and
+    BudgetError, for a device at the first propagation, before any table is made.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class StoredTree:
         memory: int | str | None = None,
         device: DeviceChoice | Device = "cpu",
         device_memory: int | str | None = None,
-        pipeline: PipelineName = "two-engines",
-        in_flight: int = 4,
+        pipeline: PipelineName | None = None,
+        in_flight: int | None = None,
+        chunk: int | str | None = None,
     ) -> None:
         self.network = network
         shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
@@ -78,7 +80,7 @@ class StoredTree:
         self._ladder = LADDERS[precision]
         self._budget = Budget(_bytes(memory) or int(DEFAULT_SHARE * available_memory()))
         self._device = _opened_device(device) if isinstance(device, str) else device
-        self._device_memory, self._pipeline, self._in_flight = _bytes(device_memory), pipeline, in_flight
+        self._device_memory, self._wanted = _bytes(device_memory), (pipeline, in_flight, _bytes(chunk))
         self._executor: tuple[Algebra, Executor] | None = None
         self._reusable = True
         self._case = 0
@@ -94,7 +96,7 @@ class StoredTree:
         The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
         EvidenceError and BudgetError.
         """
-        likelihoods = {self.network.find(name): self._likelihood(name, said) for name, said in evidence.items()}
+        likelihoods = likelihoods_of(self.network, evidence)
         self._case += 1
         for algebra in self._ladder:
             # Nobody else keeps the executor: its tables are gone before those of the next format are made.
@@ -135,7 +137,7 @@ class StoredTree:
             )
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
-            layout = lay_out(plan, algebra.dtype, allowed, self._in_flight, None)
+            layout, pipeline = self._streaming(algebra, allowed, device)
 
         def pinned(i: int) -> Initial:
             made = initial_table(plan, network, i, algebra, kernels)
@@ -144,7 +146,23 @@ class StoredTree:
             return made._replace(table=host)
 
         initial = [pinned(i) for i in range(len(plan.cliques))]
-        return StreamedExecutor(plan, initial, algebra, device, layout, self._pipeline, in_place)
+        return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
+
+    def _streaming(self, algebra: Algebra, allowed: int, device: Device) -> tuple[Layout, PipelineName]:
+        """Return the fastest way through a device that fits the bytes allowed."""
+        itemsize, (pipeline, in_flight, chunk) = algebra.dtype.itemsize, self._wanted
+        entries = None if chunk is None else max(1, chunk // itemsize)
+        ways = streamings(self.plan, itemsize, allowed, device.copy_engines(), pipeline, in_flight, entries)
+        fastest: dict[int, Streaming] = {}
+        for way in ways:
+            fastest.setdefault(way.in_flight, way)
+        refused: dict[int, BudgetError] = {}
+        for count, way in fastest.items():
+            try:
+                return lay_out(self.plan, algebra.dtype, allowed, count, way.chunk), way.pipeline
+            except BudgetError as error:
+                refused[count] = error
+        raise refused[min(refused)]
 
     def _must_be_in_place(self, algebra: Algebra) -> bool:
         """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
@@ -169,22 +187,28 @@ class StoredTree:
         scopes = tuple(clique.layout for clique in self.plan.cliques)
         return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
 
-    def _likelihood(self, name: str, said: Said) -> npt.NDArray[np.float64]:
-        states = self.network.variables[self.network.find(name)].states
-        if isinstance(said, str):
-            if said not in states:
-                raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
-            said = states.index(said)
-        if isinstance(said, (int, np.integer)):
-            if not 0 <= said < len(states):
-                raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
-            observed = np.zeros(len(states))
-            observed[said] = 1.0
-            return observed
-        likelihood = np.array(said, dtype=np.float64)
-        if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
-            raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
-        return likelihood
+
+def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
+    """Return the likelihood of every state of each observed variable; raises ModelError and EvidenceError."""
+    return {network.find(name): _likelihood(network, name, said) for name, said in evidence.items()}
+
+
+def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float64]:
+    states = network.variables[network.find(name)].states
+    if isinstance(said, str):
+        if said not in states:
+            raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
+        said = states.index(said)
+    if isinstance(said, (int, np.integer)):
+        if not 0 <= said < len(states):
+            raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
+        observed = np.zeros(len(states))
+        observed[said] = 1.0
+        return observed
+    likelihood = np.array(said, dtype=np.float64)
+    if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
+        raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
+    return likelihood
 
 
 def _bytes(size: int | str | None) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,16 @@ def case_work(plan: StoredPlan, observed: frozenset[int]) -> tuple[float, ...]:
         found["scattered"] += entries * len(each.factors)
         found["reduced"] += entries * len(each.sums)
         found["separators"] += sum(plan.separator_entries(i) for i in each.sums)
+    return tuple(map(float, found.values()))
+
+
+def asking_work(plan: StoredPlan, wanted: Sequence[int]) -> tuple[float, ...]:
+    """Return what a joint posterior of variables that share a clique takes: the smallest such table is summed."""
+    holding = [i for i, clique in enumerate(plan.cliques) if set(wanted) <= set(clique.layout)]
+    entries = min(plan.entries(i) for i in holding)
+    found = dict.fromkeys(STORED_WORK, 0)
+    found["kernels"], found["reduced"] = -(-entries // CHUNK), entries
+    found["separators"] = math.prod(plan.sizes[v] for v in wanted)
     return tuple(map(float, found.values()))
 
 

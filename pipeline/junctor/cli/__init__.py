@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from junctor.cli.cliques import ask, calibrate
+from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.demo import demo
 from junctor.cli.failures import Commands
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, viterbi, tune, demo):
+for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, demo):
     app.command()(command)
 
 

@@ -1,8 +1,9 @@
-"""`junctor calibrate` and `junctor ask`: clique tables kept for a case, and joint posteriors read off them later."""
+"""`junctor calibrate`, `ask` and `joint`: clique tables kept for a case, and joint posteriors, later or at once."""
 
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,16 @@ import typer
 
 from junctor.cli.options import AsJson, NetworkFile, NetworkFormat
 from junctor.devices import DeviceChoice
-from junctor.query import Precision
+from junctor.query import Architecture, Precision
 
 if TYPE_CHECKING:
-    from junctor.cliques import CalibratedCliques
+    import numpy as np
+    import numpy.typing as npt
+
+    from junctor.model import Variable
+
+Given = Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, once a variable.")]
+Row = tuple[list[str], float]
 
 
 def calibrate(
@@ -21,7 +28,7 @@ def calibrate(
     keep_cliques: Annotated[
         str, typer.Option("--keep-cliques", metavar="DIRECTORY", help="Directory for the calibrated clique tables.")
     ],
-    given: Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, once a variable.")] = None,
+    given: Given = None,
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
     memory: Annotated[
         str | None, typer.Option(help="What tables may take, such as 4GiB; 60 % of what is free.")
@@ -66,22 +73,61 @@ def ask(
     from junctor.cliques import load_cliques
 
     cliques = load_cliques(directory)
-    rows = _rows(cliques, names)
+    rows = _rows(cliques.variables, names, cliques.posterior(*names))
     if json:
         answer = {"log_evidence": _number(cliques.log_evidence), "variables": names}
-        posterior = [{"states": states, "probability": share} for states, share in rows]
-        typer.echo(json_module.dumps(answer | {"posterior": posterior}, indent=2))
+        typer.echo(json_module.dumps(answer | {"posterior": _records(rows)}, indent=2))
+    else:
+        _print_rows(names, rows)
+
+
+def joint(
+    network: NetworkFile,
+    questions: Annotated[list[str], typer.Argument(metavar="A,B...", help="Variables that belong together, A,B,C.")],
+    given: Given = None,
+    architecture: Annotated[
+        Architecture,
+        typer.Option(help="By messages, from stored clique tables, or what is forecast to take less time."),
+    ] = "auto",
+    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    memory: Annotated[str | None, typer.Option(help="What this may take, such as 4GiB; 60 % of what is free.")] = None,
+    network_format: NetworkFormat = None,
+    json: AsJson = False,
+) -> None:
+    """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
+    from junctor.formats import read_network
+    from junctor.joint import joint_posteriors
+
+    model, evidence = read_network(network, network_format), _evidence(given or [])
+    wanted = [question.split(",") for question in questions]
+    found = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=memory)
+    rows = [_rows(model.variables, *each) for each in zip(wanted, found.posteriors, strict=True)]
+    if json:
+        answers = [{"variables": names, "posterior": _records(each)} for names, each in zip(wanted, rows, strict=True)]
+        facts = {"architecture": found.architecture, "log_evidence": found.log_evidence, "questions": answers}
+        typer.echo(json_module.dumps(facts, indent=2))
         return
+    typer.echo("by messages" if found.architecture == "messages" else "from stored clique tables", err=True)
+    for number, (names, each) in enumerate(zip(wanted, rows, strict=True)):
+        if number:
+            typer.echo()
+        _print_rows(names, each)
+
+
+def _rows(variables: Sequence[Variable], names: list[str], posterior: npt.NDArray[np.float64]) -> list[Row]:
+    of = {variable.name: variable.states for variable in variables}
+    states = product(*(of[name] for name in names))
+    return [(list(each), float(share)) for each, share in zip(states, posterior.reshape(-1), strict=True)]
+
+
+def _records(rows: list[Row]) -> list[dict[str, list[str] | float]]:
+    return [{"states": states, "probability": share} for states, share in rows]
+
+
+def _print_rows(names: list[str], rows: list[Row]) -> None:
     typer.echo(",".join([*names, "probability"]))
     for states, share in rows:
         typer.echo(",".join([*states, f"{share:.9g}"]))
-
-
-def _rows(cliques: CalibratedCliques, names: list[str]) -> list[tuple[list[str], float]]:
-    posterior = cliques.posterior(*names)
-    of = {variable.name: variable.states for variable in cliques.variables}
-    states = product(*(of[name] for name in names))
-    return [(list(each), float(share)) for each, share in zip(states, posterior.reshape(-1), strict=True)]
 
 
 def _number(log_evidence: float) -> float | None:

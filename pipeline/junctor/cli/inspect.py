@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from junctor.cli.choices import choices, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
 from junctor.cli.options import (
     AsJson,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 SHOWN = 5
 # Rows of evidence that are looked at.
 SAMPLE_ROWS = 65_536
+# Joint posteriors whose forecast says from how many on stored tables are worth it.
+QUESTIONS = 16
 # Zeros are counted in plans with at most so many operations: a second or two.
 MOST_BOUND_OPERATIONS = 10**9
 
@@ -92,17 +95,18 @@ def inspect(
     if workers is not None and workers > 1:
         engine.crew = _crew(engine, workers)
     tree = tree_of(engine.shape)
+    stored = _stored_facts(engine, tree)
     record: dict[str, Any] = {
         "network": _network_facts(model),
         "variables": _variables(model),
-        "tree": _tree_facts(tree, model) | {"stored": _stored_facts(engine, tree)},
+        "tree": _tree_facts(tree, model) | {"stored": stored},
         "allowed_bytes": allowed,
-        "no_evidence": _work(engine, EvidenceBatch(1)),
+        "no_evidence": _work(engine, EvidenceBatch(1), stored),
     }
     if evidence is not None:
         source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)
-        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0))
+        record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), stored)
     if plot is not None:
         from junctor.cli.picture import draw_tree
 
@@ -176,10 +180,26 @@ def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
         "making_seconds": None if found is None else found.making,
         "case_seconds": None if found is None else found.case,
+        "pays_from_questions": None if found is None else _questions(engine),
     }
 
 
-def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
+def _questions(engine: Engine) -> int | None:
+    """Return from how many joint posteriors on stored tables take less than messages, None where they do not fit.
+
+    Questions are taken to be like those of pairs of variables of some cliques.
+    """
+    from junctor.joint import Questions
+    from junctor.stored_plan import plan_stored
+
+    scopes = [clique.layout[:2] for clique in plan_stored(engine.shape).cliques if len(clique.layout) > 1]
+    asked = scopes[:: -(-len(scopes) // QUESTIONS)]
+    names = [[engine.network.variables[v].name for v in scope] for scope in asked]
+    found = Questions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
+    return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
+
+
+def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
     from junctor.forecast import forecast
 
     found = forecast(engine, batch, refuse=False, bound=MOST_BOUND_OPERATIONS)
@@ -200,6 +220,7 @@ def _work(engine: Engine, batch: EvidenceBatch) -> dict[str, Any]:
         "refused": next((each.refused for each in found if each.refused is not None), None),
         "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
         "savings": _savings(engine, batch, found),
+        "choices": choices(engine, found, stored),
     }
 
 
@@ -290,9 +311,8 @@ def _stored_line(stored: dict[str, Any]) -> str:
     size = format_bytes(stored["bytes"])
     if stored["making_seconds"] is None:
         return size
-    return (
-        f"{size}, {duration(stored['making_seconds'])} to make, {duration(stored['case_seconds'])} a case on one core"
-    )
+    times = f"{duration(stored['making_seconds'])} to make, {duration(stored['case_seconds'])} a case on one core"
+    return f"{size}, {times}"
 
 
 def _plan_line(plan: dict[str, Any]) -> str:
@@ -339,6 +359,7 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     )
     if work["refused"] is not None:
         typer.echo(f"              {work['refused']}")
+    show_choices(work["choices"])
 
 
 def _measured(work: dict[str, Any]) -> str:
