@@ -39,8 +39,8 @@ class Sampling:
     stages: Stages = "all"
 
     def __post_init__(self) -> None:
-        _one_of("sampler", self.sampler, Sampler)
-        _one_of("stages", self.stages, Stages)
+        one_of("sampler", self.sampler, Sampler)
+        one_of("stages", self.stages, Stages)
         if self.samples is not None and self.error is not None:
             raise EvidenceError("found both a number of samples and an error, expected one of them")
         if self.samples is not None and not LEAST_SAMPLES <= self.samples < MOST_SAMPLES:
@@ -68,11 +68,11 @@ class Query:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        _one_of("query", self.kind, QueryKind)
-        _one_of("method", self.method, Method)
+        one_of("query", self.kind, QueryKind)
+        one_of("method", self.method, Method)
         if self.method != "exact" and self.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
-        _one_of("precision", self.precision, Precision)
+        one_of("precision", self.precision, Precision)
 
 
 def target_names(network: Network, query: Query) -> tuple[str, ...]:
@@ -91,7 +91,8 @@ def target_names(network: Network, query: Query) -> tuple[str, ...]:
     return query.targets
 
 
-def _one_of(what: str, found: str, allowed: Any) -> None:
+def one_of(what: str, found: str, allowed: Any) -> None:
+    """Raise EvidenceError unless `found` is a name of the literal type `allowed`."""
     names = get_args(allowed)
     if found not in names:
         raise EvidenceError(f"found {what} {found!r}, expected {' or '.join(map(repr, names))}")

@@ -22,7 +22,7 @@ from junctor.machine import DEFAULT_SHARE, available_memory
 from junctor.model import Network
 from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.shape import Shape
-from junctor.query import Precision
+from junctor.query import Precision, one_of
 from junctor.stored_choice import Streaming, streamings
 from junctor.stored_device import ResidentExecutor
 from junctor.stored_host import (
@@ -57,7 +57,8 @@ class StoredTree:
     cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
     may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
     device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
-    `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError; and
+    `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError,
+    EvidenceError for another precision; and
     BudgetError, for a device at the first propagation, before any table is made.
     """
 
@@ -74,6 +75,7 @@ class StoredTree:
         in_flight: int | None = None,
         chunk: int | str | None = None,
     ) -> None:
+        one_of("precision", precision, Precision)
         self.network = network
         shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
         self.plan = plan_stored(shape, cases)
