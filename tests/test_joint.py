@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -11,13 +12,14 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import EvidenceError, ModelError, joint_posteriors, read_network
+from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
 from junctor import joint as joint_module
 from junctor.cli import app
 from junctor.engine import shape_of
+from junctor.errors import Place
 from junctor.generate import grid, layered
 from junctor.joint import JointForecast, Questions
-from junctor.model import Network
+from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.stored_plan import plan_stored
 from junctor.stored_work import StoredForecast
 from strategies import networks
@@ -72,6 +74,20 @@ def test_what_cannot_be_asked_is_refused(architecture: str) -> None:
         joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)  # type: ignore[arg-type]
     with pytest.raises(EvidenceError, match="architecture"):
         joint_posteriors(network, [["lung"]], architecture="hugin")  # type: ignore[arg-type]
+    with pytest.raises(EvidenceError, match="no questions"):
+        joint_posteriors(network, [], architecture=architecture)  # type: ignore[arg-type]
+    with pytest.raises(EvidenceError, match="found precision 'quad'"):
+        joint_posteriors(network, [["lung"]], None, "quad", architecture=architecture)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [31, 70])
+@pytest.mark.parametrize("architecture", ["auto", "messages"])
+def test_questions_that_exceed_the_memory_are_refused(count: int, architecture: str) -> None:
+    network = grid(1, count, states=2, seed=1)
+    question = names_of(network, tuple(range(count)))
+    with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
+        joint_posteriors(network, [question], memory="1GiB", architecture=architecture)  # type: ignore[arg-type]
+    assert Questions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
 
 
 def test_variables_of_different_cliques_are_left_to_messages() -> None:
@@ -109,6 +125,17 @@ def test_more_questions_make_tables_worth_it() -> None:
     assert few.forecast().chosen == "messages"
     assert many.forecast().messages > 10 * few.forecast().messages
     assert many.forecast().stored < 2 * few.forecast().stored < math.inf
+
+
+def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
+    network = build_network(
+        "odd", "markov", [DraftVariable("a,b", ("x,y", "z"), Place())], [DraftTable(["a,b"], [1, 3], Place())]
+    )
+    write_network(network, tmp_path / "odd.parquet")
+    kept = str(tmp_path / "kept")
+    CliRunner().invoke(app, ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
+    told = CliRunner().invoke(app, ["ask", kept, "a,b"]).stdout
+    assert list(csv.reader(told.splitlines())) == [["a,b", "probability"], ["x,y", "0.25"], ["z", "0.75"]]
 
 
 def test_questions_on_the_command_line() -> None:

@@ -22,7 +22,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
 from junctor.forecast import Forecast, forecast
 from junctor.machine import usable_cores
 from junctor.model import Network
-from junctor.planning.budget import parse_bytes
+from junctor.planning.budget import Budget, approximate, parse_bytes
 from junctor.pricing import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
 from junctor.query import Architecture, Precision, Query
 from junctor.stored import LADDERS, Evidence, StoredTree, likelihoods_of
@@ -99,9 +99,12 @@ class Questions:
         self._likelihoods = likelihoods_of(network, given)
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
         self._memory = None if memory is None else parse_bytes(str(memory))
-        for question, names in zip(self._questions, questions, strict=True):
+        if not self._questions:
+            raise EvidenceError("found no questions, expected at least one")
+        for question in self._questions:
             if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
-                raise EvidenceError(f"found {list(names)}, expected different variables without evidence")
+                names = [network.variables[v].name for v in question]
+                raise EvidenceError(f"found {names}, expected different variables without evidence")
         # The variable with most states of each is answered, the others are told.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
 
@@ -137,6 +140,8 @@ class Questions:
         return JointForecast(0.0 if why else self._by_messages_seconds(), stored, why)
 
     def _by_messages_seconds(self) -> float:
+        if self._needed > self._engine.allowed:
+            return math.inf
         groups = forecast(self._engine, self._batch, refuse=False, bound=BOUND_OPERATIONS)
         if any(each.refused is not None for each in groups):
             return math.inf
@@ -169,7 +174,7 @@ class Questions:
     def _engine(self) -> Engine:
         targets = tuple(dict.fromkeys(self.network.variables[v].name for v in self._answered))
         query = Query("posteriors", targets, self.precision)
-        return Engine(self.network, query, self._memory, self._batch.rows, usable_cores(), "cpu")
+        return Engine(self.network, query, self._memory, self._rows[-1].stop, usable_cores(), "cpu")
 
     @cached_property
     def _rows(self) -> list[slice]:
@@ -181,10 +186,25 @@ class Questions:
             first = last
         return found
 
+    @property
+    def _needed(self) -> int:
+        """Bytes of the batch and of answers to its rows, at the most, and of the posteriors."""
+        sizes = self.network.cardinalities
+        evidence = sum(8 * (1 + sizes[v]) for v in self._likelihoods)
+        answers = 8 * sum(sizes[v] for v in set(self._answered))
+        # The states of what is told lie in a grid of a question before they are those of all.
+        row = 4 * len(set().union(*self._questions)) + 4 * max(map(len, self._questions)) + evidence + answers
+        tables = 8 * sum(math.prod(sizes[v] for v in question) for question in self._questions)
+        return int(row * self._rows[-1].stop + tables)
+
     @cached_property
     def _batch(self) -> EvidenceBatch:
-        """A row for every configuration of the variables that are told, question after question."""
-        sizes, count = self.network.cardinalities, max((rows.stop for rows in self._rows), default=0)
+        """A row for every configuration of the variables that are told, question after question; raises BudgetError."""
+        if self._needed > self._engine.allowed:
+            advice = "ask about fewer variables at once, or allow more memory (--memory)"
+            where = f"asking about {approximate(self._rows[-1].stop)} combinations by messages"
+            raise Budget(self._engine.allowed).refuse(self._needed, where, advice)
+        sizes, count = self.network.cardinalities, self._rows[-1].stop
         told = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
         states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(told)}
         for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):

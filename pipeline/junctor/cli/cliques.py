@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json as json_module
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,20 +116,22 @@ def joint(
         _print_rows(names, each)
 
 
-def _rows(variables: Sequence[Variable], names: list[str], posterior: npt.NDArray[np.float64]) -> list[Row]:
+def _rows(variables: Sequence[Variable], names: list[str], posterior: npt.NDArray[np.float64]) -> Iterator[Row]:
     of = {variable.name: variable.states for variable in variables}
     states = product(*(of[name] for name in names))
-    return [(list(each), float(share)) for each, share in zip(states, posterior.reshape(-1), strict=True)]
+    # One at a time: as objects they take far more memory than the table.
+    return ((list(each), float(share)) for each, share in zip(states, posterior.flat, strict=True))
 
 
-def _records(rows: list[Row]) -> list[dict[str, list[str] | float]]:
+def _records(rows: Iterable[Row]) -> list[dict[str, list[str] | float]]:
     return [{"states": states, "probability": share} for states, share in rows]
 
 
-def _print_rows(names: list[str], rows: list[Row]) -> None:
-    typer.echo(",".join([*names, "probability"]))
-    for states, share in rows:
-        typer.echo(",".join([*states, f"{share:.9g}"]))
+def _print_rows(names: list[str], rows: Iterable[Row]) -> None:
+    # Names and states may have commas, and then need quotes.
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    lines.writerow([*names, "probability"])
+    lines.writerows([*states, f"{share:.9g}"] for states, share in rows)
 
 
 def _number(log_evidence: float) -> float | None:
