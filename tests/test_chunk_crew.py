@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from junctor.distribution import Resources, silent_dask
 from junctor.engine import Engine
 from junctor.errors import BudgetError
 from junctor.generate import grid
+from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
 from junctor.query import Query
 from junctor.run import Job, Outlook, run
@@ -123,7 +125,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     assert sizes[2].chunks == sizes[8].chunks
     assert [each.workers for each in sizes.values()] == [1, 2, 8]
     assert sizes[8].seconds < sizes[2].seconds
-    engine.crew = small = Crew(2, 1000)
+    engine.crew = Crew(2, 1000)
     # Too little for both, so this process does it.
     assert engine.chunking(NOTHING, 1, DOUBLE, 1 << 30).workers == 0
     problem_of: list[Any] = []
@@ -132,8 +134,13 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     with pytest.raises(ZeroDivisionError):
         engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
     monkeypatch.undo()
-    with pytest.raises(BudgetError, match=r"over 2 workers needs at least .* more workers"):
-        small.cut(problem_of[0], 8, sizes[2].limits, 1)
+    for memory in (1000, 2_050_000):
+        with pytest.raises(BudgetError, match=r"over 2 workers needs about .* more workers") as refused:
+            Crew(2, memory).cut(problem_of[0], 8, sizes[2].limits, 1)
+        # What is needed is more than what is there.
+        found = re.search(r"\(([\d,]+) bytes\).*, (.*) are there", str(refused.value))
+        assert found is not None
+        assert int(found[1].replace(",", "")) > (parse_bytes(found[2]) if found[2] != "0 B" else 0)
 
 
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:

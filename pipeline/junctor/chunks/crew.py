@@ -75,10 +75,13 @@ class Crew:
         try:
             chunks, task = self._cheapest(problem, itemsize, limits, rows)
         except TooSmallError as error:
+            working = error.where == "working"
+            where = "for the tables of a task" if working else "in their memory"
+            there = "allowed for it" if working else "there beside their tasks"
             raise BudgetError(
-                f"propagation in chunks over {self.workers} workers needs at least {format_bytes(error.needed)} "
-                f"({approximate(error.needed)} bytes) in their memory, {format_bytes(max(0, error.allowed))} are there "
-                "beside their tasks; allow more memory (--memory), or more workers"
+                f"propagation in chunks over {self.workers} workers needs about {format_bytes(error.needed)} "
+                f"({approximate(error.needed)} bytes) {where}, {format_bytes(max(0, error.allowed))} are {there}; "
+                f"allow more memory (--memory){'' if working else ', or more workers'}"
             ) from None
         except TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
@@ -113,7 +116,10 @@ class Crew:
                 try:
                     chunks = chunk_plan(plan, working, stored, 0)
                 except TooSmallError as error:
-                    missed.append(TooSmallError(error.where, error.needed * itemsize, room.memory))
+                    # What would lie on a disk has to have room beside what fills the memory.
+                    beside = max(0, room.memory) if error.where == "disk" else 0
+                    allowed = room.working if error.where == "working" else room.memory
+                    missed.append(TooSmallError(error.where, beside + error.needed * itemsize, allowed))
                     continue
                 seconds = _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR)
                 if best is None or seconds < best[0]:
