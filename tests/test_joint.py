@@ -11,20 +11,21 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor import EvidenceError, ModelError, joint_posteriors, read_network
+from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network
 from junctor import joint as joint_module
 from junctor.cli import app
 from junctor.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.joint import JointForecast, Questions
 from junctor.model import Network
+from junctor.query import Architecture, Precision
 from junctor.stored_plan import plan_stored
 from junctor.stored_work import StoredForecast
 from strategies import networks
 from typer.testing import CliRunner
 
 ASIA = str(Path(__file__).parents[1] / "data" / "asia.bif")
-BOTH = ("messages", "stored")
+BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 
 def names_of(network: Network, scope: tuple[int, ...]) -> list[str]:
@@ -61,17 +62,39 @@ def test_both_ways_equal_brute_force(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("architecture", BOTH)
-def test_what_cannot_be_asked_is_refused(architecture: str) -> None:
+def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
     network = read_network(ASIA)
     for question, match in ((["lung", "lung"], "different"), (["smoke"], "without evidence"), ([], "different")):
         with pytest.raises(EvidenceError, match=match):
-            joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)  # type: ignore[arg-type]
+            joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)
     with pytest.raises(ModelError, match="lungs"):
-        joint_posteriors(network, [["lungs"]], architecture=architecture)  # type: ignore[arg-type]
+        joint_posteriors(network, [["lungs"]], architecture=architecture)
     with pytest.raises(EvidenceError, match="no state"):
-        joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)  # type: ignore[arg-type]
+        joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)
+    with pytest.raises(EvidenceError, match="no question"):
+        joint_posteriors(network, [], architecture=architecture)
     with pytest.raises(EvidenceError, match="architecture"):
         joint_posteriors(network, [["lung"]], architecture="hugin")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])
+def test_formats_agree(precision: Precision, apart: float) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    names = [variable.name for variable in network.variables]
+    questions, evidence = [names[:2], names[9:10]], {names[5]: 1, names[20]: [0.2, 0.5, 1.0]}
+    expected = joint_posteriors(network, questions, evidence, architecture="messages")
+    for architecture in BOTH:
+        found = joint_posteriors(network, questions, evidence, precision, architecture=architecture)
+        assert found.log_evidence == pytest.approx(expected.log_evidence, abs=apart)
+        for one, other in zip(found.posteriors, expected.posteriors, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=apart)
+
+
+@pytest.mark.parametrize("architecture", BOTH)
+def test_what_exceeds_the_memory_is_refused(architecture: Architecture) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    with pytest.raises(BudgetError, match=r"allowed are 6[34]\.. KiB"):
+        joint_posteriors(network, [[network.variables[0].name]], memory="64KiB", architecture=architecture)
 
 
 def test_variables_of_different_cliques_are_left_to_messages() -> None:

@@ -99,6 +99,8 @@ class Questions:
         self._likelihoods = likelihoods_of(network, given)
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
         self._memory = None if memory is None else parse_bytes(str(memory))
+        if not questions:
+            raise EvidenceError("found no question, expected at least one")
         for question, names in zip(self._questions, questions, strict=True):
             if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
                 raise EvidenceError(f"found {list(names)}, expected different variables without evidence")
