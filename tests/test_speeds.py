@@ -34,7 +34,7 @@ from junctor.measurements import (
     file_name,
     own_files,
     read,
-    shipped,
+    shipped_files,
     write,
 )
 from junctor.progress import Silence
@@ -115,10 +115,10 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
 
 
 def test_the_package_has_measurements_of_every_backend() -> None:
-    backends = {backend for path in shipped().glob("*.parquet") for backend in backends_of(path)}
+    backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
     # Plans in chunks on a GPU are for `junctor tune --device gpu`: until then rates stand for prices.
     assert backends == {name for name in measurements.BACKENDS if not name.startswith("chunks-gpu")}
-    for path in shipped().glob("*.parquet"):
+    for _, path in shipped_files():
         known = learned(device_of(path), read(path))
         for prices in known.prices.values():
             assert all(math.isfinite(price) and price >= 0 for price in (*prices.work, *prices.plan, *prices.row))
@@ -135,12 +135,25 @@ def off(path: Path, backend: str) -> Any:
     return np.array(found)
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if not name.startswith("chunks-gpu")])
-def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(backend: str) -> None:
-    (path,) = (path for path in shipped().glob("*.parquet") if backend in backends_of(path))
-    # In chunks on a CPU it is about eight of ten, for stored tables 89 of a hundred (docs/forecasts.md).
-    least = {"chunks": 0.7, "stored": 0.85}.get(backend.partition("-")[0], 0.9)
-    assert (off(path, backend) <= 0.25).mean() >= least
+SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in backends_of(path)]
+
+
+@pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
+def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device: str, path: Path, backend: str) -> None:
+    # In chunks on a CPU it is about eight of ten, for stored tables 89 of a hundred, and so for blocks of many cases of
+    # small networks, which were measured on the H200 only (docs/forecasts.md).
+    least = {"chunks": 0.7, "stored": 0.85, "many": 0.75 if device == "NVIDIA H200" else 0.9}
+    assert (off(path, backend) <= 0.25).mean() >= least.get(backend.partition("-")[0], 0.9)
+
+
+def test_gpus_that_were_measured_are_found_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    known = speeds_here(own=False)
+    with caplog.at_level("INFO", "junctor"):
+        for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+            assert known.gpu(Device(name, {"multiprocessors": 132.0})).device.name == name
+    assert "no measurements" not in caplog.text
+    one, other = (known.gpu(Device(name, {})).prices["few-single"] for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    assert one != other
 
 
 def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +225,7 @@ def test_counts_of_plans_grow_with_rows() -> None:
 
 
 def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
-    (path,) = (path for path in shipped().glob("*.parquet") if not device_of(path).is_gpu)
+    (path,) = (path for device, path in shipped_files() if not device.is_gpu)
     rows = [row for row in read(path) if row.backend == "cpu"]
     few = [replace(row, seconds=2 * row.seconds) for row in rows if row.network in ("alarm", "pigs", "water")]
     prices = Learned(few, Learned(rows))["cpu"]

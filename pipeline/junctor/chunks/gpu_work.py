@@ -7,39 +7,34 @@ of it in ahead, so only what it takes longer than everything else together count
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
 from junctor.chunks.dealing import Deal, Deals, agreement, deals
-from junctor.chunks.places import RESIDENT_PIECE, leaf_places, outer_variables, resident_places, spreads
-from junctor.chunks.work import scatters
+from junctor.chunks.places import leaf_places, outer_variables, resident_places, spreads
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
 # About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
-# seconds of the host for a launch, a copy, a step that is prepared. They settle what is busiest.
+# seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
 BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.5e12, 2e12
-LAUNCH, COPY, STEP = 2e-5, 2e-5, 1e-4
-GPU_CHUNK_WORK = (
-    # Of the case: one; passes, and the steps of all of them, whose launches are prepared.
-    *("cases", "passes", "steps"),
-    # Of each task: one, launches, copies, bytes that the host brings in order.
-    *("tasks", "launches", "copies", "scattered"),
-    # Bytes over the bus, bytes that kernels read and write.
-    *("loaded", "stored", "touched"),
-    # Loads of kernels: few terms of few operands, a thread for each entry, a block for each entry.
-    *("quads", "entries", "terms"),
-    # Seconds of the busiest way of each pass, what is hidden behind it, and by how much the host takes longer.
-    *("busiest", "hidden", "behind"),
-    # Tables on disk.
-    "files",
-)
+LAUNCH, COPY, PASS = 1.5e-5, 2e-5, 2e-4
+# What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
+# forecast what was measured no better, and other plans worse.
+GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 
 
 def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> tuple[float, ...]:
-    """Return what a case takes, in the order of GPU_CHUNK_WORK; of several GPUs the one that has most.
+    """Return what a case takes, in the order of GPU_CHUNK_WORK; others as for `gpu_counts`."""
+    found = gpu_counts(chunks, itemsize, slots, room, gpus)
+    return tuple(found[name] for name in GPU_CHUNK_WORK)
+
+
+def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
+    """Return the counts of a case, of several GPUs those of the one that has most.
 
     slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
     """
@@ -47,26 +42,21 @@ def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus
     dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
     resident = resident_places(chunks, itemsize, room - size, dealt.tables)
     there = leaves.keys() | resident.keys()
-    found = dict.fromkeys(GPU_CHUNK_WORK, 0.0)
-    found["cases"], found["files"] = 1.0, len(chunks.on_disk)
+    found = defaultdict[str, float](float, cases=1.0)
     host = 0.0
     for each, deal in zip(chunks.passes, dealt.passes, strict=True):
         whole = plan.shape.entries(each.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, each, itemsize, there)
-        host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + len(each.steps) * STEP
+        host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + PASS
         # As much as the bus would bring while others send that.
         task["loaded"] += _exchanged(chunks, each, dealt, deal, resident) * itemsize / whole * BUS / LINK
         for name, count in task.items():
             found[name] += tasks * count
-        found["passes"] += 1
-        found["steps"] += len(each.steps)
         groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
-        busiest, all_ways = _overlapped(task, tasks, max(1, min(slots, groups)))
-        found["busiest"] += busiest
-        found["hidden"] += max(0.0, all_ways - busiest)
+        found["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
     found["behind"] = max(0.0, host - found["busiest"])
-    return tuple(map(float, found.values()))
+    return found
 
 
 def _exchanged(chunks: ChunkPlan, each: Pass, dealt: Deals, deal: Deal, resident: Container[int]) -> float:
@@ -78,21 +68,20 @@ def _exchanged(chunks: ChunkPlan, each: Pass, dealt: Deals, deal: Deal, resident
     )
 
 
-def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> tuple[float, float]:
-    """Return the seconds of a pass whose tasks overlap in so many slots, and those one after the other."""
+def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
+    """Return the seconds of a pass whose tasks overlap in so many slots."""
     loads = task["quads"] + task["entries"] + task["terms"]
     ways = task["loaded"] / BUS, task["stored"] / BUS, task["touched"] / DEVICE + loads / LOADS
     busiest, one = max(ways), sum(ways)
     # The first task comes in and the last one goes out alone.
-    return max(tasks * busiest, tasks * one / slots) + one - busiest, tasks * one
+    return max(tasks * busiest, tasks * one / slots) + one - busiest
 
 
 def _task_work(chunks: ChunkPlan, each: Pass, itemsize: int, there: Container[int]) -> dict[str, float]:
     """Return what one task of a pass takes, the mean over them; there: tables that are used where they are."""
     plan, fixed = chunks.plan, frozenset(each.fixed)
     parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
-    task = dict.fromkeys(("launches", "copies", "scattered", "loaded", "stored", "touched"), 0.0)
-    task |= {"quads": 0.0, "entries": 0.0, "terms": 0.0, "tasks": 1.0}
+    task = dict.fromkeys(("launches", "copies", "loaded", "stored", "touched", "quads", "entries", "terms"), 0.0)
     # Results that are added up on the device go out once.
     added = plan.shape.entries(each.summed) if each.summed and not spreads(chunks, each, itemsize) else 1
     for way, tables in (("loaded", each.loads), ("stored", each.stores)):
@@ -101,9 +90,6 @@ def _task_work(chunks: ChunkPlan, each: Pass, itemsize: int, there: Container[in
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-                small = chunks.piece(table) * itemsize < RESIDENT_PIECE
-                if small and scatters(chunks.cuts.get(table, ()), fixed):
-                    task["scattered"] += itemsize * parts[table] * times
     for step in each.steps:
         terms = plan.shape.entries(v for v in step.eliminated if v not in fixed)
         task[kind_of(parts[step.out], terms, len(step.operands))] += parts[step.out] * terms * len(step.operands)
@@ -123,5 +109,4 @@ def least_gpu_work(plan: Plan, itemsize: int) -> tuple[float, ...]:
     """Return what a case takes at the least, however its plan is cut: every contraction once, nothing over the bus."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
-    found = dict(zip(GPU_CHUNK_WORK, gpu_chunk_work(whole, itemsize, 1, 0), strict=True))
-    return tuple((found | {"hidden": 0.0}).values())
+    return gpu_chunk_work(whole, itemsize, 1, 0)
