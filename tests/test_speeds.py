@@ -140,9 +140,13 @@ SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for 
 
 @pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device: str, path: Path, backend: str) -> None:
-    # In chunks on a CPU it is about eight of ten, for stored tables 89 of a hundred, and so for blocks of many cases of
-    # small networks, which were measured on the H200 only (docs/forecasts.md).
-    least = {"chunks": 0.7, "stored": 0.85, "many": 0.75 if device == "NVIDIA H200" else 0.9}
+    # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small networks,
+    # which were measured on the H200 only (docs/forecasts.md).
+    least = {
+        "chunks": 0.7 if "NVIDIA" in device else 0.9,
+        "stored": 0.85,
+        "many": 0.75 if device == "NVIDIA H200" else 0.9,
+    }
     assert (off(path, backend) <= 0.25).mean() >= least.get(backend.partition("-")[0], 0.9)
 
 
