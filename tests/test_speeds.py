@@ -140,7 +140,7 @@ SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for 
 
 @pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device: str, path: Path, backend: str) -> None:
-    # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small networks,
+    # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small ones,
     # which were measured on the H200 only (docs/forecasts.md).
     least = {
         "chunks": 0.7 if "NVIDIA" in device else 0.9,
