@@ -116,8 +116,7 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
 
 def test_the_package_has_measurements_of_every_backend() -> None:
     backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
-    # Plans in chunks on a GPU are for `junctor tune --device gpu`: until then rates stand for prices.
-    assert backends == {name for name in measurements.BACKENDS if not name.startswith("chunks-gpu")}
+    assert backends == set(measurements.BACKENDS)
     for _, path in shipped_files():
         known = learned(device_of(path), read(path))
         for prices in known.prices.values():
@@ -143,7 +142,7 @@ def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device:
     # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small ones,
     # which were measured on the H200 only (docs/forecasts.md).
     least = {
-        "chunks": 0.7 if "NVIDIA" in device else 0.9,
+        "chunks": 0.8 if "NVIDIA" in device else 0.9,
         "stored": 0.85,
         "many": 0.75 if device == "NVIDIA H200" else 0.9,
     }
