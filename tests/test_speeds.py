@@ -134,7 +134,7 @@ def off(path: Path, backend: str) -> Any:
     return np.array(found)
 
 
-SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in backends_of(path)]
+SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in sorted(backends_of(path))]
 
 
 @pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
