@@ -185,7 +185,7 @@ def timed(
     ways = [moved(chunks, n, gpu) for n in range(len(chunks.passes))]
     if rates:
         bounds = [sum(way) * itemsize / rate for way, rate in zip(zip(*ways, strict=True), rates, strict=True)]
-        text += ", bounds: in {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
+        text += ", bounds: in {:.3f} s, from others {:.3f} s, out {:.3f} s, on the device {:.3f} s".format(*bounds)
         text += f": {seconds / max(bounds):.2f} x the largest"
     print(text, flush=True)
     # Of passes that overlap, how much later one ended than those before it.

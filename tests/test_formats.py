@@ -160,7 +160,7 @@ def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-@pytest.mark.parametrize("content", [UAI.encode(), gzip.compress(UAI.encode())])
+@pytest.mark.parametrize("content", [UAI.encode(), gzip.compress(UAI.encode())], ids=["plain", "gzip"])
 def test_a_pipe_can_be_read(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "n.uai"
     os.mkfifo(path)

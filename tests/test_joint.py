@@ -20,13 +20,14 @@ from junctor.errors import Place
 from junctor.generate import grid, layered
 from junctor.joint import JointForecast, Questions
 from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.query import Architecture, Precision
 from junctor.stored_plan import plan_stored
 from junctor.stored_work import StoredForecast
 from strategies import networks
 from typer.testing import CliRunner
 
 ASIA = str(Path(__file__).parents[1] / "data" / "asia.bif")
-BOTH = ("messages", "stored")
+BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 
 def names_of(network: Network, scope: tuple[int, ...]) -> list[str]:
@@ -63,31 +64,51 @@ def test_both_ways_equal_brute_force(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("architecture", BOTH)
-def test_what_cannot_be_asked_is_refused(architecture: str) -> None:
+def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
     network = read_network(ASIA)
     for question, match in ((["lung", "lung"], "different"), (["smoke"], "without evidence"), ([], "different")):
         with pytest.raises(EvidenceError, match=match):
-            joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)  # type: ignore[arg-type]
+            joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)
     with pytest.raises(ModelError, match="lungs"):
-        joint_posteriors(network, [["lungs"]], architecture=architecture)  # type: ignore[arg-type]
+        joint_posteriors(network, [["lungs"]], architecture=architecture)
     with pytest.raises(EvidenceError, match="no state"):
-        joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)  # type: ignore[arg-type]
+        joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)
+    with pytest.raises(EvidenceError, match="no question"):
+        joint_posteriors(network, [], architecture=architecture)
     with pytest.raises(EvidenceError, match="architecture"):
         joint_posteriors(network, [["lung"]], architecture="hugin")  # type: ignore[arg-type]
-    with pytest.raises(EvidenceError, match="no questions"):
-        joint_posteriors(network, [], architecture=architecture)  # type: ignore[arg-type]
     with pytest.raises(EvidenceError, match="found precision 'quad'"):
         joint_posteriors(network, [["lung"]], None, "quad", architecture=architecture)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [31, 70])
 @pytest.mark.parametrize("architecture", ["auto", "messages"])
-def test_questions_that_exceed_the_memory_are_refused(count: int, architecture: str) -> None:
+def test_questions_of_too_many_combinations_are_refused(count: int, architecture: Architecture) -> None:
     network = grid(1, count, states=2, seed=1)
     question = names_of(network, tuple(range(count)))
     with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
-        joint_posteriors(network, [question], memory="1GiB", architecture=architecture)  # type: ignore[arg-type]
+        joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
     assert Questions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
+
+
+@pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])
+def test_formats_agree(precision: Precision, apart: float) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    names = [variable.name for variable in network.variables]
+    questions, evidence = [names[:2], names[9:10]], {names[5]: 1, names[20]: [0.2, 0.5, 1.0]}
+    expected = joint_posteriors(network, questions, evidence, architecture="messages")
+    for architecture in BOTH:
+        found = joint_posteriors(network, questions, evidence, precision, architecture=architecture)
+        assert found.log_evidence == pytest.approx(expected.log_evidence, abs=apart)
+        for one, other in zip(found.posteriors, expected.posteriors, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=apart)
+
+
+@pytest.mark.parametrize("architecture", BOTH)
+def test_what_exceeds_the_memory_is_refused(architecture: Architecture) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    with pytest.raises(BudgetError, match=r"allowed are 6[34]\.. KiB"):
+        joint_posteriors(network, [[network.variables[0].name]], memory="64KiB", architecture=architecture)
 
 
 def test_variables_of_different_cliques_are_left_to_messages() -> None:

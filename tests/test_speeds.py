@@ -116,8 +116,7 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
 
 def test_the_package_has_measurements_of_every_backend() -> None:
     backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
-    # Plans in chunks on a GPU are for `junctor tune --device gpu`: until then rates stand for prices.
-    assert backends == {name for name in measurements.BACKENDS if not name.startswith("chunks-gpu")}
+    assert backends == set(measurements.BACKENDS)
     for _, path in shipped_files():
         known = learned(device_of(path), read(path))
         for prices in known.prices.values():
@@ -135,14 +134,18 @@ def off(path: Path, backend: str) -> Any:
     return np.array(found)
 
 
-SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in backends_of(path)]
+SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in sorted(backends_of(path))]
 
 
 @pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
 def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device: str, path: Path, backend: str) -> None:
-    # In chunks on a CPU it is about eight of ten, for stored tables 89 of a hundred, and so for blocks of many cases of
-    # small networks, which were measured on the H200 only (docs/forecasts.md).
-    least = {"chunks": 0.7, "stored": 0.85, "many": 0.75 if device == "NVIDIA H200" else 0.9}
+    # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small ones,
+    # which were measured on the H200 only (docs/forecasts.md).
+    least = {
+        "chunks": 0.8 if "NVIDIA" in device else 0.9,
+        "stored": 0.85,
+        "many": 0.75 if device == "NVIDIA H200" else 0.9,
+    }
     assert (off(path, backend) <= 0.25).mean() >= least.get(backend.partition("-")[0], 0.9)
 
 

@@ -23,10 +23,10 @@ from junctor.tiles import Shapes as TileShapes
 # through with its item sooner, and there are more of them, which is worth more than rows that are read less often.
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
-# Blocks on their way at once: one is brought in, one is computed, one is taken out.
-IN_FLIGHT = 3
+# Blocks on their way at once: one is computed while another is brought in or taken out. A third one gains nothing.
+IN_FLIGHT = 2
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
-MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 12, 256
+MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 14, 256
 # Between the two, a part of a batch and so many bytes of answers at the most: they go out beside the next block.
 BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.

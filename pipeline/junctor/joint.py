@@ -100,7 +100,7 @@ class Questions:
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
         self._memory = None if memory is None else parse_bytes(str(memory))
         if not self._questions:
-            raise EvidenceError("found no questions, expected at least one")
+            raise EvidenceError("found no question, expected at least one")
         for question in self._questions:
             if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
                 names = [network.variables[v].name for v in question]

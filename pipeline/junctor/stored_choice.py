@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from junctor.chunks.gpu_work import BUS, COPY, DEVICE, LAUNCH
+from junctor.chunks.gpu_work import BUS, DEVICE
 from junctor.stored_plan import Pass, StoredPlan, passes
 from junctor.stored_stream import PIPELINES, PipelineName
 
 # Bytes a second of copies both ways at once, together (measured on an H100, as BUS).
 BOTH_WAYS = 99.7e9
+# Seconds of the host for a copy, and for a launch.
+COPY, LAUNCH = 2e-5, 2e-5
 # Chunks under way that are tried, and how often the largest chunk is halved.
 UNDER_WAY, HALVINGS = (1, 2, 3, 4, 6, 8), 8
 # Launches of a chunk: it is multiplied, it is summed.

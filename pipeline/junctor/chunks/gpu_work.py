@@ -20,8 +20,8 @@ from junctor.planning.plan import Plan, Reduce
 
 # About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
 # seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
-BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.5e12, 2e12
-LAUNCH, COPY, PASS = 1.5e-5, 2e-5, 2e-4
+BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.2e12, 2e12
+LAUNCH, COPY, PASS = 4e-5, 4e-5, 4e-4
 # What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
 # forecast what was measured no better, and other plans worse.
 GPU_CHUNK_WORK = ("cases", "busiest", "behind")
@@ -71,7 +71,7 @@ def _exchanged(chunks: ChunkPlan, each: Pass, dealt: Deals, deal: Deal, resident
 def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
     """Return the seconds of a pass whose tasks overlap in so many slots."""
     loads = task["quads"] + task["entries"] + task["terms"]
-    ways = task["loaded"] / BUS, task["stored"] / BUS, task["touched"] / DEVICE + loads / LOADS
+    ways = task["loaded"] / BUS, task["stored"] / BUS, max(task["touched"] / DEVICE, loads / LOADS)
     busiest, one = max(ways), sum(ways)
     # The first task comes in and the last one goes out alone.
     return max(tasks * busiest, tasks * one / slots) + one - busiest
