@@ -267,6 +267,14 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
         StoredTree(network, device=EmulatedStored(), device_memory="4KiB").propagate(evidence)
 
 
+@pytest.mark.parametrize(
+    "wish", [{"precision": "quad"}, {"device": "tpu"}, {"pipeline": "three-engines"}, {"in_flight": 0}]
+)
+def test_what_is_not_known_is_refused(wish: dict[str, Any]) -> None:
+    with pytest.raises(JunctorError, match=f"found .*{next(iter(wish.values()))}.*, expected"):
+        StoredTree(grid(2), **wish)
+
+
 def test_memory_of_the_host_is_kept() -> None:
     network = grid(3)
     one, two = (StoredTree(network).projected(DOUBLE, copies) for copies in (1, 2))

@@ -61,9 +61,11 @@ def has_gpu() -> bool:
 
 
 def check_device(choice: DeviceChoice) -> None:
-    """Raise DeviceError where a GPU is asked for and there is none, or nothing to use it with."""
+    """Raise DeviceError where a GPU is asked for and there is none, or nothing to use it with, and for other names."""
     from importlib.util import find_spec
 
+    if choice not in CHOICES:
+        raise DeviceError(f"found device {choice!r}, expected {' or '.join(CHOICES)}")
     if choice != "gpu":
         return
     if not count_gpus():

@@ -58,7 +58,7 @@ class StoredTree:
     may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
     device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
     `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError,
-    EvidenceError for another precision; and
+    EvidenceError for names that are not known; and
     BudgetError, for a device at the first propagation, before any table is made.
     """
 
@@ -76,6 +76,10 @@ class StoredTree:
         chunk: int | str | None = None,
     ) -> None:
         one_of("precision", precision, Precision)
+        if pipeline is not None:
+            one_of("pipeline", pipeline, PipelineName)
+        if in_flight is not None and in_flight < 1:
+            raise EvidenceError(f"found {in_flight} chunks in flight, expected 1 or more")
         self.network = network
         shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
         self.plan = plan_stored(shape, cases)
