@@ -67,3 +67,9 @@ def test_kernels_of_a_gpu_that_need_not_be_here(precision: str, kernels: str) ->
     assert found["device"] == "GPU: asked for"
     assert found["loops"].startswith("kernels for")
     assert kernels in found["loops"]
+
+
+def test_the_device_asked_for_without_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "none.csv"
+    rows.write_text("asia,smoke\n")
+    assert choices(ASIA, str(rows), "--device", "gpu", of="evidence")["device"] == "GPU: asked for"

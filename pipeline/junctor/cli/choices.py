@@ -33,7 +33,7 @@ def _device(engine: Engine, found: Sequence[Forecast]) -> str:
     chunks = any(each.chunking is not None and each.chunking.limits.on_gpu for each in found)
     kernels = any(each.loops.startswith("kernels") for each in found)
     where = "GPU" if chunks or kernels else "CPU"
-    refused = any(each.refused is not None for each in found)
+    refused = any(each.refused is not None for each in found) or not found
     if engine.device != "auto":
         asked = refused or where.lower() == engine.device
         return f"{str(engine.device).upper()}: asked for" if asked else f"{where}: a GPU does not do this"
