@@ -123,3 +123,10 @@ def test_neither_prefect_nor_dask_is_imported() -> None:
 def test_bad_arguments_are_ours(arguments: dict, message: str) -> None:
     with pytest.raises(JunctorError, match=message):
         junctor.posteriors(ASIA, {"asia": [None]}, **arguments)
+
+
+def test_what_is_no_device_is_refused(asia: junctor.Network) -> None:
+    with pytest.raises(JunctorError, match="found device 'tpu', expected cpu or gpu or auto"):
+        junctor.posteriors(asia, [{}], device="tpu")
+    with pytest.raises(JunctorError, match="found device 'tpu', expected cpu or gpu or auto"):
+        junctor.most_probable(asia, [{}], device="tpu")

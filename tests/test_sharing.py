@@ -173,6 +173,12 @@ def test_slices_go_as_bytes_without_memory_for_a_file(monkeypatch: pytest.Monkey
     assert type(tasks.slices_of({4: 1}, [source], KEPT, whole)) is list
 
 
+def test_no_file_is_made_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "available_memory", lambda: 1 << 20)
+    with pytest.raises(OSError, match="of memory for a file"):
+        sharing.room_for([(1 << 20,)], np.dtype(np.float64), 0)
+
+
 def test_a_device_reaches_all_files() -> None:
     slices, _ = sent((1000,))
     received(slices)

@@ -113,11 +113,13 @@ def _answer(
 ) -> pa.Table:
     import pyarrow as pa
 
+    from junctor.devices import check_device
     from junctor.evidence.encode import as_arrow, encode_table
     from junctor.formats import read_network
     from junctor.machine import usable_cores
     from junctor.results import answers_table, default_partition_rows
 
+    check_device(device)
     if not isinstance(network, Network):
         network = read_network(network)
     target_names(network, query)  # refuses unknown ones, also for a table without rows

@@ -11,6 +11,7 @@ Files, and the mappings of readers, are used again: memory that nobody has touch
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import mmap
@@ -29,6 +30,8 @@ import numpy.typing as npt
 from distributed.protocol import dask_deserialize, dask_serialize
 
 from junctor.chunks.places import aligned
+from junctor.machine import available_memory
+from junctor.planning.budget import format_bytes
 
 Array = npt.NDArray[Any]
 # Of each slice in a file its first byte, its shape and the name of its format.
@@ -69,9 +72,12 @@ class OwnFile(Mapped):
 
     def __init__(self, size: int) -> None:
         """Make a file, locked; raises OSError where there is no memory for it."""
+        # The system gives away more than it has, and then ends processes.
+        if size > available_memory():
+            raise OSError(errno.ENOMEM, f"no {format_bytes(size)} of memory for a file")
         self.descriptor, self.taken = os.memfd_create("junctor"), False
         weakref.finalize(self, os.close, self.descriptor)
-        # Reserved at once: that there is no memory is found out here, not by a signal when a page is written.
+        # Reserved at once: a limit is found out here, not by a signal when a page is written.
         os.posix_fallocate(self.descriptor, 0, size)
         locks(self.descriptor, fcntl.LOCK_EX)
         super().__init__(self.descriptor)
