@@ -38,8 +38,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("PREFECT_API_URL", "JUNCTOR_WORKERS", "JUNCTOR_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    # Send tables of this network away as if they were large.
+    # Send tables of this network away as if they were large, and as if that took no time.
     monkeypatch.setattr("junctor.chunks.cluster.SMALL_ENTRIES", 1 << 10)
+    monkeypatch.setattr("junctor.chunks.crew.TASK_SECONDS", 0.0)
     junctor.write_network(NETWORK, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     return tmp_path
@@ -159,6 +160,15 @@ def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", "grid.uai", *options])
     assert result.exit_code == 0, result.output
     assert "over 3 workers" in result.output
+
+
+def test_workers_share_no_rows_that_one_process_answers_sooner(
+    files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = Resources(workers=2, memory=1 << 30, device_memory=TASK, device="cpu")
+    monkeypatch.setattr("junctor.chunks.crew.TASK_SECONDS", 1.0)
+    run(job("alone"), resources)
+    assert not spread
 
 
 def test_rows_in_chunks_have_to_be_most_of_the_work() -> None:

@@ -267,15 +267,17 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
         progress.stage("planning")
         return _plan_sampling(directory, spec, resources, allowed_memory(resources), pending)
     progress.stage("planning")
-    batches = (read_partition(directory.evidence_part(i)).batch for i in pending)
+    first = read_partition(directory.evidence_part(pending[0])).batch
+    batches = chain([first], (read_partition(directory.evidence_part(i)).batch for i in pending[1:]))
     if resources.scheduler is not None:
-        return _plan_on_scheduler(directory, spec, resources, batches, len(pending))
+        return _plan_on_scheduler(directory, spec, resources, first, batches, len(pending))
     engine = _planning(directory, spec, resources, allowed_memory(resources))
     gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
     outlook = Outlook(*survey(engine, batches, len(pending), gpu))
     # One process would answer such rows: each takes all the memory.
-    asked = (resources.workers or 0) > 1
-    return replace(outlook, spreads=asked and _is_mostly_in_chunks(outlook))
+    workers = resources.workers or 1
+    spreads = workers > 1 and _is_mostly_in_chunks(outlook) and _pays(engine, first, resources, workers)
+    return replace(outlook, spreads=spreads)
 
 
 def _planning(directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int) -> Engine:
@@ -289,7 +291,12 @@ def _planning(directory: RunDirectory, spec: RunSpec, resources: Resources, memo
 
 
 def _plan_on_scheduler(
-    directory: RunDirectory, spec: RunSpec, resources: Resources, batches: Iterator[EvidenceBatch], count: int
+    directory: RunDirectory,
+    spec: RunSpec,
+    resources: Resources,
+    first: EvidenceBatch,
+    batches: Iterator[EvidenceBatch],
+    count: int,
 ) -> Outlook:
     """Return whether workers share rows in chunks: fewer partitions of them than workers, or too large for one."""
     from junctor.forecast import survey
@@ -302,7 +309,31 @@ def _plan_on_scheduler(
         outlook = Outlook(*survey(engine, batches, count))
     except BudgetError:
         return Outlook(spreads=len(workers) > 1)
-    return Outlook(spreads=count < len(workers) and _is_mostly_in_chunks(outlook))
+    spreads = count < len(workers) and _is_mostly_in_chunks(outlook)
+    return Outlook(spreads=spreads and _pays(engine, first, resources, len(workers), memory))
+
+
+def _pays(engine: Engine, batch: EvidenceBatch, resources: Resources, workers: int, memory: int | None = None) -> bool:
+    """Tell whether rows in chunks are forecast to take less when workers share them than when one process does them.
+
+    memory: of each worker, None for an equal share.
+    """
+    from junctor.chunks.crew import Crew
+    from junctor.forecast import forecast
+
+    if resources.device != "cpu":
+        # What GPUs of workers do is not known here.
+        return True
+
+    def seconds() -> float:
+        return sum(each.seconds for each in forecast(engine, batch) if each.chunking is not None)
+
+    alone = seconds()
+    engine.crew = Crew(workers, memory)
+    try:
+        return seconds() < alone
+    finally:
+        engine.crew = None
 
 
 def _is_mostly_in_chunks(outlook: Outlook) -> bool:
