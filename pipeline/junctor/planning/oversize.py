@@ -16,6 +16,8 @@ from junctor.planning.shape import mask_of
 HOPELESS_ENTRIES = 1e17
 # A plan is not cut where what has to wait is so many times what there is room for.
 FAR_MORE = 2
+# About what it takes to cut a plan for a room and to count its work, for each of its steps.
+CUT_SECONDS = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,22 @@ def cheapest_chunks(
     """Return the cut plan that takes least time among orders of several kinds, and the room that it was cut for.
 
     rooms: ways to divide the memory beside what a plan takes anyway, the same number for every plan. The plan with
-    fewest operations is cut for each of them, others for the best one and those next to it. rows: cases to come, which
-    bound the search. Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError.
-    Deterministic.
+    fewest operations is cut for each of them, others for the best one and those next to it, if that may save as much as
+    it takes. rows: cases to come, which bound the search. Raises TooSmallError, in bytes, of what misses least where
+    nothing fits, and TooLongError. Deterministic.
     """
     best: tuple[float, int, ChunkPlan, Room] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     for plan in sorted(candidates(problem, rows), key=operations_of):
-        if best is not None and pricing.least(plan) >= best[0]:
-            continue
-        waiting = waiting_entries(plan)
         ways = list(enumerate(rooms(plan)))
-        for number, room in ways if best is None else ways[max(0, best[1] - 1) : best[1] + 2]:
+        if best is not None:
+            ways = ways[max(0, best[1] - 1) : best[1] + 2]
+            # Not where it could not save what cutting takes.
+            if rows * (best[0] - pricing.least(plan)) <= len(ways) * len(plan.steps) * CUT_SECONDS:
+                continue
+        waiting = waiting_entries(plan)
+        for number, room in ways:
             entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
             if waiting > FAR_MORE * sum(entries):
                 far.append(TooSmallError("disk", waiting * itemsize, room.disk))
