@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 
 # Where a slot begins as long as it is any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
+# Exchanges that are kept for the next case, of some hundred bytes each.
+MOST_EXCHANGES = 1 << 13
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -128,7 +130,7 @@ class Launches:
         in_slot = lying_at(ORIGIN + self.facts[n].places[table], entries, gpu.dtype).reshape(*sizes, -1)
         for place, piece in gpu.pieces(table, states):
             found += copies(in_slot[place], piece) if to_slot else copies(piece, in_slot[place])
-        if len(self._exchanges) < MOST_KEPT:
+        if len(self._exchanges) < MOST_EXCHANGES:
             self._exchanges[key] = found
         return found
 
