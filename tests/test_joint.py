@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
 from junctor import joint as joint_module
 from junctor.cli import app
+from junctor.cli.run import names_in
 from junctor.engine import shape_of
 from junctor.errors import Place
 from junctor.generate import grid, layered
@@ -157,6 +158,10 @@ def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
     told = CliRunner().invoke(app, ["ask", kept, "a,b"]).stdout
     assert list(csv.reader(told.splitlines())) == [["a,b", "probability"], ["x,y", "0.25"], ["z", "0.75"]]
+    asked = CliRunner().invoke(app, ["joint", str(tmp_path / "odd.parquet"), '"a,b"'])
+    assert asked.stdout == told
+    assert names_in('a, "b,c",d') == ("a", "b,c", "d")
+    assert names_in("") == ("",)
 
 
 def test_questions_on_the_command_line() -> None:

@@ -85,7 +85,10 @@ def ask(
 
 def joint(
     network: NetworkFile,
-    questions: Annotated[list[str], typer.Argument(metavar="A,B...", help="Variables that belong together, A,B,C.")],
+    questions: Annotated[
+        list[str],
+        typer.Argument(metavar="A,B...", help="Variables that belong together, A,B,C (names with commas in quotes)."),
+    ],
     given: Given = None,
     architecture: Annotated[
         Architecture,
@@ -97,11 +100,12 @@ def joint(
     json: AsJson = False,
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
+    from junctor.cli.run import names_in
     from junctor.formats import read_network
     from junctor.joint import joint_posteriors
 
     model, evidence = read_network(network, network_format), _evidence(given or [])
-    wanted = [question.split(",") for question in questions]
+    wanted = [list(names_in(question)) for question in questions]
     found = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=memory)
     rows = [_rows(model.variables, *each) for each in zip(wanted, found.posteriors, strict=True)]
     if json:

@@ -204,5 +204,17 @@ def _refuse_idle(method: Method, sampling: Sampling) -> None:
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in `A,B,C`, None for None."""
-    return None if text is None else tuple(name.strip() for name in text.split(","))
+    """Return the names in `A,B,C`, in quotes where they have commas themselves, None for None."""
+    return None if text is None else names_in(text)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in `A,"B, with a comma",C`; raises BadParameter for what is no such list."""
+    import csv
+
+    try:
+        # A line without anything has no names, where there is one that is empty.
+        names = next(csv.reader([text], skipinitialspace=True)) or [""]
+    except csv.Error as error:
+        raise typer.BadParameter(f"found {text!r}, expected names like A,B,C ({error})") from None
+    return tuple(name.strip() for name in names)
