@@ -133,7 +133,7 @@ class ChunkGpu:
             apart, deal = self.chunks.piece(table), self.deals.tables[table]
             if not set(deal.by) <= set(fixed) or agreement(deal, self.deals.passes[number]) < 1:
                 return None
-            start = one.tables + self.resident[table]
+            start = self._origin(table, self.each.index(one))
         else:
             return None
         strides = self._strides(table, apart, deal)
@@ -141,7 +141,6 @@ class ChunkGpu:
         for v in self.chunks.cuts.get(table, ()):
             if v not in fixed:
                 free = np.add.outer(free, np.arange(self._sizes[v]) * strides[v]).reshape(-1)
-        start -= deal.begin(self.each.index(one)) * self._block(table, apart, deal) * self.dtype.itemsize
         moves = tuple((v, stride * self.dtype.itemsize) for v, stride in strides.items() if v in fixed)
         return InPlace(start, moves, Runs(self.chunks.piece(table), tuple(free.tolist())))
 
@@ -156,9 +155,11 @@ class ChunkGpu:
             apart *= self._sizes[v]
         return strides
 
-    def _block(self, table: int, apart: int, deal: Deal) -> int:
-        """Return the entries of a table for each configuration that it is dealt by."""
-        return self.chunks.plan.shape.entries(self.chunks.cuts.get(table, ())) // deal.count * apart
+    def _origin(self, table: int, gpu: int) -> int:
+        """Return where a table that stays on devices would begin on one if that had the first configuration too."""
+        deal = self.deals.tables[table]
+        block = self.chunks.plan.tables[table].entries // deal.count
+        return self.each[gpu].tables + self.resident[table] - deal.begin(gpu) * block * self.dtype.itemsize
 
     def pieces(self, table: int, states: Mapping[int, int]) -> Iterator[tuple[tuple[int | slice, ...], Array]]:
         """Yield what agrees with `states` of a table that stays on devices, device by device.
@@ -167,17 +168,15 @@ class ChunkGpu:
         copies only.
         """
         deal, piece, cuts = self.deals.tables[table], self.chunks.piece(table), self.chunks.cuts.get(table, ())
-        strides, block = self._strides(table, piece, deal), self._block(table, piece, deal)
+        strides = self._strides(table, piece, deal)
         free = [v for v in cuts if v not in states and v not in deal.by]
         shape = (*(self._sizes[v] for v in free), piece)
         apart = tuple(self.dtype.itemsize * stride for stride in (*(strides[v] for v in free), 1))
         open_ = [v for v in deal.by if v not in states]
         for values in configurations([self._sizes[v] for v in open_]):
             here = dict(states) | dict(zip(open_, values, strict=True))
-            gpu = deal.gpu(here)
             entries = sum(here[v] * stride for v, stride in strides.items() if v not in free)
-            at = self.each[gpu].tables + self.resident[table]
-            at += (entries - deal.begin(gpu) * block) * self.dtype.itemsize
+            at = self._origin(table, deal.gpu(here)) + entries * self.dtype.itemsize
             place = tuple(slice(None) if v in free else here[v] for v in cuts if v not in states)
             yield place, as_strided(lying_at(at, piece, self.dtype), shape, apart)
 

@@ -60,7 +60,8 @@ def spreads(chunks: ChunkPlan, each: Pass, itemsize: int) -> bool:
 
 def outer_variables(chunks: ChunkPlan, each: Pass, itemsize: int) -> list[int]:
     """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
-    return [v for v in each.fixed if v not in each.summed or spreads(chunks, each, itemsize)]
+    apart = spreads(chunks, each, itemsize)
+    return [v for v in each.fixed if apart or v not in each.summed]
 
 
 def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
