@@ -16,7 +16,6 @@ import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +24,7 @@ import numpy as np
 from junctor.chunks.dealing import agreement
 from junctor.chunks.gpus import ChunkGpu
 from junctor.chunks.oversize import cut
+from junctor.chunks.places import crosses
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import Limits
 from junctor.engine import shape_of
@@ -99,13 +99,14 @@ def moved(chunks: ChunkPlan, n: int, gpu: ChunkGpu | None) -> tuple[float, ...]:
         part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out)
     )
     resident = gpu.resident if gpu else {}
-    loads = {table: loaded_entries(plan, replace(each, loads=(table,))) for table in each.loads}
-    stored = sum(plan.tables[table].entries for table in each.stores if table not in resident)
+    loads = {table: loaded_entries(plan, each, [table]) for table in each.loads}
+    stored = sum(plan.tables[table].entries for table in each.stores if crosses(resident, table, n))
     if gpu is None:
         return sum(loads.values()), 0.0, stored, touched
-    deal, tables = gpu.deals.passes[n], gpu.deals.tables
-    over_bus = sum(entries for table, entries in loads.items() if table not in resident)
-    exchanged = sum(loads[t] * (1 - agreement(tables[t], deal)) for t in loads if t in resident)
+    deal = gpu.deals.passes[n]
+    over_bus = sum(entries for table, entries in loads.items() if gpu.crosses(table, n))
+    there = [table for table in loads if not gpu.crosses(table, n)]
+    exchanged = sum(loads[t] * (1 - agreement(resident[t].deal, deal)) for t in there)
     share = deal.most / deal.count
     return over_bus * share, exchanged * share, stored * share, touched * share
 

@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from junctor.chunks import gpus as chunk_gpus
 from junctor.chunks import places as chunk_places
 from junctor.chunks import program_gpu as chunked_gpu
+from junctor.chunks import residents
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks.dealing import Deal, agreement, deals
 from junctor.chunks.gpus import ChunkGpu
-from junctor.chunks.places import outer_variables, passes_before, pinned_places, resident_places, slot_bytes
+from junctor.chunks.places import outer_variables, passes_before, pinned_places, slot_bytes
 from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.residents import resident_places
 from junctor.devices import open_gpu, open_other_gpus
 from junctor.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model import Network
-from junctor.planning.chunks import ChunkPlan, chunk_plan
+from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
@@ -118,7 +120,7 @@ def test_several_devices(devices: Devices) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_stream_comes_first(devices: Devices, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the tables stay on the devices, pieces are copied from where they are, and little is staged."""
-    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << seed * 2)
     monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1 << seed)
     monkeypatch.setattr(chunk_gpus, "STAGING_BYTES", 1 << 12 + seed)
@@ -133,7 +135,7 @@ def test_whatever_stream_comes_first(devices: Devices, seed: int, monkeypatch: p
 def test_where_tables_lie_changes_no_number(
     devices: Devices, states: Any, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     network = steep(grid(3, 4, states=states, seed=1))
     chunks = cut(network, 64)
     found = []
@@ -162,13 +164,31 @@ def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytes
 def test_tables_stay_on_the_devices(
     devices: Devices, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     network = grid(3, 4, seed=5)
     chunks = cut(network, 16)
     gpu = check(network, chunks, algebra, devices(count))
     assert len(gpu.resident) > len(chunks.passes) / 2
-    used = [gpu.deals.tables[table].used for table in gpu.resident]
+    used = [stay.deal.used for stay in gpu.resident.values()]
     assert frozenset().union(*used) == set(range(len(gpu.each)))
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1 << 16])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("working", "room"), [(16, 1 << 10), (32, 1 << 9), (32, 1 << 10)])
+def test_tables_come_back_for_several_readers(
+    devices: Devices, working: int, room: int, count: int, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << 4)
+    monkeypatch.setattr(chunked_gpu, "RUN_BYTES", run_bytes)
+    network = steep(grid(4, 5, seed=6))
+    chunks = cut(network, working)
+    gpu = check(network, chunks, reference.DOUBLE, devices(count), room)
+    brought = [(table, stay.since) for table, stay in gpu.resident.items() if stay.brought]
+    assert brought
+    in_place = [gpu.in_place(one, *each) is not None for one in gpu.each for each in brought]
+    assert all(in_place) == (working == 32)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4])
@@ -176,32 +196,47 @@ def test_tables_stay_on_the_devices(
 def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     room: int, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
     chunks = cut(grid(6, 6, seed=1), 64)
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
-    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus).tables
+    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
     resident = resident_places(chunks, 8, room, dealt)
     pinned, size = pinned_places(chunks, 8, resident)
-    before = passes_before(chunks, 8, resident, pinned, dealt)
+    before = passes_before(chunks, 8, resident, pinned)
     assert resident.keys() | pinned.keys() == lives.keys()
-    assert not resident.keys() & (results | pinned.keys())
+    brought = {table for table, stay in resident.items() if stay.brought}
+    assert resident.keys() & pinned.keys() == brought
+    assert not resident.keys() & results
     assert bool(resident) == bool(room)
+    assert brought or gpus > 1 or room in (0, 1 << 20)
     shares = {
-        table: chunks.plan.tables[table].entries * 8 * dealt[table].most // dealt[table].count for table in resident
+        table: chunks.plan.tables[table].entries * 8 * stay.deal.most // stay.deal.count
+        for table, stay in resident.items()
     }
-    on_gpus = [{t: at for t, at in resident.items() if gpu in dealt[t].used} for gpu in range(gpus)]
+    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
+    on_host = {table: (lives[table][0], stays[table][0] if table in brought else lives[table][1]) for table in pinned}
     sizes = {table: chunks.plan.tables[table].entries * 8 for table in pinned}
-    for places, taken, limit in ((pinned, sizes, size), *((there, shares, room) for there in on_gpus)):
+    memories = [(pinned, sizes, on_host, before.pinned, size)]
+    for gpu in range(gpus):
+        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
+        memories.append((there, shares, stays, before.resident, room))
+    for places, taken, alive, done, limit in memories:
         ends = {table: at + taken[table] for table, at in places.items()}
         assert max(ends.values(), default=0) <= limit
         for one, other in itertools.combinations(places, 2):
-            together = lives[one][0] <= lives[other][1] and lives[other][0] <= lives[one][1]
+            together = alive[one][0] <= alive[other][1] and alive[other][0] <= alive[one][1]
             overlap = places[one] < ends[other] and places[other] < ends[one]
             assert not (together and overlap)
-            first, then = sorted((one, other), key=lambda table: lives[table])
-            assert not overlap or lives[first][1] <= before[then] < lives[then][0]
+            first, then = sorted((one, other), key=lambda table: alive[table])
+            assert not overlap or alive[first][1] <= done[then] < alive[then][0]
+    for table in brought:
+        reader = resident[table].since
+        assert lives[table][0] < reader < lives[table][1]
+        assert table in chunks.passes[reader].loads
+        # No two tasks bring the same part.
+        assert loaded_entries(chunks.plan, chunks.passes[reader], [table]) == chunks.plan.tables[table].entries
 
 
 @given(st.integers(1, 9), st.lists(st.integers(2, 4), max_size=4), st.data())

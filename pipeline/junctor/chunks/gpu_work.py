@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Mapping
-from dataclasses import replace
 
 from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
-from junctor.chunks.dealing import Deal, Deals, agreement, deals
-from junctor.chunks.places import leaf_places, outer_variables, resident_places, spreads
+from junctor.chunks.dealing import Deal, agreement, deals
+from junctor.chunks.places import Resident, crosses, leaf_places, outer_variables, spreads
+from junctor.chunks.residents import resident_places
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
@@ -40,17 +40,17 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
     dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt.tables)
-    there = leaves.keys() | resident.keys()
+    resident = resident_places(chunks, itemsize, room - size, dealt)
     found = defaultdict[str, float](float, cases=1.0)
     host = 0.0
-    for each, deal in zip(chunks.passes, dealt.passes, strict=True):
+    for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
+        there = leaves.keys() | {table for table in resident if not crosses(resident, table, n)}
         whole = plan.shape.entries(each.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, each, itemsize, there)
         host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + PASS
         # As much as the bus would bring while others send that.
-        task["loaded"] += _exchanged(chunks, each, dealt, deal, resident) * itemsize / whole * BUS / LINK
+        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * BUS / LINK
         for name, count in task.items():
             found[name] += tasks * count
         groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
@@ -59,12 +59,13 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     return found
 
 
-def _exchanged(chunks: ChunkPlan, each: Pass, dealt: Deals, deal: Deal, resident: Container[int]) -> float:
+def _exchanged(chunks: ChunkPlan, number: int, deal: Deal, resident: Resident) -> float:
     """Return the entries that the tasks of a pass copy from other devices."""
+    each = chunks.passes[number]
     return sum(
-        loaded_entries(chunks.plan, replace(each, loads=(table,))) * (1 - agreement(dealt.tables[table], deal))
+        loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].deal, deal))
         for table in each.loads
-        if table in resident and deal.gpus > 1
+        if not crosses(resident, table, number) and deal.gpus > 1
     )
 
 

@@ -22,13 +22,14 @@ from junctor.chunks.device_copies import lying_at
 from junctor.chunks.places import (
     VECTOR,
     aligned,
+    crosses,
     leaf_places,
     outer_variables,
     passes_before,
     pinned_places,
-    resident_places,
     slot_bytes,
 )
+from junctor.chunks.residents import resident_places
 from junctor.chunks.slots import SLOTS, STAGING_BYTES, OneGpu, Slot
 from junctor.chunks.staging import Staging, pinned
 from junctor.planning.chunks import ChunkPlan, configurations
@@ -72,9 +73,9 @@ class ChunkGpu:
         outer = [outer_variables(chunks, each, self.dtype.itemsize) for each in chunks.passes]
         self.deals = deals(chunks, outer, len(self.each))
         room = min(one.room for one in self.each) if _reach_each_other(self.each) else 0
-        self.resident = resident_places(chunks, self.dtype.itemsize, room, self.deals.tables)
+        self.resident = resident_places(chunks, self.dtype.itemsize, room, self.deals)
         self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
-        self.before = passes_before(chunks, self.dtype.itemsize, self.resident, self._pinned, self.deals.tables)
+        self.before = passes_before(chunks, self.dtype.itemsize, self.resident, self._pinned)
         self._first = list(accumulate((len(each.steps) for each in chunks.passes), initial=0))
         # What devices tell of the steps goes behind the tables.
         self._report = aligned(4 * self._first[-1] * self.dtype.itemsize)
@@ -123,14 +124,22 @@ class ChunkGpu:
         for one in self.each if self.leaves else []:
             one.bring_leaves(self._leaves)
 
+    def stays(self, table: int, number: int) -> bool:
+        """Tell whether tasks of a pass find a table on devices, make it there, or bring it for others."""
+        return table in self.resident and number >= self.resident[table].since
+
+    def crosses(self, table: int, number: int) -> bool:
+        """Tell whether a pass moves a table between host and devices."""
+        return crosses(self.resident, table, number)
+
     def in_place(self, one: OneGpu, table: int, number: int) -> InPlace | None:
         """Return where tasks of a pass on a device find a table there; None if not all of what they need of it is."""
         fixed, deal = self.chunks.passes[number].fixed, Deal()
         if table in self.leaves:
             start, apart = self.leaves[table]
             start += one.leaves
-        elif table in self.resident and self.chunks.piece(table) % VECTOR == 0:
-            apart, deal = self.chunks.piece(table), self.deals.tables[table]
+        elif self.stays(table, number) and self.chunks.piece(table) % VECTOR == 0:
+            apart, deal = self.chunks.piece(table), self.resident[table].deal
             if not set(deal.by) <= set(fixed) or agreement(deal, self.deals.passes[number]) < 1:
                 return None
             start = self._origin(table, self.each.index(one))
@@ -157,9 +166,9 @@ class ChunkGpu:
 
     def _origin(self, table: int, gpu: int) -> int:
         """Return where a table that stays on devices would begin on one if that had the first configuration too."""
-        deal = self.deals.tables[table]
+        start, deal, *_ = self.resident[table]
         block = self.chunks.plan.tables[table].entries // deal.count
-        return self.each[gpu].tables + self.resident[table] - deal.begin(gpu) * block * self.dtype.itemsize
+        return self.each[gpu].tables + start - deal.begin(gpu) * block * self.dtype.itemsize
 
     def pieces(self, table: int, states: Mapping[int, int]) -> Iterator[tuple[tuple[int | slice, ...], Array]]:
         """Yield what agrees with `states` of a table that stays on devices, device by device.
@@ -167,7 +176,7 @@ class ChunkGpu:
         Each where it belongs in the part [free chunk variables..., entries of a piece], and as it lies there, good for
         copies only.
         """
-        deal, piece, cuts = self.deals.tables[table], self.chunks.piece(table), self.chunks.cuts.get(table, ())
+        deal, piece, cuts = self.resident[table].deal, self.chunks.piece(table), self.chunks.cuts.get(table, ())
         strides = self._strides(table, piece, deal)
         free = [v for v in cuts if v not in states and v not in deal.by]
         shape = (*(self._sizes[v] for v in free), piece)

@@ -6,29 +6,24 @@ Pure arithmetic: what lies where, and when another one takes the place of one, i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
 
 from junctor.chunks.dealing import Deal
 from junctor.planning.arena import first_gap
-from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
+from junctor.planning.chunks import ChunkPlan, Pass, part
 
 # Tables and parts begin at multiples of so many bytes.
 ALIGNED = 256
 # Results of the tasks of a pass are added up on the host where all of them take no more bytes.
 SPREAD_BYTES = 1 << 26
-# Tables whose pieces are at least so large may stay on a GPU: smaller ones take long to copy one by one.
-RESIDENT_PIECE = 1 << 12
-# Tables that are considered for that, the largest.
-MOST_RESIDENT = 256
 # Entries that a thread reads at once: pieces that tasks read where they are begin at multiples of it.
 VECTOR = 4
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
 LEAF_SHARE = 1 / 8
-# Bytes a second over the bus, one way, and on a device, read and written: their ratio counts.
-BUS_RATE, DEVICE_RATE = 55e9, 3e12
 
 # First and last pass (or step) of a table.
 Lives = Mapping[int, tuple[int, int]]
@@ -78,102 +73,67 @@ def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, 
     return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
 
 
-def resident_places(
-    chunks: ChunkPlan, itemsize: int, room: int, deals: Mapping[int, Deal] | None = None
-) -> dict[int, int]:
-    """Return the stored tables that stay on GPUs, and where each begins there, its share on every GPU that has one.
+class Stay(NamedTuple):
+    """Where a table lies on GPUs: its first byte on each that has a share of it, and how it is dealt over them.
 
-    room: bytes on each GPU. deals: of all stored tables; whole tables on one GPU if not given. First come those that
-    bring down most what the busiest way of every pass takes: bytes into the GPUs, out of them, or read and written
-    there. What the host reads or makes is left to it.
+    since: the pass that makes it or, where it is `brought`, the first one that reads it and brings it from the host.
     """
-    sizes, lives = _stored(chunks, itemsize)
-    deals = deals or dict.fromkeys(lives, Deal())
-    shares = shares_of(chunks, itemsize, deals)
-    on_host = _results(chunks) | {each.out for each in chunks.passes if spreads(chunks, each, itemsize)}
-    free = [t for t in lives if t not in on_host | chunks.on_disk and chunks.piece(t) * itemsize >= RESIDENT_PIECE]
-    # The others are small against these.
-    free = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if room else []
-    traffic = _Traffic(chunks, free)
-    places: dict[int, int] = {}
-    while free:
-        best = max(
-            free, key=lambda table: (traffic.gain(table), lives[table][0] - lives[table][1], sizes[table], -table)
-        )
-        free.remove(best)
-        first, last = lives[best]
-        others = [t for t in places if lives[t][0] <= last and lives[t][1] >= first]
-        others = [t for t in others if deals[t].used & deals[best].used]
-        start = first_gap(sorted((places[t], places[t] + shares[t]) for t in others), shares[best])
-        if start + shares[best] <= room:
-            places[best] = start
-            traffic.keep(best)
-    return places
+
+    at: int
+    deal: Deal
+    since: int
+    brought: bool
 
 
-def shares_of(chunks: ChunkPlan, itemsize: int, deals: Mapping[int, Deal]) -> dict[int, int]:
-    """Return the bytes that the share of each table takes on a GPU."""
-    entries = {table: chunks.plan.tables[table].entries // deal.count * deal.most for table, deal in deals.items()}
-    return {table: aligned(size * itemsize) for table, size in entries.items()}
+Resident = Mapping[int, Stay]
 
 
-class _Traffic:
-    """What every pass moves, in entries over the bus: in, out, and what takes as long on a device."""
-
-    def __init__(self, chunks: ChunkPlan, tables: Iterable[int]) -> None:
-        plan = chunks.plan
-        self._passes: list[tuple[float, ...]] = []
-        # For each table the passes that it crosses the bus for, and what then.
-        self._crossings: dict[int, list[tuple[int, tuple[float, ...]]]] = {table: [] for table in tables}
-        for n, each in enumerate(chunks.passes):
-            parts = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
-            loads = {table: float(loaded_entries(plan, replace(each, loads=(table,)))) for table in each.loads}
-            stores = {table: float(plan.tables[table].entries) for table in each.stores}
-            device = plan.shape.entries(each.fixed) * parts * BUS_RATE / DEVICE_RATE
-            self._passes.append((sum(loads.values()), sum(stores.values()), device))
-            for table in self._crossings.keys() & (loads.keys() | stores.keys()):
-                self._crossings[table].append((n, (loads.get(table, 0.0), stores.get(table, 0.0), 0.0)))
-
-    def gain(self, table: int) -> float:
-        """Return what passes would take less if a table stayed on a device."""
-        return sum(max(self._passes[n]) - max(self._less(n, crossing)) for n, crossing in self._crossings[table])
-
-    def keep(self, table: int) -> None:
-        """Let a table stay on a device."""
-        for n, crossing in self._crossings[table]:
-            self._passes[n] = self._less(n, crossing)
-
-    def _less(self, n: int, crossing: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(whole - part for whole, part in zip(self._passes[n], crossing, strict=True))
+def crosses(resident: Resident, table: int, number: int) -> bool:
+    """Tell whether a pass that makes or reads a table moves it between host and GPUs."""
+    stay = resident.get(table)
+    return stay is None or number < stay.since or (stay.brought and number == stay.since)
 
 
-def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Mapping[int, object]) -> tuple[dict[int, int], int]:
+def share_bytes(chunks: ChunkPlan, table: int, deal: Deal, itemsize: int) -> int:
+    """Return the bytes of a table that a GPU has at most if it is dealt so."""
+    return aligned(chunks.plan.tables[table].entries // deal.count * deal.most * itemsize)
+
+
+def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
     """Return where every other table that tasks read or store begins in pinned memory, and the bytes in all.
 
-    Small ones too, and those that are there at the beginning: a copy to other memory waits until the device has done
-    all that comes before.
+    Those that are brought to a GPU lie there until then. Small ones too, and those that are there at the beginning: a
+    copy to other memory waits until the device has done all that comes before.
     """
     sizes, lives = _all_stored(chunks, itemsize)
-    return _placed({t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}, sizes)
+    return _placed(_pinned_lives(chunks, lives, resident), sizes)
 
 
-def passes_before(
-    chunks: ChunkPlan,
-    itemsize: int,
-    resident: Mapping[int, int],
-    pinned: Mapping[int, int],
-    deals: Mapping[int, Deal] | None = None,
-) -> dict[int, int]:
-    """Return for a stored table the last pass that needs anything of what lay where it goes; none where nothing did."""
+def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
+    found = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
+    return found | {t: (lives[t][0], stay.since) for t, stay in resident.items() if stay.brought}
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """For a table the last pass that needs anything of what lay where it goes, in pinned memory and on GPUs; none where
+    nothing did."""
+
+    pinned: Mapping[int, int]
+    resident: Mapping[int, int]
+
+
+def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> Before:
+    """Return what has to be done before a table goes where it lies."""
     sizes, lives = _all_stored(chunks, itemsize)
-    deals = deals or dict.fromkeys(resident, Deal())
-    found = _before(pinned, sizes, lives)
-    shares = shares_of(chunks, itemsize, {table: deals[table] for table in resident})
-    for gpu in {gpu for table in resident for gpu in deals[table].used}:
-        there = {table: start for table, start in resident.items() if gpu in deals[table].used}
-        for table, last in _before(there, shares, lives).items():
-            found[table] = max(last, found.get(table, -1))
-    return found
+    on_gpus: dict[int, int] = {}
+    shares = {table: share_bytes(chunks, table, stay.deal, itemsize) for table, stay in resident.items()}
+    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
+    for gpu in {gpu for stay in resident.values() for gpu in stay.deal.used}:
+        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
+        for table, last in _before(there, shares, stays).items():
+            on_gpus[table] = max(last, on_gpus.get(table, -1))
+    return Before(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
 
 
 def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -> dict[int, int]:
@@ -197,22 +157,23 @@ def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -
     return found
 
 
-def _stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+def stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
     """Return the bytes of the tables that passes store, and their first and last passes."""
     lives = {table: life for table, life in chunks.lifetimes().items() if life[0] >= 0}
-    for table in _results(chunks) & lives.keys():
+    for table in results(chunks) & lives.keys():
         lives[table] = (lives[table][0], len(chunks.passes))
     return {table: aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
 
 
 def _all_stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
     """The same with the tables that are there at the beginning."""
-    sizes, lives = _stored(chunks, itemsize)
+    sizes, lives = stored(chunks, itemsize)
     there = {table: life for table, life in chunks.lifetimes().items() if table not in lives}
     return sizes | {t: aligned(chunks.plan.tables[t].entries * itemsize) for t in there}, lives | there
 
 
-def _results(chunks: ChunkPlan) -> set[int]:
+def results(chunks: ChunkPlan) -> set[int]:
+    """Return the tables that a case answers with."""
     return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
 
 

@@ -23,7 +23,7 @@ from junctor.chunks.device_copies import enqueue, enqueue_all, lying_at
 from junctor.chunks.launches import ORIGIN, Calls, Launches, PassFacts
 from junctor.chunks.slots import Mark, OneGpu, Slot
 from junctor.chunks.underway import States, Underway
-from junctor.planning.chunks import Pass, configurations, part
+from junctor.planning.chunks import configurations, part
 
 if TYPE_CHECKING:
     from junctor.chunks.program import Known
@@ -52,8 +52,9 @@ class GpuRun:
         self._known, self._settle = known, settle
         self._sizes = self.chunks.plan.shape.cardinalities
         self._pending: deque[Underway] = deque()
-        # The passes that made the tables that are there.
+        # The passes that made the tables that are there, and those that put them where they are read.
         self._origins: dict[int, Underway] = {}
+        self._sources: dict[int, Underway] = {}
         # For each pass the last marks of all slots then.
         self._ends: list[list[Mark]] = []
         self._turns = [itertools.cycle([slot for slot in self.gpu.slots if slot.on is one]) for one in self.gpu.each]
@@ -67,9 +68,10 @@ class GpuRun:
             for n in range(len(self.chunks.passes)):
                 self._hand_in(n)
                 for table in dead[n]:
-                    if table not in self.gpu.resident:
+                    if table in self.store.tables:
                         self.store.drop(table)
                     self._origins.pop(table, None)
+                    self._sources.pop(table, None)
                 while self._pending and self._pending[0].is_done():
                     self._close()
             self._close_through(len(self.chunks.passes))
@@ -81,11 +83,11 @@ class GpuRun:
     def _hand_in(self, n: int) -> None:
         facts = self.launches.facts[n]
         for table in facts.each.stores:
-            if table not in self.gpu.resident:
+            if self.gpu.crosses(table, n):
                 self.store.make(table)
         for table in facts.each.loads:
             # What the host makes, or reads, has to be there.
-            if table in self._origins and self._needs_host(facts.each, table):
+            if table in self._origins and self._needs_host(n, table):
                 self._close_through(self._origins[table].number)
         work = Underway(n, facts)
         self._pending.append(work)
@@ -97,6 +99,8 @@ class GpuRun:
         for one in work.calls:
             work.reported.append(one.report(work.computed.values(), self.gpu.first_step(n), len(facts.tasks)))
         self._origins |= dict.fromkeys(facts.each.stores, work)
+        brought = [table for table in facts.each.loads if self._brings(table, n)]
+        self._sources |= dict.fromkeys((*facts.each.stores, *brought), work)
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
 
     def _dealt(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
@@ -111,21 +115,27 @@ class GpuRun:
         found[1:] = sorted(found[1:], key=lambda group: group[:2])
         return [(gpu, states) for _, gpu, states in found]
 
-    def _needs_host(self, each: Pass, table: int) -> bool:
+    def _needs_host(self, number: int, table: int) -> bool:
         """Tell whether the host has a hand in a table where it was made, or where a pass reads it."""
-        facts = self._origins[table].facts
-        return facts.added_up == table or not all(self._goes_by_itself(table, at) for at in (facts.each, each))
+        origin = self._origins[table]
+        ends = (origin.number, number)
+        return origin.facts.added_up == table or not all(self._goes_by_itself(table, at) for at in ends)
 
-    def _goes_by_itself(self, table: int, each: Pass) -> bool:
-        return table in self.gpu.resident or _large_runs(self.store.part(table, dict.fromkeys(each.fixed, 0)))
+    def _goes_by_itself(self, table: int, number: int) -> bool:
+        fixed = self.chunks.passes[number].fixed
+        return not self.gpu.crosses(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
+
+    def _brings(self, table: int, number: int) -> bool:
+        """Tell whether a pass that reads a table puts it on devices, for itself and for others."""
+        return self.gpu.stays(table, number) and self.gpu.crosses(table, number)
 
     def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, Mark]]]:
-        """Return the chunk variables that a pass shares with the one that made a table, and for each of their
-        configurations the marks behind what was made of it."""
-        origin = self._origins[table]
-        shared = [v for v in origin.facts.outer if v in facts.each.fixed]
+        """Return the chunk variables that a pass shares with the one that put a table where it is, and for each of
+        their configurations the marks behind what that did of it."""
+        source = self._sources[table]
+        shared = [v for v in source.facts.outer if v in facts.each.fixed]
         marks: dict[tuple[int, ...], dict[int, Mark]] = {}
-        for states, mark in origin.parts:
+        for states, mark in source.parts:
             # Those of a slot are in order.
             marks.setdefault(tuple(states[v] for v in shared), {})[mark.slot] = mark
         return shared, marks
@@ -170,7 +180,7 @@ class GpuRun:
                 self._follow(work, slot, [made[table] for table in task.operands if table in made])
             is_last = n == len(facts.tasks) - 1
             if task.out in calls.there:
-                self._wait_before(slot, task.out)
+                self._wait_before(work, slot, task.out)
             self._launch(work, slot, n, states, leads, adds and is_last)
             if leads and facts.is_followed:
                 self._lead(work, slot, n)
@@ -224,22 +234,33 @@ class GpuRun:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
+        if self._brings(table, work.number):
+            self._wait_before(work, slot, table)
+            part_ = self._from_host(work, slot, table, states)
+            for place, piece in self.gpu.pieces(table, states):
+                enqueue(slot.on.cupy.cuda.runtime, slot.stream, piece, part_[place])
         if table not in work.calls[slot.on].there:
             self._bring(work, slot, table, states)
         if table in waits:
             self._wait_for_largest(slot, table)
 
     def _bring(self, work: Underway, slot: Slot, table: int, states: States) -> None:
-        if table in self.gpu.resident:
+        """Bring a part of a table to a slot, from the devices where it stays or from the host."""
+        if self.gpu.stays(table, work.number):
             slot.loaded += self._exchange(work, slot, table, states, to_slot=True)
             return
+        part_ = self._from_host(work, slot, table, states)
+        self._copy(slot, part_, slot.at + work.facts.places[table], to_slot=True)
+
+    def _from_host(self, work: Underway, slot: Slot, table: int, states: States) -> Array:
+        """Return a part of a table on the host, from where a slot copies it."""
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
-        if not _large_runs(part_):
-            staged = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
-            staged[...] = part_
-            part_ = staged
-        self._copy(slot, part_, slot.at + work.facts.places[table], to_slot=True)
+        if _large_runs(part_):
+            return part_
+        staged = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
+        staged[...] = part_
+        return staged
 
     def _wait_for_largest(self, slot: Slot, table: int) -> None:
         """Let a slot wait until the largest entry of a whole table is known, and bring it to the device."""
@@ -261,17 +282,18 @@ class GpuRun:
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
 
-    def _wait_before(self, slot: Slot, table: int) -> None:
-        """Let a slot wait until nobody needs what lay where a table goes."""
-        before = self.gpu.before.get(table, -1)
+    def _wait_before(self, work: Underway, slot: Slot, table: int) -> None:
+        """Let a slot wait until nobody needs what lay where a table goes in a pass."""
+        found = self.gpu.before.resident if self.gpu.stays(table, work.number) else self.gpu.before.pinned
+        before = found.get(table, -1)
         if before >= 0:
             slot.wait(self._ends[before])
 
     def _save(self, work: Underway, slot: Slot, table: int, states: States) -> None:
         if table in work.calls[slot.on].there:
             return
-        self._wait_before(slot, table)
-        if table in self.gpu.resident:
+        self._wait_before(work, slot, table)
+        if self.gpu.stays(table, work.number):
             slot.stored += self._exchange(work, slot, table, states, to_slot=False)
             return
         part_ = self.store.part(table, states)

@@ -285,9 +285,10 @@ def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
     return total
 
 
-def loaded_entries(plan: Plan, each: Pass) -> int:
-    """Return the entries that a pass brings in."""
-    return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in each.loads})
+def loaded_entries(plan: Plan, each: Pass, tables: Iterable[int] | None = None) -> int:
+    """Return the entries that a pass brings in, of all tables that it reads or of some."""
+    loads = each.loads if tables is None else tables
+    return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in loads})
 
 
 def _moved(plan: Plan, each: Pass) -> int:
