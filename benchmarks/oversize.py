@@ -1,6 +1,6 @@
 """Tables larger than a device: grids whose messages travel in chunks, and a clique that no memory would hold.
 
-    python benchmarks/oversize.py prepare ROWS COLUMNS ... --device-memory 8GiB --output plans.pickle
+    python benchmarks/oversize.py prepare ROWSxCOLUMNS ... --device-memory 8GiB [--gpus 4] --output plans.pickle
     python benchmarks/oversize.py run plans.pickle [--device gpu|cpu] [--gpus 4] [--repeat 2]
 
 `prepare` needs no GPU, `run` no compiled CPU code. The bound is what the slowest of four takes alone, of the device
@@ -69,7 +69,7 @@ def prepare(arguments: argparse.Namespace) -> None:
         sizes = tuple(int(size) for size in text.split("x"))
         problem = Problem(shape_of(network_of(sizes)), Pattern(frozenset(), frozenset()))
         started = time.perf_counter()
-        chunking = cut(problem, algebra, limits, prices)
+        chunking = cut(problem, algebra, limits, prices, gpus=arguments.gpus)
         describe(text, chunking.chunks, algebra.dtype.itemsize, time.perf_counter() - started)
         print(f"  forecast {chunking.seconds:.2f} s")
         plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks, chunking.slots))
@@ -257,6 +257,7 @@ def main() -> None:
     planning.add_argument("--device-memory", default="8GiB")
     planning.add_argument("--memory", default="100GiB")
     planning.add_argument("--precision", choices=list(ALGEBRAS), default="single")
+    planning.add_argument("--gpus", type=int, default=1)
     planning.add_argument("--output", required=True)
     planning.set_defaults(command=prepare)
     running = commands.add_parser("run")

@@ -188,6 +188,9 @@ def test_threads_take_what_lies_side_by_side() -> None:
     assert list(first.offsets[0].places[:4]) == [0, 1, 2, 3]
     (only,) = launches_of(contraction(range(13), range(13, 26), [range(26)], sizes))
     assert not only.over_entries
+    # Or both, where the fastest axes are some of each.
+    first, _ = launches_of(contraction([*range(9), 25], range(9, 25), [range(26), [3, 25]], sizes))
+    assert list(first.offsets[0].places[:256]) == list(range(256))
     # Four entries that lie far apart for neighbouring threads are left to those that take them one by one.
     (scattered,) = launches_of(contraction(range(19, -1, -1), [], [range(20)], sizes))
     assert scattered.name == "reduce_entries_1"

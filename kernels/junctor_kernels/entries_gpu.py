@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.axes import Contraction, Strides
+from junctor_kernels.axes import Contraction, contraction
 
 # Threads of a block, entries that each of them takes, and so entries of a block.
 THREADS, EACH = 256, 4
@@ -148,28 +148,32 @@ def launches_of(what: Contraction) -> tuple[Launch, ...]:
     entries, terms, operands = what.kept_entries, what.eliminated_entries, len(what.operands)
     if entries >= MANY_ENTRIES or terms <= max(NEAR, entries // TERMS_WORTH_THREADS):
         return (_launch(True, kept, eliminated, operands),)
-    entries_are_near = _nearer_entries(kept, eliminated, operands)
-    if terms <= BLOCK_TERMS and (entries * terms <= SCATTERED_WORK or not entries_are_near):
+    if terms <= BLOCK_TERMS and (entries * terms <= SCATTERED_WORK or not _nearer_entries(kept, eliminated, operands)):
         return (_launch(False, kept, eliminated, operands),)
     most = PARTIAL_ENTRIES // entries
     if terms < EACH_PARTIAL * most:
         # Always fewer than there are.
         most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
     left, more = _cut(eliminated, most)
-    parts = _entries(more)
-    if parts == 1:
+    if _entries(more) == 1:
         return (_launch(False, kept, eliminated, operands),)
-    # Neighbouring threads take what lies side by side.
-    first = _launch(True, [*more, *kept] if entries_are_near else [*kept, *more], left, operands)
-    strides = Strides((1,), (entries,)) if entries_are_near else Strides((parts,), (1,))
-    return (first, *launches_of(Contraction((entries,), (parts,), (strides,))))
+    # Neighbouring threads take what lies side by side in the largest operand: its axes, slowest first, behind others.
+    axes, largest = [*kept, *more], _largest(kept, eliminated, operands)
+    order = sorted(range(len(axes)), key=lambda n: -(axes[n][largest] or math.inf))
+    first = _launch(True, [axes[n] for n in order], left, operands)
+    sizes = {n: axis[0] for n, axis in enumerate(axes)}
+    return (first, *launches_of(contraction(range(len(kept)), range(len(kept), len(axes)), [order], sizes)))
+
+
+def _largest(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> int:
+    """Return the place of the strides of the largest operand in an axis."""
+    sizes = [math.prod(axis[0] for axis in (*kept, *eliminated) if axis[k]) for k in range(1, operands + 1)]
+    return 1 + sizes.index(max(sizes))
 
 
 def _nearer_entries(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> bool:
     """Tell whether in the largest operand entries lie nearer to each other than terms."""
-    axes = [*kept, *eliminated]
-    sizes = [math.prod(axis[0] for axis in axes if axis[k]) for k in range(1, operands + 1)]
-    largest = 1 + sizes.index(max(sizes))
+    largest = _largest(kept, eliminated, operands)
     nearest = [min((axis[largest] for axis in each if axis[largest]), default=math.inf) for each in (kept, eliminated)]
     return nearest[0] < nearest[1]
 

@@ -44,12 +44,11 @@ def cut(
 ) -> Chunking:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
-    prices: of the device, by backend. rows: cases to come, which bound the search. gpus: that share the tasks, which
-    changes the forecast, and not the plan, so that answers are the same with any number of them.
+    prices: of the device, by backend. rows: cases to come, which bound the search. gpus: that share the tasks.
     """
     taken: list[int] = []
-    kind = GpuRooms if limits.on_gpu else CpuRooms
-    ways = kind(limits, algebra, prices, rows)
+    ways: GpuRooms | CpuRooms
+    ways = GpuRooms(limits, algebra, prices, gpus) if limits.on_gpu else CpuRooms(limits, algebra, prices, rows)
 
     def rooms(plan: Plan) -> Sequence[Room]:
         taken.append(ways.fixed(plan))
@@ -63,8 +62,7 @@ def cut(
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
-    chunking = ways.chunking(*found)
-    return ways.on_several(chunking, gpus) if isinstance(ways, GpuRooms) and gpus > 1 else chunking
+    return ways.chunking(*found)
 
 
 def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:

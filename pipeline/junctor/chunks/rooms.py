@@ -7,7 +7,7 @@ divided into slots for tasks under way; what is left keeps stored tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -139,10 +139,10 @@ class CpuRooms:
 
 
 class GpuRooms:
-    """Ways to divide the memory of a GPU. prices: of that GPU, by backend."""
+    """Ways to divide the memory of GPUs that share the tasks. prices: of one of them, by backend."""
 
-    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], _rows: int) -> None:
-        self._limits, self._itemsize = limits, algebra.dtype.itemsize
+    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], gpus: int) -> None:
+        self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
         self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
 
@@ -154,7 +154,10 @@ class GpuRooms:
     def rooms(self, plan: Plan) -> list[Room]:
         """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
         free = self._limits.memory - self.fixed(plan)
-        return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in GPU_SHARES]
+        # More tasks, where there are several to do them.
+        smaller = [GPU_SHARES[-1] / 2**n for n in range(1, self._gpus.bit_length())]
+        shares = (*GPU_SHARES, *smaller)
+        return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in shares]
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
@@ -173,14 +176,10 @@ class GpuRooms:
         """Return the number of slots that there is room for; one has to fit."""
         return max(1, self._whole // slot_bytes(chunks, self._itemsize))
 
-    def _with_slots(self, chunks: ChunkPlan, slots: int, gpus: int = 1) -> float:
+    def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, gpus))
+        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
         return work + disk_seconds(chunks, self._itemsize)
-
-    def on_several(self, chunking: Chunking, gpus: int) -> Chunking:
-        """Return the same plan with about the seconds that it takes on so many GPUs, which choose nothing."""
-        return replace(chunking, seconds=self._with_slots(chunking.chunks, chunking.slots, gpus))
 
     def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
         """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
