@@ -24,6 +24,7 @@ import numpy as np
 from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
 from junctor.chunks.crew import Crew, crossing_entries
 from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.groups import one_by_one
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import Limits
@@ -128,7 +129,7 @@ def main() -> None:
     one, expected = timed(lambda: alone(chunks, network, algebra, options).run(Block(1, {}, {})), options.repeats)
     least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
     show("one process", one, least)
-    gpu = OnGpu(algebra.name, slot_bytes(chunks, itemsize), options.device_memory) if on_gpu else None
+    gpu = OnGpu(algebra.name, slot_bytes(chunks, itemsize, one_by_one), options.device_memory) if on_gpu else None
     found = [over(workers, program, gpu, options, one) for workers in options.workers]
     print(f"log Z {expected.log_value[0]:.6f}")
     # Small passes are done by the client, on its CPU.

@@ -23,6 +23,7 @@ from unittest.mock import patch
 import numpy as np
 from junctor.chunks.dealing import agreement
 from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.groups import touched_entries
 from junctor.chunks.oversize import cut
 from junctor.chunks.places import crosses
 from junctor.chunks.program import ChunkedProgram
@@ -33,7 +34,7 @@ from junctor.generate import grid
 from junctor.measurements import Device
 from junctor.model import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.chunks import ChunkPlan, loaded_entries, part
+from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
@@ -95,9 +96,7 @@ def moved(chunks: ChunkPlan, n: int, gpu: ChunkGpu | None) -> tuple[float, ...]:
     Tasks use tables that stay on a device where these are, or copy what other devices have made.
     """
     plan, each = chunks.plan, chunks.passes[n]
-    touched = plan.shape.entries(each.fixed) * sum(
-        part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out)
-    )
+    touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
     resident = gpu.resident if gpu else {}
     loads = {table: loaded_entries(plan, each, [table]) for table in each.loads}
     stored = sum(plan.tables[table].entries for table in each.stores if crosses(resident, table, n))

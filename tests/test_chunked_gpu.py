@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.chunks import gpus as chunk_gpus
+from junctor.chunks import groups, residents
 from junctor.chunks import places as chunk_places
 from junctor.chunks import program_gpu as chunked_gpu
-from junctor.chunks import residents
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks.dealing import Deal, agreement, deals
 from junctor.chunks.gpus import ChunkGpu
@@ -29,7 +29,8 @@ from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model import Network
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
-from junctor.planning.compile import compile_plan
+from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.oversize import candidates
 from junctor.planning.shape import Pattern
 from junctor.propagation import Block
 from junctor_kernels import entries_gpu, reference
@@ -171,6 +172,32 @@ def test_tables_stay_on_the_devices(
     assert len(gpu.resident) > len(chunks.passes) / 2
     used = [stay.deal.used for stay in gpu.resident.values()]
     assert frozenset().union(*used) == set(range(len(gpu.each)))
+
+
+@BOTH
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("side", "working", "room"), [(6, 64, 1 << 12), (6, 128, 0), (7, 256, 1 << 14), (7, 1024, 1 << 20)]
+)
+def test_chains_change_no_number(
+    devices: Devices, side: int, working: int, room: int, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(groups, "FACTOR_SHARE", 1)
+    network, nothing = steep(grid(side, side, seed=7)), Pattern(frozenset(), frozenset())
+    plans = [plan for plan in candidates(Problem(shape_of(network), nothing), 1) if plan.criterion == "sweep"]
+    found = []
+    for stages in (groups.MOST_STAGES, 1):
+        monkeypatch.setattr(groups, "MOST_STAGES", stages)
+        chunks = chunk_plan(plans[0], working, 1 << 40, 0)
+        chains = [group.steps for each in chunks.passes for group in groups.groups_of(chunks, each) if group.chain]
+        assert (len(chains) >= 8) == (stages > 1)
+        gpu = check(network, chunks, algebra, devices(count), room)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    # Powers of two are taken out at other places, and their logarithms added up.
+    np.testing.assert_allclose(found[0].log_value, found[1].log_value, rtol=1e-14)
+    for variable, posterior in found[0].posteriors.items():
+        np.testing.assert_array_equal(posterior, found[1].posteriors[variable])
 
 
 @pytest.mark.parametrize("run_bytes", [1, 1 << 16])

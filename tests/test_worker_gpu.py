@@ -21,6 +21,7 @@ from junctor.chunks import slots as chunk_slots
 from junctor.chunks.cluster import ClusterRun
 from junctor.chunks.device_copies import copies
 from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.groups import one_by_one
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.worker_gpu import OnGpu
@@ -89,7 +90,7 @@ def cut(network: Network, working: int) -> ChunkPlan:
 
 
 def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
-    gpu = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize), room)
+    gpu = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), room)
     return ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=gpu)
 
 
@@ -134,7 +135,7 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
     gc.collect()
     # For one part, at the most.
-    room = slot_bytes(chunks, 8) + chunk_slots.OFFSET_BYTES + 300
+    room = slot_bytes(chunks, 8, one_by_one) + chunk_slots.OFFSET_BYTES + 300
     run = over_workers(client, network, chunks, reference.DOUBLE, room)
     assert_same(run.outcome(block), expected)
     assert worker_gpu._opened is not None
@@ -159,7 +160,7 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
-    one, other = (OnGpu(name, slot_bytes(chunks, 8), ROOM) for name in ("single", "double"))
+    one, other = (OnGpu(name, slot_bytes(chunks, 8, one_by_one), ROOM) for name in ("single", "double"))
     gpu = worker_gpu.worker_gpu(one)
     slot = gpu._slots.get()
     part = gpu.keep(slot, slot.at, 10)

@@ -43,8 +43,9 @@ SCATTERED_WORK = 1 << 20
 PARTIAL_ENTRIES = 1 << 18
 # Terms of each of them that are worth it.
 EACH_PARTIAL = 8
-# How four neighbouring entries lie in an operand: anywhere, in one place, in two neighbouring ones, side by side.
-APART, SAME, PAIRS, RUN = range(4)
+# How four neighbouring entries lie in an operand: anywhere, in one place, in two neighbouring ones, side by side. In
+# chains the states of the axes that come and go may be side by side instead, those of the first axis fastest or last.
+APART, SAME, PAIRS, RUN, TILE_RUN, TILE_LAST_FIRST = range(6)
 # Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
 MOST_IN_QUADS, MOST_LINES = 3, 16
 # Entries of a line, and threads of a warp.
@@ -79,6 +80,7 @@ def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
     values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
     values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
+    values |= {"TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
     defined = "#define DOUBLE\n" if algebra == "double" else ""
     texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
@@ -100,7 +102,8 @@ class Launch:
     """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
 
     offsets: of each operand. quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and
-    where the other three lie to the first. Its result has `entries` entries.
+    where the other three lie to the first. Its result has `entries` entries. stages: eliminations of a chain
+    (`chains_gpu.py`), whose entries are those beside the axes that come and go, and whose last operand is the result.
     """
 
     over_entries: bool
@@ -110,10 +113,13 @@ class Launch:
     far_terms: int
     offsets: tuple[Offsets, ...]
     quads: tuple[tuple[int, ...], ...] = ()
+    stages: int = 0
 
     @property
     def name(self) -> str:
         """The kernel, of those over entries the one for so many operands."""
+        if self.stages:
+            return f"reduce_chain_{self.stages}"
         if not self.over_entries:
             return "reduce_terms"
         if self.quads:
@@ -127,6 +133,11 @@ class Launch:
             return self.entries
         tiles = -(-self.panel // TILE)
         return tiles * min(self.entries // self.panel, -(-MOST_BLOCKS // tiles))
+
+    def with_operand(self, k: int, offsets: Offsets, quad: tuple[int, ...]) -> Launch:
+        """Return the same launch for an operand that lies elsewhere; quad: how neighbours lie there, if that counts."""
+        quads = (*self.quads[:k], quad, *self.quads[k + 1 :]) if quad else ()
+        return replace(self, offsets=(*self.offsets[:k], offsets, *self.offsets[k + 1 :]), quads=quads)
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +165,7 @@ def launches_of(what: Contraction) -> tuple[Launch, ...]:
     if terms < EACH_PARTIAL * most:
         # Always fewer than there are.
         most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
-    left, more = _cut(eliminated, most)
+    left, more = cut_axes(eliminated, most)
     if _entries(more) == 1:
         return (_launch(False, kept, eliminated, operands),)
     # Neighbouring threads take what lies side by side in the largest operand: its axes, slowest first, behind others.
@@ -182,7 +193,7 @@ def _entries(axes: Sequence[Axis]) -> int:
     return math.prod(axis[0] for axis in axes)
 
 
-def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
+def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
     """Cut axes (size, strides of the operands) into slow and fast ones; the fast have at most so many entries."""
     slow, fast, entries = list(axes), list[Axis](), 1
     while slow:
@@ -198,9 +209,9 @@ def _cut(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
-    (panels, places), (far, near) = _cut(kept, most), _cut(eliminated, NEAR)
+    (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
     offsets = tuple(
-        Offsets(_walk(panels, k), _narrow(_walk(places, k)), _walk(far, k), _narrow(_walk(near, k)))
+        Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
         for k in range(1, operands + 1)
     )
     quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
@@ -240,19 +251,14 @@ def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
 
     Sums keep their order: the kernel is the same.
     """
-    offsets = _in_runs(launch.offsets[k], runs)
+    offsets = in_runs(launch.offsets[k], runs)
     if offsets is None:
         return None
-    quads = launch.quads
-    if quads:
-        quad = _quad(offsets)
-        if not quad:
-            return None
-        quads = (*quads[:k], quad, *quads[k + 1 :])
-    return replace(launch, offsets=(*launch.offsets[:k], offsets, *launch.offsets[k + 1 :]), quads=quads)
+    quad = _quad(offsets) if launch.quads else ()
+    return None if launch.quads and not quad else launch.with_operand(k, offsets, quad)
 
 
-def _in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
+def in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
     """Return offsets into runs; None where those of entries and terms do not simply add up there."""
     parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
     starts = np.array(runs.starts, dtype=np.int64)
@@ -268,7 +274,7 @@ def _in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
     if (starts[numbers] != sums).any():
         return None
     panels, places, far, near = (starts[each // runs.entries] + each % runs.entries for each in parts)
-    return Offsets(panels, _narrow(places), far, _narrow(near))
+    return Offsets(panels, narrow(places), far, narrow(near))
 
 
 def out_panels(launch: Launch, runs: Runs) -> Integers | None:
@@ -279,14 +285,16 @@ def out_panels(launch: Launch, runs: Runs) -> Integers | None:
     return np.array(runs.starts, dtype=np.int64)[begins // runs.entries] + begins % runs.entries
 
 
-def _walk(axes: Sequence[Axis], k: int) -> Integers:
+def walk(axes: Sequence[Axis], k: int) -> Integers:
+    """Return where an operand has the entries of some axes, in C order."""
     at = np.zeros(1, dtype=np.int64)
     for axis in axes:
         at = (at[:, None] + axis[k] * np.arange(axis[0])[None, :]).reshape(-1)
     return at
 
 
-def _narrow(offsets: Integers) -> Integers:
+def narrow(offsets: Integers) -> Integers:
+    """Return offsets inside a panel; raises OverflowError where they are too large."""
     if offsets.size and int(offsets.max()) > np.iinfo(np.int32).max:
         raise OverflowError(f"found an offset of {int(offsets.max()):,} inside a panel, the GPU counts to 2^31")
     return offsets.astype(np.int32)
@@ -308,10 +316,14 @@ def record(
     return words
 
 
-def relayed(to: int, of: int) -> npt.NDArray[np.int64]:
-    """Return the struct `Reduction` of the kernel `relay`: addresses of two words, and of what they are to be."""
+def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `relay`: addresses of words [steps, 2, 2], to and from where.
+
+    Those of the first task are brought.
+    """
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
     words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
+    words[FIELDS.index("entries")] = steps
     return words
 
 

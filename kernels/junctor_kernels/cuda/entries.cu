@@ -2,6 +2,8 @@
 // `junctor_kernels.entries`.
 //
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
+//     reduce_chain_M     M eliminations of one table, of which a thread has four neighbouring entries for all states of
+//                        the axes that come and go.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
 //     gather             what several devices found, as one.
@@ -196,6 +198,196 @@ REDUCE_QUADS(2, 2)
 REDUCE_QUADS(3, 1)
 REDUCE_QUADS(3, 2)
 
+// The state of the axes that come and go whose numbers lie at a place of a tile: the first axis fastest, or last.
+template <int M> __device__ __forceinline__ constexpr int state_at(int at, bool last_first) {
+    if (!last_first) return at;
+    int state = 0;
+    for (int n = 0; n < M; n++) state |= (at >> n & 1) << (M - 1 - n);
+    return state;
+}
+
+// Four neighbouring entries of a table for all states of these axes, from where they are to registers.
+template <int M, bool LAST_FIRST>
+__device__ __forceinline__ void load_tiles(real (&number)[1 << M][4], const real *here, const int (&lies)[4]) {
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+#pragma unroll
+        for (int at = 0; at < 1 << M; at += 4) {
+            const Quad quad = *(const Quad *)(here + (lies[v] + at));
+#pragma unroll
+            for (int n = 0; n < 4; n++) number[state_at<M>(at + n, LAST_FIRST)][v] = quad.number[n];
+        }
+}
+
+template <int M, bool LAST_FIRST>
+__device__ __forceinline__ void store_tiles(const real (&number)[1 << M][4], real *here, const int (&lies)[4]) {
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+#pragma unroll
+        for (int at = 0; at < 1 << M; at += 4) {
+            Quad quad;
+#pragma unroll
+            for (int n = 0; n < 4; n++) quad.number[n] = number[state_at<M>(at + n, LAST_FIRST)][v];
+            *(Quad *)(here + (lies[v] + at)) = quad;
+        }
+}
+
+template <int M>
+__device__ __forceinline__ void load_all(
+    real (&number)[1 << M][4], const real *here, index_t kind, const int *near, const int (&lies)[4]
+) {
+    if (kind == TILE_RUN) {
+        load_tiles<M, false>(number, here, lies);
+    } else if (kind == TILE_LAST_FIRST) {
+        load_tiles<M, true>(number, here, lies);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 1 << M; n++) {
+            if (kind == RUN) {
+                const Quad quad = *(const Quad *)(here + near[n]);
+#pragma unroll
+                for (int v = 0; v < 4; v++) number[n][v] = quad.number[v];
+            } else {
+#pragma unroll
+                for (int v = 0; v < 4; v++) number[n][v] = here[near[n] + lies[v]];
+            }
+        }
+    }
+}
+
+template <int M>
+__device__ __forceinline__ void store_all(
+    const real (&number)[1 << M][4], real *here, index_t kind, const int *near, const int (&lies)[4]
+) {
+    if (kind == TILE_RUN) {
+        store_tiles<M, false>(number, here, lies);
+    } else if (kind == TILE_LAST_FIRST) {
+        store_tiles<M, true>(number, here, lies);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 1 << M; n++) {
+            if (kind == RUN) {
+                Quad quad;
+#pragma unroll
+                for (int v = 0; v < 4; v++) quad.number[v] = number[n][v];
+                *(Quad *)(here + near[n]) = quad;
+            } else {
+#pragma unroll
+                for (int v = 0; v < 4; v++) here[near[n] + lies[v]] = number[n][v];
+            }
+        }
+    }
+}
+
+// One elimination: pairs of numbers that differ in the state of its axis become the sums for both states of the axis
+// that comes in its place. `least` is what is smallest above zero, less one, so that a zero is largest.
+template <int M, int STAGE, bool IS_SAME>
+__device__ __forceinline__ void eliminate(
+    real (&number)[1 << M][4], const real *here, const int *near, const int (&lies)[4], real scale, word &largest,
+    word &least
+) {
+#pragma unroll
+    for (int n = 0; n < 1 << M; n++) {
+        if (n >> STAGE & 1) continue;
+        const int other = n | 1 << STAGE;
+        real factor[4];
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            if (!IS_SAME || v == 0) {
+                const real *at = here + (IS_SAME ? 0 : lies[v]);
+                factor[0] = __ldg(at + near[2 * n]) * scale, factor[1] = __ldg(at + near[2 * n + 1]) * scale;
+                factor[2] = __ldg(at + near[2 * other]) * scale, factor[3] = __ldg(at + near[2 * other + 1]) * scale;
+            }
+            real first = factor[0] * number[n][v], second = factor[2] * number[n][v];
+            first += factor[1] * number[other][v], second += factor[3] * number[other][v];
+            number[n][v] = first, number[other][v] = second;
+            const word one = bits_of(first), two = bits_of(second);
+            largest = one > largest ? one : largest, largest = two > largest ? two : largest;
+            least = one - 1 < least ? one - 1 : least, least = two - 1 < least ? two - 1 : least;
+        }
+    }
+}
+
+template <int M, int STAGE> struct Stages {
+    static __device__ __forceinline__ void run(
+        real (&number)[1 << M][4], const Reduction &what, const index_t *offset, const int (&lies)[M][4],
+        const int (*near)[2 << M], const real *scale, word *largest, word *least
+    ) {
+        const Operand &each = what.operand[STAGE + 1];
+        const real *here = each.table + offset[STAGE];
+        if (each.quad == SAME)
+            eliminate<M, STAGE, true>(number, here, near[STAGE], lies[STAGE], scale[STAGE], largest[STAGE], least[STAGE]);
+        else
+            eliminate<M, STAGE, false>(number, here, near[STAGE], lies[STAGE], scale[STAGE], largest[STAGE], least[STAGE]);
+        Stages<M, STAGE + 1>::run(number, what, offset, lies, near, scale, largest, least);
+    }
+};
+template <int M> struct Stages<M, M> {
+    static __device__ __forceinline__ void run(
+        real (&)[1 << M][4], const Reduction &, const index_t *, const int (&)[M][4], const int (*)[2 << M],
+        const real *, word *, word *
+    ) {}
+};
+
+template <int M> __device__ __forceinline__ void over_chain(const Reduction &what) {
+    __shared__ int near[M][2 << M], from[1 << M], to[1 << M];
+    for (int n = threadIdx.x; n < 2 << M; n += THREADS) {
+        for (int m = 0; m < M; m++) near[m][n] = what.operand[m + 1].near[n];
+        if (n < 1 << M) from[n] = what.operand[0].near[n], to[n] = what.operand[M + 1].near[n];
+    }
+    __syncthreads();
+    const int tiles = (int)((what.panel + TILE - 1) / TILE);
+    const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x * 4;
+    const bool is_inside = first < what.panel;
+    const int panels = (int)(what.entries / what.panel), step = gridDim.x / tiles;
+    int place[M + 2], lies[M][4];
+    int lies_from[4], lies_to[4];
+    real scale[M];
+#pragma unroll
+    for (int k = 0; k < M + 2; k++) {
+        const Operand &each = what.operand[k];
+        place[k] = each.places[is_inside ? first : 0];
+        const int others[4] = {0, (int)each.second, (int)each.third, (int)each.fourth};
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            if (k == 0) lies_from[v] = others[v];
+            else if (k == M + 1) lies_to[v] = others[v];
+            else lies[k - 1][v] = others[v];
+        }
+        if (k > 0 && k <= M) scale[k - 1] = scale_of(each);
+    }
+    const real scale_from = scale_of(what.operand[0]);
+    word largest[M], least[M];
+#pragma unroll
+    for (int m = 0; m < M; m++) largest[m] = 0, least[m] = ~(word)0;
+    for (int panel = blockIdx.x / tiles; is_inside && panel < panels; panel += step) {
+        real number[1 << M][4];
+        index_t offset[M];
+        load_all<M>(
+            number, what.operand[0].table + (what.operand[0].panels[panel] + place[0]), what.operand[0].quad, from, lies_from
+        );
+#pragma unroll
+        for (int m = 0; m < M; m++) offset[m] = what.operand[m + 1].panels[panel] + place[m + 1];
+#pragma unroll
+        for (int n = 0; n < 1 << M; n++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) number[n][v] *= scale_from;
+        Stages<M, 0>::run(number, what, offset, lies, near, scale, largest, least);
+        store_all<M>(
+            number, (real *)what.operand[M + 1].table + (what.operand[M + 1].panels[panel] + place[M + 1]),
+            what.operand[M + 1].quad, to, lies_to
+        );
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        note(what.extremes ? what.extremes + 4 * m : 0, largest[m], least[m] == ~(word)0 ? 0 : ~(least[m] + 1));
+}
+
+#define REDUCE_CHAIN(M) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) reduce_chain_##M(const Reduction what) { over_chain<M>(what); }
+REDUCE_CHAIN(2)
+REDUCE_CHAIN(3)
+
 // K operands, known when compiled, or any number of them (0).
 template <int K> __device__ __forceinline__ void over_entries(const Reduction &what) {
     const int count = K ? K : (int)what.operands;
@@ -294,7 +486,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
 
 // Not a copy, because that would wait behind those of tables.
 extern "C" __global__ void relay(const Reduction what) {
-    if (threadIdx.x < 2) what.extremes[threadIdx.x] = ((volatile const word *)what.operand[0].lead)[threadIdx.x];
+    for (index_t n = threadIdx.x; n < what.entries * 2; n += THREADS) {
+        const index_t at = n / 2 * 4 + n % 2;
+        what.extremes[at] = ((volatile const word *)what.operand[0].lead)[at];
+    }
 }
 
 // What several devices found of some steps, first tasks and others, as if they were one.

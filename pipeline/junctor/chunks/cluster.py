@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from junctor_kernels.reference import Algebra
 
 from junctor import distribution
+from junctor.chunks.groups import one_by_one
 from junctor.chunks.jobs import PassRun, UnderWay
 from junctor.chunks.order import Order
 from junctor.chunks.places import task_places
@@ -187,5 +188,7 @@ class ClusterRun:
             {table: here.tables[table] for table in each.loads if table in here.tables},
             self.contract,
             self._gpu,
-            task_places(self.program.chunks, each, self.program.algebra.dtype.itemsize)[0] if self._gpu else {},
+            task_places(self.program.chunks, each, self.program.algebra.dtype.itemsize, one_by_one)[0]
+            if self._gpu
+            else {},
         )

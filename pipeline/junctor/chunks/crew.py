@@ -18,6 +18,7 @@ from junctor_kernels.layout import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.reference import Algebra
 
 from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
+from junctor.chunks.groups import one_by_one
 from junctor.chunks.places import slot_bytes
 from junctor.chunks.program import ChunkedProgram
 from junctor.chunks.rooms import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
@@ -151,11 +152,11 @@ class Crew:
         limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
             return each - RESERVED * chunking.working
-        slot = slot_bytes(chunking.chunks, itemsize)
+        slot = slot_bytes(chunking.chunks, itemsize, one_by_one)
         return each - GPU_RESERVED * slot + max(0, (self.room or limits.task or each) - chunking.working)
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
-        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize)
+        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, one_by_one)
 
     def program(self, chunking: Chunking, network: Network, algebra: Algebra) -> CrewProgram:
         """Return what runs a plan that was cut for these workers."""
@@ -171,7 +172,7 @@ class CrewProgram:
         self._client = crew.client
         self._program = ChunkedProgram(chunks, network, algebra, chunking.scratch, as_summed=on_gpu)
         self._contract = OnCpu(algebra, chunking.scratch, chunking.entry_threads)
-        slot = slot_bytes(chunks, algebra.dtype.itemsize)
+        slot = slot_bytes(chunks, algebra.dtype.itemsize, one_by_one)
         self._gpu = OnGpu(algebra.name, slot, chunking.limits.task) if on_gpu else None
         self._room = crew.room_for_tables(chunking, algebra.dtype.itemsize)
 

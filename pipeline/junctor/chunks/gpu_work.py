@@ -13,6 +13,7 @@ from collections.abc import Container, Mapping
 from junctor_kernels.entries_gpu import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
 from junctor.chunks.dealing import Deal, agreement, deals
+from junctor.chunks.groups import groups_of
 from junctor.chunks.places import Resident, crosses, leaf_places, outer_variables, spreads
 from junctor.chunks.residents import resident_places
 from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
@@ -22,6 +23,8 @@ from junctor.planning.plan import Plan, Reduce
 # seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
 BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.2e12, 2e12
 LAUNCH, COPY, PASS = 4e-5, 4e-5, 4e-4
+# Loads for an entry of what a chain of eliminations makes.
+CHAIN_LOADS = 4
 # What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
 # forecast what was measured no better, and other plans worse.
 GPU_CHUNK_WORK = ("cases", "busiest", "behind")
@@ -91,11 +94,15 @@ def _task_work(chunks: ChunkPlan, each: Pass, itemsize: int, there: Container[in
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for step in each.steps:
+    for group in groups_of(chunks, each):
+        task["launches"] += 1
+        task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
+        if group.chain is not None:
+            task["quads"] += parts[group.out] * CHAIN_LOADS
+            continue
+        step = each.steps[group.steps.start]
         terms = plan.shape.entries(v for v in step.eliminated if v not in fixed)
         task[kind_of(parts[step.out], terms, len(step.operands))] += parts[step.out] * terms * len(step.operands)
-        task["launches"] += 1
-        task["touched"] += itemsize * sum(parts[table] for table in (*step.operands, step.out))
     return task
 
 

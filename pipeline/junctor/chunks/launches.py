@@ -17,6 +17,7 @@ from junctor_kernels.entries_gpu import Runs, bits_of, record
 
 from junctor.chunks.device_copies import Copy, copies, lying_at
 from junctor.chunks.gpus import ChunkGpu, InPlace
+from junctor.chunks.groups import Group, groups_of
 from junctor.chunks.places import ALIGNED, outer_variables, spreads, task_places
 from junctor.chunks.slots import MOST_KEPT, Lying, OneGpu, Prepared, can_lie
 from junctor.planning.chunks import ChunkPlan, Pass
@@ -28,13 +29,15 @@ Array = npt.NDArray[Any]
 
 # Where a slot begins as long as it is any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
+# What an operand is multiplied with that is not: bits of one, and nothing that tells a power of two.
+_AS_IT_IS = bits_of(1.0), 0, False
 # Exchanges that are kept for the next case, of some hundred bytes each.
 MOST_EXCHANGES = 1 << 13
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """A launch of a step.
+    """A launch of a step, or of a chain of them.
 
     words: its record. in_slot: fields of it that hold a place in a slot. elsewhere: fields that a state of a chunk
     variable moves by so many bytes. scaled: fields for the bits of what a table that the host makes is multiplied with.
@@ -52,9 +55,9 @@ class Call:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Calls:
-    """All launches of a pass on a device, step by step; there: tables that they use where these are."""
+    """All launches of a pass on a device, group by group; there: tables that they use where these are."""
 
-    steps: list[list[Call]]
+    groups: list[list[Call]]
     there: Mapping[int, InPlace]
     prepared: list[Prepared]
     generation: int
@@ -62,7 +65,8 @@ class Calls:
 
 class PassFacts:
     """What a pass is. spreads: its results are added up on the host. outer: chunk variables that its groups differ in,
-    inner: those of the tasks of a group. made: table -> place of its step. places: of parts in a slot."""
+    inner: those of the tasks of a group. groups: its launches. made: table -> place of its step. places: of parts in a
+    slot. inside: steps whose results no memory holds."""
 
     def __init__(self, chunks: ChunkPlan, each: Pass, tasks: Sequence[Step], itemsize: int) -> None:
         self.each, self.tasks = each, tasks
@@ -70,6 +74,8 @@ class PassFacts:
         self.outer = outer_variables(chunks, each, itemsize)
         self.inner = [v for v in each.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
+        self.groups = groups_of(chunks, each)
+        self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {task.out: n for n, task in enumerate(tasks)}
         self.places, _ = task_places(chunks, each, itemsize)
 
@@ -79,13 +85,19 @@ class PassFacts:
         return self.each.out if self.spreads else None
 
     @cached_property
-    def uses(self) -> dict[int, list[tuple[Step, int]]]:
-        """For each table its steps and the place among their operands (behind all of them that of the result)."""
-        uses: dict[int, list[tuple[Step, int]]] = {}
-        for task in self.tasks:
-            for k, table in enumerate((*task.operands, task.out)):
-                uses.setdefault(table, []).append((task, k))
+    def uses(self) -> dict[int, list[tuple[Group, int]]]:
+        """For each table its launches and the place among their operands (behind all of them that of the result)."""
+        uses: dict[int, list[tuple[Group, int]]] = {}
+        for group in self.groups:
+            for k, table in enumerate((*group.operands, group.out)):
+                uses.setdefault(table, []).append((group, k))
         return uses
+
+    def lying(self, group: Group, runs: Mapping[int, Runs]) -> Lying:
+        """Return what a group does when its k-th operand (behind all of them the result) lies in some runs."""
+        count = len(group.operands)
+        what = group.chain or self.tasks[group.steps.start].what
+        return what, tuple(runs.get(k) for k in range(count)), runs.get(count)
 
 
 class Launches:
@@ -137,51 +149,53 @@ class Launches:
     def _made(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
         facts, prepared = self.facts[n], list[Prepared]()
         there = self._there(n, one)
-        steps: list[list[Call]] = []
-        for task in facts.tasks:
-            tables = (*task.operands, task.out)
-            lying = _lying(task, {k: there[table].runs for k, table in enumerate(tables) if table in there})
+        groups: list[list[Call]] = []
+        for group in facts.groups:
+            tables = (*group.operands, group.out)
+            lying = facts.lying(group, {k: there[table].runs for k, table in enumerate(tables) if table in there})
             prepared.append(one.prepared(lying, n, take))
-            steps.append(self._calls_of(n, one, task, there, prepared[-1]))
+            groups.append(self._calls_of(n, one, group, there, prepared[-1]))
         one.uploaded.record(one.upload)
-        return Calls(steps, there, prepared, one.generation)
+        return Calls(groups, there, prepared, one.generation)
 
     def _there(self, n: int, one: OneGpu) -> dict[int, InPlace]:
         """Return the tables of a pass that all of its steps can use where they are."""
-        there: dict[int, InPlace] = {}
-        for table, steps in self.facts[n].uses.items():
+        there, facts = dict[int, InPlace](), self.facts[n]
+        for table, groups in facts.uses.items():
             found = self.gpu.in_place(one, table, n)
-            if found is not None and all(can_lie(_lying(task, {k: found.runs})) for task, k in steps):
+            if found is not None and all(can_lie(facts.lying(group, {k: found.runs})) for group, k in groups):
                 there[table] = found
         return there
 
     def _calls_of(
-        self, n: int, one: OneGpu, task: Step, there: Mapping[int, InPlace], prepared: Prepared
+        self, n: int, one: OneGpu, group: Group, there: Mapping[int, InPlace], prepared: Prepared
     ) -> list[Call]:
         # Sums of terms are made in turns in either half of the room for them.
         half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
-        tables = (*task.operands, task.out)
+        tables = (*group.operands, group.out)
         places: list[InPlace | int] = [there.get(table, self.facts[n].places[table]) for table in tables]
-        scales = [self._scale(n, one, table) for table in task.operands]
+        scales = [self._scale(n, one, table) for table in group.operands]
         scaled = [
             (entries_gpu.TABLES[k] + entries_gpu.SCALE, table)
-            for k, table in enumerate(task.operands)
+            for k, table in enumerate(group.operands)
             if self._is_added_up(table, n)
         ]
         calls = []
         for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.at, strict=True)):
             ends = m == len(prepared.launches) - 1
             out = places[-1] if ends else one.partial + (m % 2) * half
-            # Addresses, operands first.
-            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*places[:-1], out), strict=True))
+            # Addresses, operands first; the result of a chain is one more.
+            read = (*places[:-1], out) if launch.stages else places[:-1]
+            scales += [_AS_IT_IS] * (len(read) - len(scales))
+            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
             at = [each.at if isinstance(each, InPlace) else each for each in fields.values()]
-            each = zip(at, offsets, scales, strict=False)
+            each = zip(at[:-1], offsets, scales, strict=True)
             words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
             words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
             in_slot = [field for field, each in fields.items() if not isinstance(each, InPlace)]
             moves = [(field, *by) for field, each in fields.items() if isinstance(each, InPlace) for by in each.by]
             calls.append(Call(one.kernel(launch.name), launch.blocks, words, in_slot, moves, scaled, ends))
-            places, scales, scaled = [out, places[-1]], [(bits_of(1.0), 0, False)], []
+            places, scales, scaled = [out, places[-1]], [_AS_IT_IS], []
         return calls
 
     def _is_added_up(self, table: int, reader: int) -> bool:
@@ -191,7 +205,7 @@ class Launches:
     def _scale(self, n: int, one: OneGpu, table: int) -> tuple[int, int, bool]:
         """Return what an operand is multiplied with: bits, address of the words that tell it, whether of all tasks."""
         if table not in self.makers or self._is_added_up(table, n):
-            return bits_of(1.0), 0, False
+            return _AS_IT_IS
         maker = self.makers[table]
         step = self.gpu.first_step(maker) + self.facts[maker].made[table]
         if maker == n:
@@ -199,9 +213,3 @@ class Launches:
         if len(self.gpu.each) == 1:
             return bits_of(1.0), one.words_at(step), True
         return bits_of(1.0), one.gathered_at(step), False
-
-
-def _lying(task: Step, runs: Mapping[int, Runs]) -> Lying:
-    """Return the contraction of a step whose k-th operand (behind all of them the result) lies in some runs."""
-    count = len(task.operands)
-    return task.what, tuple(runs.get(k) for k in range(count)), runs.get(count)

@@ -6,13 +6,14 @@ Pure arithmetic: what lies where, and when another one takes the place of one, i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
 
 from junctor.chunks.dealing import Deal
+from junctor.chunks.groups import Group, groups_of
 from junctor.planning.arena import first_gap
 from junctor.planning.chunks import ChunkPlan, Pass, part
 
@@ -25,21 +26,25 @@ VECTOR = 4
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
 LEAF_SHARE = 1 / 8
 
-# First and last pass (or step) of a table.
+# The launches of a pass.
+Grouping = Callable[[ChunkPlan, Pass], Sequence[Group]]
+# First and last pass (or launch) of a table.
 Lives = Mapping[int, tuple[int, int]]
 
 
-def slot_bytes(chunks: ChunkPlan, itemsize: int) -> int:
+def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = groups_of) -> int:
     """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
-    most = max((task_places(chunks, each, itemsize)[1] for each in chunks.passes), default=0)
+    most = max((task_places(chunks, each, itemsize, groups)[1] for each in chunks.passes), default=0)
     return most + 2 * PARTIAL_ENTRIES * itemsize
 
 
-def task_places(chunks: ChunkPlan, each: Pass, itemsize: int) -> tuple[dict[int, int], int]:
+def task_places(
+    chunks: ChunkPlan, each: Pass, itemsize: int, groups: Grouping = groups_of
+) -> tuple[dict[int, int], int]:
     """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, step in enumerate(each.steps):
-        for table in (*step.operands, step.out):
+    for n, group in enumerate(groups(chunks, each)):
+        for table in (*group.operands, group.out):
             lives[table] = (lives.get(table, (n, n))[0], n)
     if each.summed:
         # What tasks add to is there from the beginning of the next one.

@@ -201,19 +201,14 @@ class ChunkedProgram:
         return self._on_cpu(what, operands)
 
     def _lower(self, each: Pass, step: Reduce) -> Step:
-        tables = self.plan.tables
-        operands = tuple(sorted(step.operands, key=lambda table: tables[table].entries))
+        operands = self.chunks.ordered(step)
         what = contraction(
-            self._local(step.out, each),
+            self.chunks.axes(step.out, each),
             [v for v in step.eliminated if v not in each.fixed],
-            [self._local(table, each) for table in operands],
+            [self.chunks.axes(table, each) for table in operands],
             self._sizes,
         )
         return Step(step.out, operands, what)
-
-    def _local(self, table: int, each: Pass) -> tuple[int, ...]:
-        """Return the axes of a table's part in a task of a pass."""
-        return tuple(v for v in self.chunks.layout(table) if v not in each.fixed)
 
     def run_pass(self, n: int, store: ChunkStore, known: dict[int, Known], contract: Contract) -> None:
         """Do all tasks of a pass."""

@@ -20,7 +20,7 @@ from junctor_kernels import entries_gpu
 from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift_of
 
 from junctor.chunks.device_copies import enqueue, enqueue_all, lying_at
-from junctor.chunks.launches import ORIGIN, Calls, Launches, PassFacts
+from junctor.chunks.launches import ORIGIN, Call, Calls, Launches, PassFacts
 from junctor.chunks.slots import Mark, OneGpu, Slot
 from junctor.chunks.underway import States, Underway
 from junctor.planning.chunks import configurations, part
@@ -160,7 +160,7 @@ class GpuRun:
     def _calls(self, work: Underway, one: OneGpu) -> Calls:
         """Return the launches of every step on a device."""
         calls = self.launches.of(work.number, one, partial(self._staged, work))
-        for call in itertools.chain.from_iterable(calls.steps):
+        for call in itertools.chain.from_iterable(calls.groups):
             for place, table in call.scaled:
                 call.words[place] = bits_of(2.0 ** self._known[table].shift)
         return calls
@@ -171,25 +171,26 @@ class GpuRun:
             work.leader = slot.on
         facts, calls = work.facts, work.calls[slot.on]
         made, there = facts.made, set[int]()
-        for n, task in enumerate(facts.tasks):
-            for table in task.operands:
+        for group, launches in zip(facts.groups, calls.groups, strict=True):
+            for table in group.operands:
                 if table not in there and table not in made:
                     self._load(work, waits, slot, table, states)
-            there.update(task.operands)
+            there.update(group.operands)
             if not leads:
-                self._follow(work, slot, [made[table] for table in task.operands if table in made])
-            is_last = n == len(facts.tasks) - 1
-            if task.out in calls.there:
-                self._wait_before(work, slot, task.out)
-            self._launch(work, slot, n, states, leads, adds and is_last)
+                self._follow(work, slot, [made[table] for table in group.operands if table in made])
+            is_last = group.steps.stop == len(facts.tasks)
+            if group.out in calls.there:
+                self._wait_before(work, slot, group.out)
+            step = self.gpu.first_step(work.number) + group.steps.start
+            self._launch(launches, slot, step, states, leads, adds and is_last)
             if leads and facts.is_followed:
-                self._lead(work, slot, n)
-            if task.out in facts.each.stores and not is_last:
-                self._save(work, slot, task.out, states)
+                self._lead(work, slot, group.steps)
+            if group.out in facts.each.stores and not is_last:
+                self._save(work, slot, group.out, states)
 
-    def _launch(self, work: Underway, slot: Slot, n: int, states: States, leads: bool, adds: bool) -> None:
-        step = self.gpu.first_step(work.number) + n
-        for call in work.calls[slot.on].steps[n]:
+    def _launch(self, launches: Iterable[Call], slot: Slot, step: int, states: States, leads: bool, adds: bool) -> None:
+        """Hand in a step, the first one of a group."""
+        for call in launches:
             words = moved(call.words, call.in_slot, slot.at)
             for place, v, by in call.elsewhere:
                 words[place] += states[v] * by
@@ -197,14 +198,15 @@ class GpuRun:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
             slot.launch(call.kernel, call.blocks, words)
 
-    def _lead(self, work: Underway, slot: Slot, n: int) -> None:
-        """Note that the first task has been sent one step further."""
+    def _lead(self, work: Underway, slot: Slot, steps: range) -> None:
+        """Note that the first task has been sent some steps further."""
         if len(self.gpu.each) > 1:
-            step = self.gpu.first_step(work.number) + n
-            slot.launch(slot.on.kernel("relay"), 1, relayed(slot.on.report_at(step), slot.on.words_at(step)))
+            step = self.gpu.first_step(work.number) + steps.start
+            words = relayed(slot.on.report_at(step), slot.on.words_at(step), len(steps))
+            slot.launch(slot.on.kernel("relay"), 1, words)
         event = slot.on.event()
         event.record(slot.stream)
-        work.followed.append(event)
+        work.followed += [event] * len(steps)
 
     def _follow(self, work: Underway, slot: Slot, steps: Sequence[int]) -> None:
         """Let a slot wait until the first task is through with some steps, and its device knows what that found."""
@@ -223,12 +225,16 @@ class GpuRun:
         if told:
             slot.stream.wait_event(told[min(last, len(told) - 1)])
         assert work.leader is not None
-        for n in range(len(told), last + 1):
-            step = self.gpu.first_step(work.number) + n
-            slot.stream.wait_event(work.followed[n])
-            slot.launch(slot.on.kernel("relay"), 1, relayed(slot.on.words_at(step), work.leader.report_at(step)))
-            told.append(slot.on.event())
-            told[-1].record(slot.stream)
+        steps = range(len(told), last + 1)
+        if steps:
+            # The first task does its steps in order.
+            slot.stream.wait_event(work.followed[last])
+            step = self.gpu.first_step(work.number) + steps.start
+            words = relayed(slot.on.words_at(step), work.leader.report_at(step), len(steps))
+            slot.launch(slot.on.kernel("relay"), 1, words)
+            event = slot.on.event()
+            event.record(slot.stream)
+            told += [event] * len(steps)
 
     def _load(self, work: Underway, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
         if table in waits:
@@ -360,7 +366,9 @@ class GpuRun:
         largest[-1] = max(largest[-1], of_sums)
         made = [task.out for task in tasks]
         extremes = dict(zip(made, zip(largest.tolist(), least.tolist(), strict=True), strict=True))
-        self._settle(work.number, extremes, dict(zip(made, map(shift_of, leads), strict=True)))
+        # Whoever goes on with what no memory holds does not multiply.
+        shifts = [0 if n in work.facts.inside else shift_of(lead) for n, lead in enumerate(leads)]
+        self._settle(work.number, extremes, dict(zip(made, shifts, strict=True)))
         self._pending.popleft()
         self.gpu.staging.release(work.number)
         work.late.clear()

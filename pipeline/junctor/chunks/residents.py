@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.chunks.dealing import Deal, Deals
+from junctor.chunks.groups import touched_entries
 from junctor.chunks.places import Stay, results, share_bytes, spreads, stored
 from junctor.planning.arena import first_gap
-from junctor.planning.chunks import ChunkPlan, loaded_entries, part
+from junctor.planning.chunks import ChunkPlan, loaded_entries
 
 # Tables whose pieces are at least so large may stay on a GPU: smaller ones take long to copy one by one.
 RESIDENT_PIECE = 1 << 12
@@ -162,10 +163,10 @@ class _Traffic:
         self._passes: list[tuple[float, ...]] = []
         self.crossings: dict[int, list[_Crossing]] = {table: [] for table in tables}
         for n, each in enumerate(chunks.passes):
-            parts = sum(part(plan, table, each.fixed) for step in each.steps for table in (*step.operands, step.out))
             loads = {table: float(loaded_entries(plan, each, [table])) for table in each.loads}
             stores = {table: float(plan.tables[table].entries) for table in each.stores}
-            device = plan.shape.entries(each.fixed) * parts * BUS_RATE / DEVICE_RATE
+            touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
+            device = touched * BUS_RATE / DEVICE_RATE
             self._passes.append((sum(loads.values()), sum(stores.values()), device))
             for table in self.crossings.keys() & (loads.keys() | stores.keys()):
                 self.crossings[table].append((n, (loads.get(table, 0.0), stores.get(table, 0.0), 0.0)))

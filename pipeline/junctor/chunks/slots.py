@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import entries_gpu
+from junctor_kernels import chains_gpu, entries_gpu
 from junctor_kernels.axes import Contraction
+from junctor_kernels.chains_gpu import Chain
 from junctor_kernels.entries_gpu import Launch, Runs, in_place, launches_of, out_panels
 
 from junctor.chunks.staging import addresses_of, packed
@@ -94,8 +95,8 @@ class Prepared:
     used: int
 
 
-# A contraction, and how each operand and the result lie, None for one piece.
-Lying = tuple[Contraction, tuple[Runs | None, ...], Runs | None]
+# A contraction or a chain, and how each operand and the result lie, None for one piece.
+Lying = tuple[Contraction | Chain, tuple[Runs | None, ...], Runs | None]
 
 
 class OneGpu:
@@ -226,6 +227,8 @@ def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
     Raises ValueError where an operand or the result cannot lie so.
     """
     what, operands, out = lying
+    if isinstance(what, Chain):
+        return (_chain_in_place(what, (*operands, out)),), None
     first, *rest = launches_of(what)
     for k, runs in enumerate(operands):
         if runs is not None:
@@ -240,6 +243,16 @@ def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
     if panels is None:
         raise ValueError("the result cannot be made where it is to be")
     return launches, panels
+
+
+def _chain_in_place(what: Chain, tables: Iterable[Runs | None]) -> Launch:
+    launch = chains_gpu.launch_of(what)
+    for k, runs in enumerate(tables):
+        found = launch if runs is None else chains_gpu.in_place(launch, k, runs)
+        if found is None:
+            raise ValueError(f"table {k} of a chain cannot be used where it is")
+        launch = found
+    return launch
 
 
 @lru_cache(maxsize=1 << 14)

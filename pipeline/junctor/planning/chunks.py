@@ -50,7 +50,7 @@ class Pass:
         return self.steps[-1].out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChunkPlan:
     """Passes, and how the tables between them are cut.
 
@@ -92,6 +92,14 @@ class ChunkPlan:
         """Return the scope of a table as it is kept: chunk variables first, so that pieces are contiguous."""
         cuts = self.cuts.get(table, ())
         return (*cuts, *(v for v in self.plan.tables[table].scope if v not in cuts))
+
+    def axes(self, table: int, each: Pass) -> tuple[int, ...]:
+        """Return the axes of a table's part in a task of a pass."""
+        return tuple(v for v in self.layout(table) if v not in each.fixed)
+
+    def ordered(self, step: Reduce) -> tuple[int, ...]:
+        """Return the operands of a step in the order in which they combine, the smallest first."""
+        return tuple(sorted(step.operands, key=lambda table: self.plan.tables[table].entries))
 
     def piece(self, table: int) -> int:
         """Return the entries of a piece of a stored table: what is contiguous where it is kept."""

@@ -1,0 +1,187 @@
+"""Several eliminations of a large table in one launch: what they read and write, and which of them fit together.
+
+Each elimination of a *chain* sums a binary axis out of what the one before made, times a small table, and brings in
+another binary axis. A thread keeps what belongs to all states of these axes in registers, where every elimination turns
+pairs of entries into pairs, as a stage of a fast Fourier transform does. So a chain reads the large table once and
+writes one, however many eliminations it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from junctor_kernels.entries_gpu import (
+    APART,
+    LARGE_ENTRIES,
+    LARGE_PANEL,
+    LINE,
+    PANEL,
+    RUN,
+    SAME,
+    TILE_LAST_FIRST,
+    TILE_RUN,
+    WARP,
+    Integers,
+    Launch,
+    Offsets,
+    Runs,
+    cut_axes,
+    in_runs,
+    narrow,
+    walk,
+)
+
+# Eliminations of a chain: with more, a thread would need more registers than there are for enough of them.
+MOST_STAGES = 3
+# Neighbouring entries that a thread takes, for all states of the axes that come and go.
+NEIGHBOURS = 4
+# Lines of memory that a warp may touch, as a multiple of those that its numbers fill.
+MOST_LINES = 2
+
+
+class Stage(NamedTuple):
+    """An elimination: axis labels of the small table, of the large one and of the result, each in C order."""
+
+    factor: tuple[int, ...]
+    table: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Axes that are summed out."""
+        return tuple(v for v in self.table if v not in self.out)
+
+    @property
+    def comes(self) -> tuple[int, ...]:
+        """Axes that only the result has."""
+        return tuple(v for v in self.out if v not in self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Eliminations that are done together.
+
+    rest: sizes of the axes that are there throughout. strides: of the large table, of every small one and of the result
+    along these. tiles: along the axes that come and go, of each the offsets for all their states: of the large table
+    and of the result [states], of a small one [states behind its stage, state that is summed out].
+    """
+
+    rest: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    tiles: tuple[tuple[int, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of eliminations."""
+        return len(self.tiles) - 2
+
+
+def is_stage(stage: Stage, sizes: Mapping[int, int]) -> bool:
+    """Tell whether an elimination can be one of a chain."""
+    axes = (*stage.leaves, *stage.comes)
+    return len(stage.leaves) == len(stage.comes) == 1 and all(sizes[v] == 2 for v in axes)
+
+
+def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
+    """Return eliminations as a chain, None where one launch would not do them as fast as memory allows."""
+    first, last = stages[0].table, stages[-1].out
+    leave, come = [stage.leaves[0] for stage in stages], [stage.comes[0] for stage in stages]
+    if not set(leave) <= set(first) or not set(come) <= set(last):
+        return None
+    scopes = [first, *(stage.factor for stage in stages), last]
+    at = [_strides(scope, sizes) for scope in scopes]
+    states = [tuple(number >> n & 1 for n in range(len(stages))) for number in range(1 << len(stages))]
+
+    def offsets(k: int, axes: Sequence[int]) -> list[int]:
+        return [sum(at[k].get(v, 0) * state for v, state in zip(axes, each, strict=True)) for each in states]
+
+    tiles = [offsets(0, leave)]
+    for i in range(len(stages)):
+        behind = offsets(i + 1, [*come[: i + 1], *leave[i + 1 :]])
+        tiles.append([each + state * at[i + 1].get(leave[i], 0) for each in behind for state in (0, 1)])
+    tiles.append(offsets(len(scopes) - 1, come))
+    # Neighbours lie side by side in the result, or where it has these axes there, in the large table.
+    by = at[0] if sorted(tiles[-1]) == list(range(len(states))) else at[-1]
+    rest = sorted((v for v in first if v not in leave), key=lambda v: -by[v])
+    if [sizes[v] for v in rest[-2:]] != [2, 2]:
+        return None
+    strides = tuple(tuple(each.get(v, 0) for v in rest) for each in at)
+    chain = Chain(tuple(sizes[v] for v in rest), strides, tuple(map(tuple, tiles)))
+    return chain if _is_near(chain) else None
+
+
+def _strides(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+    found, stride = dict[int, int](), 1
+    for v in reversed(scope):
+        found[v] = stride
+        stride *= sizes[v]
+    return found
+
+
+def _is_near(chain: Chain) -> bool:
+    """Tell whether what a warp reads and writes at once fills lines of memory."""
+    _, places = cut_axes(list(zip(chain.rest, *chain.strides, strict=True)), WARP * NEIGHBOURS)
+    for k in (0, len(chain.tiles) - 1):
+        there = np.add.outer(walk(places, k + 1), chain.tiles[k])
+        if len(np.unique(there // LINE)) > MOST_LINES * max(1, there.size // LINE):
+            return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def launch_of(chain: Chain) -> Launch:
+    """Return the launch of a chain: its operands are the large table, the small ones, and the result."""
+    axes = list(zip(chain.rest, *chain.strides, strict=True))
+    entries = int(np.prod(chain.rest, dtype=np.int64))
+    panels, places = cut_axes(axes, PANEL if entries < LARGE_ENTRIES else LARGE_PANEL)
+    none = np.zeros(1, np.int64)
+    offsets = tuple(
+        Offsets(walk(panels, k + 1), narrow(walk(places, k + 1)), none, narrow(np.array(tile)))
+        for k, tile in enumerate(chain.tiles)
+    )
+    kinds = [_kind(each, is_side=k in (0, len(offsets) - 1)) for k, each in enumerate(offsets)]
+    quads = tuple(each for each in kinds if each is not None)
+    assert len(quads) == len(offsets)
+    inside = len(offsets[0].places)
+    return Launch(True, entries, inside, 1 << chain.stages, 1, offsets, quads, chain.stages)
+
+
+def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
+    """Return the launch of a chain for a table that lies in runs; None where threads would not find it side by side."""
+    offsets = in_runs(launch.offsets[k], runs)
+    if offsets is None:
+        return None
+    is_side = k in (0, len(launch.offsets) - 1)
+    kind = _kind(offsets, is_side)
+    if kind is None or (is_side and kind[0] == APART):
+        return None
+    return launch.with_operand(k, offsets, kind)
+
+
+def _kind(offsets: Offsets, is_side: bool) -> tuple[int, ...] | None:
+    """Return how neighbours lie: what is side by side, and how far the second to fourth are from the first."""
+    quads = offsets.places.reshape(-1, NEIGHBOURS)
+    first, lies = quads[:, 0], quads[0] - quads[0, 0]
+    if (quads - first[:, None] != lies).any():
+        return None
+    if not is_side:
+        return SAME if not lies.any() else APART, *lies[1:].tolist()
+    tile = offsets.near
+    last_first = [int(f"{n:0{len(tile).bit_length() - 1}b}"[::-1], 2) for n in range(len(tile))]
+
+    def aligned(*parts: Integers) -> bool:
+        return not any((part % NEIGHBOURS).any() for part in (offsets.panels, first, offsets.far, *parts))
+
+    kind = APART
+    if tile.tolist() == list(range(len(tile))) and aligned(lies):
+        kind = TILE_RUN
+    elif tile.tolist() == last_first and aligned(lies):
+        kind = TILE_LAST_FIRST
+    elif lies.tolist() == [0, 1, 2, 3] and aligned(tile):
+        kind = RUN
+    return kind, *lies[1:].tolist()
