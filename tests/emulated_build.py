@@ -18,6 +18,7 @@ def built(*parts: str, flags: tuple[str, ...] = ("-O1",)) -> ctypes.CDLL:
     folder = Path(_folders[-1].name)
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join([(HERE / "emulated.h").read_text(), *parts]))
-    command = ["g++", "-std=c++20", *flags, "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
+    # Shared memory is static here, and static variables of templates would be one in all libraries of the process.
+    command = ["g++", "-std=c++20", "-fno-gnu-unique", *flags, "-fPIC", "-shared", "-pthread", "-Wno-unknown-pragmas"]
     subprocess.run([*command, "-o", str(library), str(source)], check=True)
     return ctypes.CDLL(str(library))

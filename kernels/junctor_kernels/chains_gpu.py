@@ -20,6 +20,7 @@ from junctor_kernels.entries_gpu import (
     LARGE_ENTRIES,
     LARGE_PANEL,
     LINE,
+    MOST_ROWS,
     PANEL,
     RUN,
     SAME,
@@ -111,6 +112,11 @@ def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
     if [sizes[v] for v in rest[-2:]] != [2, 2]:
         return None
     strides = tuple(tuple(each.get(v, 0) for v in rest) for each in at)
+    if any(
+        sum(stride * (sizes[v] - 1) for v, stride in zip(rest, each, strict=True)) >= MOST_ROWS
+        for each in strides[1:-1]
+    ):
+        return None
     chain = Chain(tuple(sizes[v] for v in rest), strides, tuple(map(tuple, tiles)))
     return chain if _is_near(chain) else None
 
@@ -164,13 +170,15 @@ def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
 
 
 def _kind(offsets: Offsets, is_side: bool) -> tuple[int, ...] | None:
-    """Return how neighbours lie: what is side by side, and how far the second to fourth are from the first."""
+    """Return how neighbours lie: what is side by side, how far the second to fourth are from the first, and in how many
+    places of a small table entries may be; None where there is no kernel for that."""
     quads = offsets.places.reshape(-1, NEIGHBOURS)
     first, lies = quads[:, 0], quads[0] - quads[0, 0]
     if (quads - first[:, None] != lies).any():
         return None
     if not is_side:
-        return SAME if not lies.any() else APART, *lies[1:].tolist()
+        rows = int(offsets.panels.max()) + int(offsets.places.max()) + 1
+        return (SAME if not lies.any() else APART, *lies[1:].tolist(), rows) if rows <= MOST_ROWS else None
     tile = offsets.near
     last_first = [int(f"{n:0{len(tile).bit_length() - 1}b}"[::-1], 2) for n in range(len(tile))]
 
@@ -184,4 +192,4 @@ def _kind(offsets: Offsets, is_side: bool) -> tuple[int, ...] | None:
         kind = TILE_LAST_FIRST
     elif lies.tolist() == [0, 1, 2, 3] and aligned(tile):
         kind = RUN
-    return kind, *lies[1:].tolist()
+    return kind, *lies[1:].tolist(), 0

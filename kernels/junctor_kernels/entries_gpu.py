@@ -46,6 +46,8 @@ EACH_PARTIAL = 8
 # How four neighbouring entries lie in an operand: anywhere, in one place, in two neighbouring ones, side by side. In
 # chains the states of the axes that come and go may be side by side instead, those of the first axis fastest or last.
 APART, SAME, PAIRS, RUN, TILE_RUN, TILE_LAST_FIRST = range(6)
+# Places that entries may have in a small table of a chain.
+MOST_ROWS = 64
 # Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
 MOST_IN_QUADS, MOST_LINES = 3, 16
 # Entries of a line, and threads of a warp.
@@ -65,6 +67,7 @@ OPERAND_FIELDS = (
     "second",
     "third",
     "fourth",
+    "rows",
 )
 # Where in the record the addresses of the result and of the operands lie, and what differs from task to task.
 OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)]
@@ -80,7 +83,7 @@ def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
     values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
     values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
-    values |= {"TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
+    values |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
     constants = ", ".join(f"{name} = {value}" for name, value in values.items())
     defined = "#define DOUBLE\n" if algebra == "double" else ""
     texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
@@ -310,7 +313,8 @@ def record(
     """
     fields = [out, 0, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
     for k, each in enumerate(operands):
-        fields += [*each, *(launch.quads[k] if launch.quads else (APART, 0, 0, 0))]
+        fields += [*each, *(launch.quads[k] if launch.quads else ())]
+        fields += [0] * (len(FIELDS) + (k + 1) * len(OPERAND_FIELDS) - len(fields))
     words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
     words[: len(fields)] = fields
     return words

@@ -17,7 +17,7 @@
 // `entries_gpu.py` as an enum, then numbers.cu.
 
 // One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
-// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other.
+// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other. rows: of a small table of a chain the places that entries have in it.
 struct Operand {
     const real *table;
     const index_t *panels;
@@ -26,7 +26,7 @@ struct Operand {
     const int *near;
     double scale;
     const word *lead;
-    index_t whole, quad, second, third, fourth;
+    index_t whole, quad, second, third, fourth, rows;
 };
 
 // Everything that a launch needs; 8 bytes a field, in the order of `entries_gpu.FIELDS`, then the operands. out_panels:
@@ -206,6 +206,11 @@ template <int M> __device__ __forceinline__ constexpr int state_at(int at, bool 
     return state;
 }
 
+// The first state of a pair that differs in the state of an axis.
+template <int STAGE> __device__ __forceinline__ constexpr int first_of(int pair) {
+    return (pair >> STAGE) << (STAGE + 1) | (pair & ((1 << STAGE) - 1));
+}
+
 // Four neighbouring entries of a table for all states of these axes, from where they are to registers.
 template <int M, bool LAST_FIRST>
 __device__ __forceinline__ void load_tiles(real (&number)[1 << M][4], const real *here, const int (&lies)[4]) {
@@ -280,26 +285,21 @@ __device__ __forceinline__ void store_all(
 }
 
 // One elimination: pairs of numbers that differ in the state of its axis become the sums for both states of the axis
-// that comes in its place. `least` is what is smallest above zero, less one, so that a zero is largest.
+// that comes in its place. rows: the small table for every place in it, four numbers a pair. `least` is what is smallest
+// above zero, less one, so that a zero is largest.
 template <int M, int STAGE, bool IS_SAME>
 __device__ __forceinline__ void eliminate(
-    real (&number)[1 << M][4], const real *here, const int *near, const int (&lies)[4], real scale, word &largest,
-    word &least
+    real (&number)[1 << M][4], const Quad *rows, const int (&lies)[4], word &largest, word &least
 ) {
 #pragma unroll
-    for (int n = 0; n < 1 << M; n++) {
-        if (n >> STAGE & 1) continue;
-        const int other = n | 1 << STAGE;
-        real factor[4];
+    for (int pair = 0; pair < 1 << (M - 1); pair++) {
+        const int n = first_of<STAGE>(pair), other = n | 1 << STAGE;
+        Quad factor;
 #pragma unroll
         for (int v = 0; v < 4; v++) {
-            if (!IS_SAME || v == 0) {
-                const real *at = here + (IS_SAME ? 0 : lies[v]);
-                factor[0] = __ldg(at + near[2 * n]) * scale, factor[1] = __ldg(at + near[2 * n + 1]) * scale;
-                factor[2] = __ldg(at + near[2 * other]) * scale, factor[3] = __ldg(at + near[2 * other + 1]) * scale;
-            }
-            real first = factor[0] * number[n][v], second = factor[2] * number[n][v];
-            first += factor[1] * number[other][v], second += factor[3] * number[other][v];
+            if (!IS_SAME || v == 0) factor = rows[(lies[v] << (M - 1)) + pair];
+            const real first = fma(factor.number[1], number[other][v], factor.number[0] * number[n][v]);
+            const real second = fma(factor.number[3], number[other][v], factor.number[2] * number[n][v]);
             number[n][v] = first, number[other][v] = second;
             const word one = bits_of(first), two = bits_of(second);
             largest = one > largest ? one : largest, largest = two > largest ? two : largest;
@@ -308,75 +308,67 @@ __device__ __forceinline__ void eliminate(
     }
 }
 
-template <int M, int STAGE> struct Stages {
-    static __device__ __forceinline__ void run(
-        real (&number)[1 << M][4], const Reduction &what, const index_t *offset, const int (&lies)[M][4],
-        const int (*near)[2 << M], const real *scale, word *largest, word *least
-    ) {
-        const Operand &each = what.operand[STAGE + 1];
-        const real *here = each.table + offset[STAGE];
-        if (each.quad == SAME)
-            eliminate<M, STAGE, true>(number, here, near[STAGE], lies[STAGE], scale[STAGE], largest[STAGE], least[STAGE]);
-        else
-            eliminate<M, STAGE, false>(number, here, near[STAGE], lies[STAGE], scale[STAGE], largest[STAGE], least[STAGE]);
-        Stages<M, STAGE + 1>::run(number, what, offset, lies, near, scale, largest, least);
+// All eliminations from a stage on.
+template <int M, int STAGE>
+__device__ __forceinline__ void eliminate_from(
+    real (&number)[1 << M][4], const Reduction &what, int panel, const int (&place)[M + 2],
+    const Quad (*rows)[MOST_ROWS << (M - 1)], word (&largest)[M], word (&least)[M]
+) {
+    const Operand &each = what.operand[STAGE + 1];
+    const Quad *here = rows[STAGE] + (((int)each.panels[panel] + place[STAGE + 1]) << (M - 1));
+    const int lies[4] = {0, (int)each.second, (int)each.third, (int)each.fourth};
+    if (each.quad == SAME)
+        eliminate<M, STAGE, true>(number, here, lies, largest[STAGE], least[STAGE]);
+    else
+        eliminate<M, STAGE, false>(number, here, lies, largest[STAGE], least[STAGE]);
+    if constexpr (STAGE + 1 < M) eliminate_from<M, STAGE + 1>(number, what, panel, place, rows, largest, least);
+}
+
+// The numbers of the small table of a stage as `eliminate` reads them.
+template <int M, int STAGE>
+__device__ __forceinline__ void lay_out(const Reduction &what, Quad (*rows)[MOST_ROWS << (M - 1)]) {
+    const Operand &each = what.operand[STAGE + 1];
+    const real scale = scale_of(each);
+    for (int n = threadIdx.x; n < (int)each.rows << (M + 1); n += THREADS) {
+        const int row = n >> (M + 1), pair = n >> 2 & ((1 << (M - 1)) - 1);
+        const int state = first_of<STAGE>(pair) | (n >> 1 & 1) << STAGE;
+        rows[STAGE][n >> 2].number[n & 3] = __ldg(each.table + (row + each.near[2 * state + (n & 1)])) * scale;
     }
-};
-template <int M> struct Stages<M, M> {
-    static __device__ __forceinline__ void run(
-        real (&)[1 << M][4], const Reduction &, const index_t *, const int (&)[M][4], const int (*)[2 << M],
-        const real *, word *, word *
-    ) {}
-};
+    if constexpr (STAGE + 1 < M) lay_out<M, STAGE + 1>(what, rows);
+}
 
 template <int M> __device__ __forceinline__ void over_chain(const Reduction &what) {
-    __shared__ int near[M][2 << M], from[1 << M], to[1 << M];
-    for (int n = threadIdx.x; n < 2 << M; n += THREADS) {
-        for (int m = 0; m < M; m++) near[m][n] = what.operand[m + 1].near[n];
-        if (n < 1 << M) from[n] = what.operand[0].near[n], to[n] = what.operand[M + 1].near[n];
+    __shared__ Quad rows[M][MOST_ROWS << (M - 1)];
+    __shared__ int from[1 << M], to[1 << M];
+    if (threadIdx.x < 1 << M) {
+        from[threadIdx.x] = what.operand[0].near[threadIdx.x];
+        to[threadIdx.x] = what.operand[M + 1].near[threadIdx.x];
     }
+    lay_out<M, 0>(what, rows);
     __syncthreads();
     const int tiles = (int)((what.panel + TILE - 1) / TILE);
     const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x * 4;
     const bool is_inside = first < what.panel;
     const int panels = (int)(what.entries / what.panel), step = gridDim.x / tiles;
-    int place[M + 2], lies[M][4];
-    int lies_from[4], lies_to[4];
-    real scale[M];
+    int place[M + 2];
 #pragma unroll
-    for (int k = 0; k < M + 2; k++) {
-        const Operand &each = what.operand[k];
-        place[k] = each.places[is_inside ? first : 0];
-        const int others[4] = {0, (int)each.second, (int)each.third, (int)each.fourth};
-#pragma unroll
-        for (int v = 0; v < 4; v++) {
-            if (k == 0) lies_from[v] = others[v];
-            else if (k == M + 1) lies_to[v] = others[v];
-            else lies[k - 1][v] = others[v];
-        }
-        if (k > 0 && k <= M) scale[k - 1] = scale_of(each);
-    }
-    const real scale_from = scale_of(what.operand[0]);
+    for (int k = 0; k < M + 2; k++) place[k] = what.operand[k].places[is_inside ? first : 0];
+    const Operand &source = what.operand[0], &target = what.operand[M + 1];
+    const int apart[4] = {0, (int)source.second, (int)source.third, (int)source.fourth};
+    const int to_apart[4] = {0, (int)target.second, (int)target.third, (int)target.fourth};
+    const real scale = scale_of(source);
     word largest[M], least[M];
 #pragma unroll
     for (int m = 0; m < M; m++) largest[m] = 0, least[m] = ~(word)0;
     for (int panel = blockIdx.x / tiles; is_inside && panel < panels; panel += step) {
         real number[1 << M][4];
-        index_t offset[M];
-        load_all<M>(
-            number, what.operand[0].table + (what.operand[0].panels[panel] + place[0]), what.operand[0].quad, from, lies_from
-        );
-#pragma unroll
-        for (int m = 0; m < M; m++) offset[m] = what.operand[m + 1].panels[panel] + place[m + 1];
+        load_all<M>(number, source.table + (source.panels[panel] + place[0]), source.quad, from, apart);
 #pragma unroll
         for (int n = 0; n < 1 << M; n++)
 #pragma unroll
-            for (int v = 0; v < 4; v++) number[n][v] *= scale_from;
-        Stages<M, 0>::run(number, what, offset, lies, near, scale, largest, least);
-        store_all<M>(
-            number, (real *)what.operand[M + 1].table + (what.operand[M + 1].panels[panel] + place[M + 1]),
-            what.operand[M + 1].quad, to, lies_to
-        );
+            for (int v = 0; v < 4; v++) number[n][v] *= scale;
+        eliminate_from<M, 0>(number, what, panel, place, rows, largest, least);
+        store_all<M>(number, (real *)target.table + (target.panels[panel] + place[M + 1]), target.quad, to, to_apart);
     }
 #pragma unroll
     for (int m = 0; m < M; m++)
