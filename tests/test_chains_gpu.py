@@ -116,7 +116,7 @@ def test_agrees_with_the_reference(shape: str) -> None:
 
 
 def test_how_numbers_lie() -> None:
-    """Threads take what is side by side: neighbours, or the states of the axes that come and go."""
+    """What is side by side: entries of neighbouring threads, or the states of the axes that come and go."""
     kinds = {}
     for shape in SHAPES:
         chain = chain_of(stages_of(shape, np.random.default_rng(0)), SIZES)

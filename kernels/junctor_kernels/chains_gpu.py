@@ -8,6 +8,7 @@ writes one, however many eliminations it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,8 +40,10 @@ from junctor_kernels.entries_gpu import (
 
 # Eliminations of a chain: with more, a thread would need more registers than there are for enough of them.
 MOST_STAGES = 3
-# Neighbouring entries that a thread takes, for all states of the axes that come and go.
-NEIGHBOURS = 4
+# Entries that a thread takes, a warp apart, for all states of the axes that come and go.
+EACH = 4
+# Numbers that are loaded and stored as one.
+VECTOR = 4
 # Lines of memory that a warp may touch, as a multiple of those that its numbers fill.
 MOST_LINES = 2
 
@@ -109,8 +112,6 @@ def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
     # Neighbours lie side by side in the result, or where it has these axes there, in the large table.
     by = at[0] if sorted(tiles[-1]) == list(range(len(states))) else at[-1]
     rest = sorted((v for v in first if v not in leave), key=lambda v: -by[v])
-    if [sizes[v] for v in rest[-2:]] != [2, 2]:
-        return None
     strides = tuple(tuple(each.get(v, 0) for v in rest) for each in at)
     if any(
         sum(stride * (sizes[v] - 1) for v, stride in zip(rest, each, strict=True)) >= MOST_ROWS
@@ -131,12 +132,22 @@ def _strides(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
 
 def _is_near(chain: Chain) -> bool:
     """Tell whether what a warp reads and writes at once fills lines of memory."""
-    _, places = cut_axes(list(zip(chain.rest, *chain.strides, strict=True)), WARP * NEIGHBOURS)
+    _, places = cut_axes(list(zip(chain.rest, *chain.strides, strict=True)), WARP * EACH)
+    if math.prod(axis[0] for axis in places) < WARP * EACH:
+        return False
     for k in (0, len(chain.tiles) - 1):
         there = np.add.outer(walk(places, k + 1), chain.tiles[k])
-        if len(np.unique(there // LINE)) > MOST_LINES * max(1, there.size // LINE):
+        if len(np.unique(there // LINE)) > MOST_LINES * there.size // LINE:
             return False
-    return True
+    return all(_apart(walk(places, k + 1)) is not None for k in range(len(chain.tiles)))
+
+
+def _apart(places: Integers) -> Integers | None:
+    """Return how far the entries of a thread are from the first, None where that is not the same for all threads."""
+    of_threads = places.reshape(-1, EACH, WARP)
+    lies = of_threads - of_threads[:, :1]
+    found: Integers = lies[0, :, 0]
+    return found if (lies == found[:, None]).all() else None
 
 
 @lru_cache(maxsize=1024)
@@ -158,7 +169,7 @@ def launch_of(chain: Chain) -> Launch:
 
 
 def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
-    """Return the launch of a chain for a table that lies in runs; None where threads would not find it side by side."""
+    """Return the launch of a chain for a table that lies in runs; None where threads do not find it side by side."""
     offsets = in_runs(launch.offsets[k], runs)
     if offsets is None:
         return None
@@ -170,26 +181,22 @@ def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
 
 
 def _kind(offsets: Offsets, is_side: bool) -> tuple[int, ...] | None:
-    """Return how neighbours lie: what is side by side, how far the second to fourth are from the first, and in how many
-    places of a small table entries may be; None where there is no kernel for that."""
-    quads = offsets.places.reshape(-1, NEIGHBOURS)
-    first, lies = quads[:, 0], quads[0] - quads[0, 0]
-    if (quads - first[:, None] != lies).any():
+    """Return how a table lies; None where there is no kernel for that.
+
+    That is what is side by side, how far the entries of a thread are from the first, and of a small table the number of
+    places where entries may be.
+    """
+    lies = _apart(offsets.places)
+    if lies is None:
         return None
     if not is_side:
         rows = int(offsets.panels.max()) + int(offsets.places.max()) + 1
         return (SAME if not lies.any() else APART, *lies[1:].tolist(), rows) if rows <= MOST_ROWS else None
-    tile = offsets.near
+    tile, kind = offsets.near.tolist(), APART
     last_first = [int(f"{n:0{len(tile).bit_length() - 1}b}"[::-1], 2) for n in range(len(tile))]
-
-    def aligned(*parts: Integers) -> bool:
-        return not any((part % NEIGHBOURS).any() for part in (offsets.panels, first, offsets.far, *parts))
-
-    kind = APART
-    if tile.tolist() == list(range(len(tile))) and aligned(lies):
-        kind = TILE_RUN
-    elif tile.tolist() == last_first and aligned(lies):
-        kind = TILE_LAST_FIRST
-    elif lies.tolist() == [0, 1, 2, 3] and aligned(tile):
+    is_aligned = not any((part % VECTOR).any() for part in (offsets.panels, offsets.places, offsets.far))
+    if tile in (list(range(len(tile))), last_first) and is_aligned:
+        kind = TILE_LAST_FIRST if tile == last_first else TILE_RUN
+    elif (np.diff(offsets.places.reshape(-1, WARP)) == 1).all():
         kind = RUN
     return kind, *lies[1:].tolist(), 0

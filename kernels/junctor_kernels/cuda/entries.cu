@@ -2,8 +2,8 @@
 // `junctor_kernels.entries`.
 //
 //     reduce_quads_K_N   a thread for four neighbouring entries of many panels; K operands, N terms at a time.
-//     reduce_chain_M     M eliminations of one table, of which a thread has four neighbouring entries for all states of
-//                        the axes that come and go.
+//     reduce_chain_M     M eliminations of one table, of which a thread has four entries for all states of the axes that
+//                        come and go.
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
 //     gather             what several devices found, as one.
@@ -211,7 +211,7 @@ template <int STAGE> __device__ __forceinline__ constexpr int first_of(int pair)
     return (pair >> STAGE) << (STAGE + 1) | (pair & ((1 << STAGE) - 1));
 }
 
-// Four neighbouring entries of a table for all states of these axes, from where they are to registers.
+// Four entries of a table for all states of these axes, from where they are to registers.
 template <int M, bool LAST_FIRST>
 __device__ __forceinline__ void load_tiles(real (&number)[1 << M][4], const real *here, const int (&lies)[4]) {
 #pragma unroll
@@ -247,16 +247,9 @@ __device__ __forceinline__ void load_all(
         load_tiles<M, true>(number, here, lies);
     } else {
 #pragma unroll
-        for (int n = 0; n < 1 << M; n++) {
-            if (kind == RUN) {
-                const Quad quad = *(const Quad *)(here + near[n]);
+        for (int n = 0; n < 1 << M; n++)
 #pragma unroll
-                for (int v = 0; v < 4; v++) number[n][v] = quad.number[v];
-            } else {
-#pragma unroll
-                for (int v = 0; v < 4; v++) number[n][v] = here[near[n] + lies[v]];
-            }
-        }
+            for (int v = 0; v < 4; v++) number[n][v] = here[near[n] + lies[v]];
     }
 }
 
@@ -270,17 +263,9 @@ __device__ __forceinline__ void store_all(
         store_tiles<M, true>(number, here, lies);
     } else {
 #pragma unroll
-        for (int n = 0; n < 1 << M; n++) {
-            if (kind == RUN) {
-                Quad quad;
+        for (int n = 0; n < 1 << M; n++)
 #pragma unroll
-                for (int v = 0; v < 4; v++) quad.number[v] = number[n][v];
-                *(Quad *)(here + near[n]) = quad;
-            } else {
-#pragma unroll
-                for (int v = 0; v < 4; v++) here[near[n] + lies[v]] = number[n][v];
-            }
-        }
+            for (int v = 0; v < 4; v++) here[near[n] + lies[v]] = number[n][v];
     }
 }
 
@@ -347,7 +332,8 @@ template <int M> __device__ __forceinline__ void over_chain(const Reduction &wha
     lay_out<M, 0>(what, rows);
     __syncthreads();
     const int tiles = (int)((what.panel + TILE - 1) / TILE);
-    const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x * 4;
+    // The threads of a warp take neighbours, each of them four that are a warp apart.
+    const int first = (int)(blockIdx.x % tiles) * TILE + threadIdx.x / 32 * 128 + threadIdx.x % 32;
     const bool is_inside = first < what.panel;
     const int panels = (int)(what.entries / what.panel), step = gridDim.x / tiles;
     int place[M + 2];
