@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor.chunks import contraction_work
+from junctor.chunks import contraction_work, residents
 from junctor.chunks import gpu_work as chunk_gpu_work
-from junctor.chunks import places as chunk_places
 from junctor.chunks import slots as chunk_slots
 from junctor.chunks import tuning as chunk_tuning
 from junctor.chunks import work as chunk_work
@@ -178,7 +177,7 @@ def test_a_plan_does_not_depend_on_threads() -> None:
         limits = Limits(1 << 28, None, 0, Path(), threads)
         found.append(cut(problem, reference.DOUBLE, limits, known, rows=100))
     assert found[0].entry_threads == 1 < found[1].entry_threads < found[2].entry_threads
-    assert found[0].chunks == found[1].chunks == found[2].chunks
+    assert found[0].chunks.passes == found[1].chunks.passes == found[2].chunks.passes
     assert len({each.working for each in found}) == 1
 
 
@@ -223,7 +222,7 @@ def test_several_gpus_share_the_work() -> None:
 
 def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
-    monkeypatch.setattr(chunk_places, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
     least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
     assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
     # At the rate of the bus it would be more.
@@ -231,13 +230,16 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
     assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
 
 
-def test_the_number_of_gpus_changes_the_forecast_only() -> None:
+def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
     limits = Limits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
     known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
     one, two = (cut(problem, reference.SINGLE, limits, known, gpus=gpus) for gpus in (1, 2))
-    assert (one.chunks, one.slots, one.working) == (two.chunks, two.slots, two.working)
     assert two.seconds < one.seconds
+    # On either number the other's plan takes as long or longer.
+    for here, other, gpus in ((one, two, 1), (two, one, 2)):
+        rooms = GpuRooms(limits, reference.SINGLE, known, gpus)
+        assert here.seconds <= rooms.chunking(other.chunks, rooms.rooms(other.chunks.plan)[0]).seconds
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:

@@ -1,4 +1,4 @@
-"""Which steps of a pass GPUs do together: chains of eliminations (`chains_gpu.py`), and other steps one by one."""
+"""Which steps of a pass a GPU does together: chains of eliminations (`chains_gpu.py`), and other steps one by one."""
 
 from __future__ import annotations
 
