@@ -177,10 +177,8 @@ def test_tables_stay_on_the_devices(
 @pytest.mark.parametrize(
     ("working", "room", "count", "algebra"),
     [
-        (2048, 0, 1, reference.SINGLE),
         (2048, 1 << 15, 2, reference.DOUBLE),
-        (2048, 1 << 20, 2, reference.SINGLE),
-        (3072, 1 << 20, 1, reference.DOUBLE),
+        (3072, 1 << 20, 1, reference.SINGLE),
     ],
 )
 def test_chains_are_their_steps(
@@ -204,9 +202,10 @@ def test_chains_are_their_steps(
         np.testing.assert_allclose(posterior, found[1].posteriors[variable], **rounding)
 
 
-@pytest.mark.parametrize("run_bytes", [1, 1 << 16])
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize(("working", "room"), [(16, 1 << 10), (32, 1 << 9), (32, 1 << 10)])
+@pytest.mark.parametrize(
+    ("working", "room", "count", "run_bytes"),
+    [(16, 1 << 10, 1, 1), (16, 1 << 10, 3, 1 << 16), (32, 1 << 9, 1, 1 << 16), (32, 1 << 9, 3, 1), (32, 1 << 10, 2, 1)],
+)
 def test_tables_come_back_for_several_readers(
     devices: Devices, working: int, room: int, count: int, run_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

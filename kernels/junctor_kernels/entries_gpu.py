@@ -320,6 +320,13 @@ def record(
     return words
 
 
+def carried(to: int, of: int, entries: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `carry`: where a table is to be, and where it is."""
+    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words[OUT], words[TABLES[0]], words[FIELDS.index("entries")] = to, of, entries
+    return words
+
+
 def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction` of the kernel `relay`: addresses of words [steps, 2, 2], to and from where.
 

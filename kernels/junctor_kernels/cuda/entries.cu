@@ -7,6 +7,7 @@
 //     reduce_entries_K   a thread for some entries of a panel, each of which sums its own terms; K operands.
 //     reduce_terms       a thread block for an entry, its threads share the terms.
 //     gather             what several devices found, as one.
+//     carry              a copy that need not wait for those that are under way.
 //     relay              brings what was found about a table to another device, through memory that both reach.
 //
 // Results are stored as they are summed. The power of two that brings a table near one follows from its largest entry in
@@ -466,6 +467,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_terms(const Reducti
         if (threadIdx.x == 0) finish(what, begin_of(what, panel) + place, (real)parts[0], largest, smallest);
         note(what.extremes, largest, smallest);
     }
+}
+
+extern "C" __global__ void carry(const Reduction what) {
+    for (index_t n = (index_t)blockIdx.x * THREADS + threadIdx.x; n < what.entries; n += (index_t)gridDim.x * THREADS)
+        what.out[n] = what.operand[0].table[n];
 }
 
 // Not a copy, because that would wait behind those of tables.

@@ -204,6 +204,11 @@ class ChunkGpu:
         whole = self._reported.reshape(len(self.each), -1)[:, 4 * first : 4 * (first + steps)]
         return whole[[self.each.index(one) for one in devices]].reshape(-1, steps, 2, 2)
 
+    def reaches(self, array: Array) -> bool:
+        """Tell whether kernels reach an array of the host."""
+        begin = array.ctypes.data - self._host.ctypes.data
+        return begin >= 0 and begin + array.nbytes <= self._host.nbytes
+
     def allocate(self, table: int, entries: int) -> Array:
         """Return the array of a table that does not stay on devices, in pinned memory, not cleared."""
         if table not in self._pinned:

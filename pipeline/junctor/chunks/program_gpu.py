@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels import entries_gpu
-from junctor_kernels.entries_gpu import bits_of, gathered, moved, relayed, shift_of
+from junctor_kernels.entries_gpu import bits_of, carried, gathered, moved, relayed, shift_of
 
 from junctor.chunks.device_copies import enqueue, enqueue_all, lying_at
 from junctor.chunks.launches import ORIGIN, Call, Calls, Launches, PassFacts
-from junctor.chunks.slots import Mark, OneGpu, Slot
+from junctor.chunks.slots import Mark, OneGpu, Slot, launch
 from junctor.chunks.underway import States, Underway
 from junctor.planning.chunks import configurations, part
 
@@ -34,6 +34,8 @@ Array = npt.NDArray[Any]
 # settle(pass, extremes of what its steps made, powers of two that readers in the pass multiplied with)
 Settle = Callable[[int, Mapping[int, "Extremes"], Mapping[int, int]], None]
 
+# Bytes of the host up to which a kernel brings them: a copy would wait behind those of large tables.
+CARRIED_BYTES = 1 << 17
 # Runs of bytes from this size on are copied one by one, from where they are.
 RUN_BYTES = 1 << 16
 
@@ -196,14 +198,14 @@ class GpuRun:
                 words[place] += states[v] * by
             if call.ends:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
-            slot.launch(call.kernel, call.blocks, words)
+            launch(call.kernel, call.blocks, words)
 
     def _lead(self, work: Underway, slot: Slot, steps: range) -> None:
         """Note that the first task has been sent some steps further."""
         if len(self.gpu.each) > 1:
             step = self.gpu.first_step(work.number) + steps.start
             words = relayed(slot.on.report_at(step), slot.on.words_at(step), len(steps))
-            slot.launch(slot.on.kernel("relay"), 1, words)
+            launch(slot.on.kernel("relay"), 1, words)
         event = slot.on.event()
         event.record(slot.stream)
         work.followed += [event] * len(steps)
@@ -231,7 +233,7 @@ class GpuRun:
             slot.stream.wait_event(work.followed[last])
             step = self.gpu.first_step(work.number) + steps.start
             words = relayed(slot.on.words_at(step), work.leader.report_at(step), len(steps))
-            slot.launch(slot.on.kernel("relay"), 1, words)
+            launch(slot.on.kernel("relay"), 1, words)
             event = slot.on.event()
             event.record(slot.stream)
             told += [event] * len(steps)
@@ -283,7 +285,7 @@ class GpuRun:
             first = self.gpu.first_step(origin.number)
             reports = [one.report_at(first) for one in origin.calls]
             words = gathered(slot.on.gathered_at(first), reports, len(origin.facts.tasks))
-            slot.launch(slot.on.kernel("gather"), 1, words)
+            launch(slot.on.kernel("gather"), 1, words)
             self._gathered[key] = slot.on.event()
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
@@ -342,9 +344,14 @@ class GpuRun:
 
     def _copy(self, slot: Slot, table: Array, at: int, to_slot: bool) -> None:
         """Enqueue the copies of an array of the host to a place in a slot or from there."""
+        if table.nbytes <= CARRIED_BYTES and table.flags.c_contiguous and self.gpu.reaches(table):
+            ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
+            blocks = -(-table.size // entries_gpu.THREADS)
+            launch(slot.on.kernel("carry"), blocks, carried(*ends, table.size))
+            return
         part_ = lying_at(at, table.size, self.gpu.dtype).reshape(table.shape)
-        ends = (part_, table) if to_slot else (table, part_)
-        enqueue(slot.on.cupy.cuda.runtime, slot.stream, *ends)
+        arrays = (part_, table) if to_slot else (table, part_)
+        enqueue(slot.on.cupy.cuda.runtime, slot.stream, *arrays)
 
     def _close_through(self, number: int) -> None:
         """Close the passes up to a number."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from junctor_kernels import chains_gpu, entries_gpu
 from junctor_kernels.axes import Contraction
 from junctor_kernels.chains_gpu import Chain
-from junctor_kernels.entries_gpu import Launch, Runs, in_place, launches_of, out_panels
+from junctor_kernels.entries_gpu import Launch, Runs, carried, in_place, launches_of, out_panels
 
 from junctor.chunks.staging import addresses_of, packed
 
@@ -76,9 +76,10 @@ class Slot:
                 self.stream.wait_event(mark.event)
                 self.waited[mark.slot] = mark.number
 
-    def launch(self, kernel: Any, blocks: int, words: Array) -> None:
-        """Hand in a kernel of `entries.cu`."""
-        kernel((blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
+
+def launch(kernel: Any, blocks: int, words: Array) -> None:
+    """Hand in a kernel of `entries.cu` to the stream that is the current one."""
+    kernel((blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
 
 
 @dataclass(eq=False, slots=True)
@@ -167,9 +168,7 @@ class OneGpu:
         with self.cupy.cuda.Device(self.number), self._reporter:
             for mark in marks:
                 self._reporter.wait_event(mark.event)
-            runtime, size = self.cupy.cuda.runtime, 4 * steps * self._word.itemsize
-            to, of = self.report_at(first), self.words_at(first)
-            runtime.memcpyAsync(to, of, size, runtime.memcpyDefault, self._reporter.ptr)
+            launch(self.kernel("carry"), 1, carried(self.report_at(first), self.words_at(first), 4 * steps))
             event = self.event()
             event.record(self._reporter)
         return event
