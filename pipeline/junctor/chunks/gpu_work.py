@@ -22,7 +22,7 @@ from junctor.planning.plan import Plan, Reduce
 # About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
 # seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
 BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.2e12, 2e12
-LAUNCH, COPY, PASS = 2e-5, 3e-5, 3e-4
+LAUNCH, COPY, PASS = 4e-5, 4e-5, 1.5e-4
 # Loads for an entry of what a chain of eliminations makes.
 CHAIN_LOADS = 4
 # What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
