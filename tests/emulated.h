@@ -46,6 +46,13 @@ template <class T> static T atomicMax(T *at, T value) {
     return old;
 }
 
+// Does a kernel whose threads never wait for each other in one thread.
+template <class Kernel> static void in_turn(int blocks, int threads, Kernel kernel) {
+    blockDim.x = threads, gridDim.x = blocks, blockIdx.y = 0, gridDim.y = 1;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel();
+}
+
 // Does a kernel in all threads of all blocks, one block after the other.
 template <class Kernel> static void for_all(int blocks_x, int blocks_y, int threads, Kernel kernel) {
     blockDim.x = threads, gridDim.x = blocks_x, gridDim.y = blocks_y;

@@ -11,5 +11,8 @@ extern "C" void launch(const char *name, const Reduction *given, int blocks, int
     const Kernel kernel = std::find_if(std::begin(kernels), std::end(kernels), [&](auto &each) {
                               return each.first == name;
                           })->second;
-    for_all(blocks, 1, threads, [&] { kernel(*given); });
+    if (kernel == carry || kernel == gather || kernel == relay)
+        in_turn(blocks, threads, [&] { kernel(*given); });
+    else
+        for_all(blocks, 1, threads, [&] { kernel(*given); });
 }

@@ -194,12 +194,17 @@ def test_chains_are_their_steps(
         chunks = chunk_plan(plans[0], working, 1 << 40, 0)
         chains = [group.steps for each in chunks.passes for group in groups.groups_of(chunks, each) if group.chain]
         assert (len(chains) >= 20) == (stages > 1)
-        gpu = check(network, chunks, algebra, devices(count), room)
+        slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
+        for device in found_on:
+            device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + room
+        gpu = ChunkGpu(chunks, algebra.name, *found_on)
         found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    found.append(ChunkedProgram(chunks, network, algebra).run(Block(1, {}, {})))
     rounding = {"rtol": 1e3 * float(np.finfo(algebra.dtype).eps)}
-    np.testing.assert_allclose(found[0].log_value, found[1].log_value, **rounding)
-    for variable, posterior in found[0].posteriors.items():
-        np.testing.assert_allclose(posterior, found[1].posteriors[variable], **rounding)
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0].log_value, other.log_value, **rounding)
+        for variable, posterior in found[0].posteriors.items():
+            np.testing.assert_allclose(posterior, other.posteriors[variable], **rounding)
 
 
 @pytest.mark.parametrize(
