@@ -18,7 +18,8 @@
 // `entries_gpu.py` as an enum, then numbers.cu.
 
 // One table: where entries and terms lie in it, and what its numbers are multiplied with: `scale` and, where there is a
-// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to fourth: how four neighbouring entries lie to each other. rows: of a small table of a chain the places that entries have in it.
+// `lead`, the power of two of that entry, or of the one two words on if it is larger and counts (`whole`). quad, second to
+// fourth: how the entries of a thread lie to each other. rows: of a small table of a chain the places of entries in it.
 struct Operand {
     const real *table;
     const index_t *panels;
