@@ -103,8 +103,8 @@ def moved(chunks: ChunkPlan, n: int, gpu: ChunkGpu | None) -> tuple[float, ...]:
     if gpu is None:
         return sum(loads.values()), 0.0, stored, touched
     deal = gpu.deals.passes[n]
-    over_bus = sum(entries for table, entries in loads.items() if gpu.crosses(table, n))
-    there = [table for table in loads if not gpu.crosses(table, n)]
+    there = [table for table in loads if not crosses(resident, table, n)]
+    over_bus = sum(loads.values()) - sum(loads[table] for table in there)
     exchanged = sum(loads[t] * (1 - agreement(resident[t].deal, deal)) for t in there)
     share = deal.most / deal.count
     return over_bus * share, exchanged * share, stored * share, touched * share

@@ -49,7 +49,7 @@ def contraction(
     sizes: the length of each axis. Axes of length 1 vanish; neighbouring axes that every operand walks through as
     one are merged.
     """
-    operands = [_strides(scope, sizes) for scope in scopes]
+    operands = [row_major(scope, sizes) for scope in scopes]
     kept_sizes, kept_strides = _merged(kept, operands, sizes)
     eliminated_sizes, eliminated_strides = _merged(eliminated, operands, sizes)
     return Contraction(
@@ -63,7 +63,7 @@ def unmerged(
     kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
 ) -> Contraction:
     """Lower axis labels to strides, one axis a label: for callers that need to address single variables."""
-    operands = [_strides(scope, sizes) for scope in scopes]
+    operands = [row_major(scope, sizes) for scope in scopes]
     return Contraction(
         tuple(sizes[label] for label in kept),
         tuple(sizes[label] for label in eliminated),
@@ -74,7 +74,8 @@ def unmerged(
     )
 
 
-def _strides(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+def row_major(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+    """Return the stride of every axis of a table in C order."""
     at: dict[int, int] = {}
     stride = 1
     for label in reversed(scope):

@@ -3,7 +3,7 @@
 Each elimination of a *chain* sums a binary axis out of what the one before made, times a small table, and brings in
 another binary axis. A thread keeps what belongs to all states of these axes in registers, where every elimination turns
 pairs of entries into pairs, as a stage of a fast Fourier transform does. So a chain reads the large table once and
-writes one, however many eliminations it has.
+writes one, however many eliminations it has. A thread takes four entries, a warp apart, for all of these states.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from junctor_kernels.axes import row_major
 from junctor_kernels.entries_gpu import (
     APART,
+    EACH,
     LARGE_ENTRIES,
     LARGE_PANEL,
     LINE,
@@ -27,6 +29,7 @@ from junctor_kernels.entries_gpu import (
     SAME,
     TILE_LAST_FIRST,
     TILE_RUN,
+    VECTOR,
     WARP,
     Integers,
     Launch,
@@ -40,10 +43,6 @@ from junctor_kernels.entries_gpu import (
 
 # Eliminations of a chain: with more, a thread would need more registers than there are for enough of them.
 MOST_STAGES = 3
-# Entries that a thread takes, a warp apart, for all states of the axes that come and go.
-EACH = 4
-# Numbers that are loaded and stored as one.
-VECTOR = 4
 # Lines of memory that a warp may touch, as a multiple of those that its numbers fill.
 MOST_LINES = 2
 
@@ -98,7 +97,7 @@ def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
     if not set(leave) <= set(first) or not set(come) <= set(last):
         return None
     scopes = [first, *(stage.factor for stage in stages), last]
-    at = [_strides(scope, sizes) for scope in scopes]
+    at = [row_major(scope, sizes) for scope in scopes]
     states = [tuple(number >> n & 1 for n in range(len(stages))) for number in range(1 << len(stages))]
 
     def offsets(k: int, axes: Sequence[int]) -> list[int]:
@@ -120,14 +119,6 @@ def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
         return None
     chain = Chain(tuple(sizes[v] for v in rest), strides, tuple(map(tuple, tiles)))
     return chain if _is_near(chain) else None
-
-
-def _strides(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
-    found, stride = dict[int, int](), 1
-    for v in reversed(scope):
-        found[v] = stride
-        stride *= sizes[v]
-    return found
 
 
 def _is_near(chain: Chain) -> bool:

@@ -50,6 +50,8 @@ APART, SAME, PAIRS, RUN, TILE_RUN, TILE_LAST_FIRST = range(6)
 MOST_ROWS = 64
 # Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
 MOST_IN_QUADS, MOST_LINES = 3, 16
+# Entries that are loaded or stored as one where they lie side by side, from multiples of it on.
+VECTOR = 4
 # Entries of a line, and threads of a warp.
 LINE, WARP = 32, 32
 # The fields of the struct `Reduction`, in its order, and those of an operand.
@@ -303,6 +305,10 @@ def narrow(offsets: Integers) -> Integers:
     return offsets.astype(np.int32)
 
 
+def _blank() -> npt.NDArray[np.int64]:
+    return np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+
+
 def record(
     launch: Launch, out: int, extremes: int, adds: bool, operands: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.int64]:
@@ -315,14 +321,14 @@ def record(
     for k, each in enumerate(operands):
         fields += [*each, *(launch.quads[k] if launch.quads else ())]
         fields += [0] * (len(FIELDS) + (k + 1) * len(OPERAND_FIELDS) - len(fields))
-    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words = _blank()
     words[: len(fields)] = fields
     return words
 
 
 def carried(to: int, of: int, entries: int) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction` of the kernel `carry`: where a table is to be, and where it is."""
-    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words = _blank()
     words[OUT], words[TABLES[0]], words[FIELDS.index("entries")] = to, of, entries
     return words
 
@@ -332,7 +338,7 @@ def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
 
     Those of the first task are brought.
     """
-    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words = _blank()
     words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
     words[FIELDS.index("entries")] = steps
     return words
@@ -340,7 +346,7 @@ def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
 
 def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction` of the kernel `gather`: addresses of words [steps, 2, 2], to and from where."""
-    words = np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+    words = _blank()
     words[EXTREMES], words[FIELDS.index("entries")], words[OPERANDS] = to, steps, len(of)
     leads = len(FIELDS) + OPERAND_FIELDS.index("lead")
     words[leads :: len(OPERAND_FIELDS)][: len(of)] = of

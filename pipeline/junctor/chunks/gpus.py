@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.entries_gpu import Runs
+from junctor_kernels.entries_gpu import VECTOR, Runs
 from numpy.lib.stride_tricks import as_strided
 
 from junctor.chunks.dealing import Deal, agreement, deals
 from junctor.chunks.device_copies import lying_at
 from junctor.chunks.places import (
-    VECTOR,
     aligned,
     crosses,
     leaf_places,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -47,7 +47,7 @@ def groups_of(chunks: ChunkPlan, each: Pass) -> tuple[Group, ...]:
 
 def _groups(chunks: ChunkPlan, each: Pass) -> tuple[Group, ...]:
     sizes = dict(enumerate(chunks.plan.shape.cardinalities))
-    stages = [_stage(chunks, each, n) for n in range(len(each.steps))]
+    stages = [_stage(chunks, each, n, sizes) for n in range(len(each.steps))]
     uses = Counter(table for step in each.steps for table in step.operands)
     found: list[Group] = []
     n = 0
@@ -77,7 +77,7 @@ def _alone(chunks: ChunkPlan, each: Pass, n: int) -> Group:
     return Group(range(n, n + 1), chunks.ordered(step), step.out)
 
 
-def _stage(chunks: ChunkPlan, each: Pass, n: int) -> tuple[Stage, int, int] | None:
+def _stage(chunks: ChunkPlan, each: Pass, n: int, sizes: Mapping[int, int]) -> tuple[Stage, int, int] | None:
     """Return a step as a stage of a chain, with its small table and its large one; None where it cannot be one."""
     step = each.steps[n]
     # What is added up to what other tasks have made is not only written.
@@ -89,7 +89,7 @@ def _stage(chunks: ChunkPlan, each: Pass, n: int) -> tuple[Stage, int, int] | No
         return None
     stage = Stage(*(chunks.axes(table, each) for table in (small, large, step.out)))
     eliminated = tuple(v for v in step.eliminated if v not in each.fixed)
-    if not is_stage(stage, dict(enumerate(chunks.plan.shape.cardinalities))) or eliminated != stage.leaves:
+    if not is_stage(stage, sizes) or eliminated != stage.leaves:
         return None
     return (stage, small, large) if set(stage.comes) <= set(stage.factor) else None
 
@@ -103,7 +103,7 @@ def _follows(each: Pass, uses: Counter[int], stages: Sequence[tuple[Stage, int, 
 
 
 def _chains(
-    each: Pass, stages: Sequence[tuple[Stage, int, int] | None], begin: int, end: int, sizes: dict[int, int]
+    each: Pass, stages: Sequence[tuple[Stage, int, int] | None], begin: int, end: int, sizes: Mapping[int, int]
 ) -> Iterator[Group]:
     """Yield chains that begin with a step, the best one first; end: of the steps that may follow it."""
     # None is left alone where two shorter chains have it.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from junctor_kernels.entries_gpu import PARTIAL_ENTRIES
+from junctor_kernels.entries_gpu import PARTIAL_ENTRIES, VECTOR
 
 from junctor.chunks.dealing import Deal
 from junctor.chunks.groups import Group, groups_of
@@ -21,8 +21,6 @@ from junctor.planning.chunks import ChunkPlan, Pass, part
 ALIGNED = 256
 # Results of the tasks of a pass are added up on the host where all of them take no more bytes.
 SPREAD_BYTES = 1 << 26
-# Entries that a thread reads at once: pieces that tasks read where they are begin at multiples of it.
-VECTOR = 4
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
 LEAF_SHARE = 1 / 8
 

@@ -27,7 +27,7 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 
 from junctor.chunks.device_copies import enqueue, lying_at
 from junctor.chunks.places import aligned
-from junctor.chunks.slots import OFFSET_BYTES
+from junctor.chunks.slots import OFFSET_BYTES, launch
 from junctor.chunks.staging import addresses_of, packed, register
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
@@ -202,10 +202,6 @@ class WorkerGpu:
         """Enqueue copies between arrays of one shape, wherever they lie."""
         enqueue(self.cupy.cuda.runtime, stream, target, source)
 
-    def launch(self, call: Call, words: Array) -> None:
-        """Enqueue a kernel on the current stream."""
-        call.kernel((call.blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
-
     def calls_of(self, step: Step, places: Mapping[int, int], scales: Sequence[tuple[int, int]]) -> list[Call]:
         """Return the launches of a step; places of tables in a slot. scales: bits, and address of a lead or 0."""
         launches, offsets = self._prepare(step.what)
@@ -297,14 +293,14 @@ class LoweredPass:
             words = moved(call.words, (entries_gpu.OUT, *operands), slot.at)
             if call.ends:
                 words[entries_gpu.EXTREMES] = self._word_at(leads, n)
-            self._gpu.launch(call, words)
+            launch(call.kernel, call.blocks, words)
 
     def add(self, slot: Slot, at: int) -> None:
         """Enqueue the sum of what lies at the beginning of a slot and what lies at an address, into the slot."""
         words = self._sum.words.copy()
         words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.at, at
         words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = self._word_at(False, len(self.made)), True
-        self._gpu.launch(self._sum, words)
+        launch(self._sum.kernel, self._sum.blocks, words)
 
     def found(self) -> tuple[Array, Array, Array]:
         """Return what tasks of the pass found here so far, once they are done.
