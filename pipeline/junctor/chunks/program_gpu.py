@@ -21,7 +21,7 @@ from junctor_kernels.entries_gpu import bits_of, carried, gathered, moved, relay
 
 from junctor.chunks.device_copies import enqueue, enqueue_all, lying_at
 from junctor.chunks.launches import ORIGIN, Call, Calls, Launches, PassFacts
-from junctor.chunks.slots import Mark, OneGpu, Slot, launch
+from junctor.chunks.slots import Mark, OneGpu, Slot, enqueue_kernel
 from junctor.chunks.underway import States, Underway
 from junctor.planning.chunks import configurations, part
 
@@ -198,14 +198,14 @@ class GpuRun:
                 words[place] += states[v] * by
             if call.ends:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
-            launch(call.kernel, call.blocks, words)
+            enqueue_kernel(call.kernel, call.blocks, words)
 
     def _lead(self, work: Underway, slot: Slot, steps: range) -> None:
         """Note that the first task has been sent some steps further."""
         if len(self.gpu.each) > 1:
             step = self.gpu.first_step(work.number) + steps.start
             words = relayed(slot.on.report_at(step), slot.on.words_at(step), len(steps))
-            launch(slot.on.kernel("relay"), 1, words)
+            enqueue_kernel(slot.on.kernel("relay"), 1, words)
         event = slot.on.event()
         event.record(slot.stream)
         work.followed += [event] * len(steps)
@@ -233,7 +233,7 @@ class GpuRun:
             slot.stream.wait_event(work.followed[last])
             step = self.gpu.first_step(work.number) + steps.start
             words = relayed(slot.on.words_at(step), work.leader.report_at(step), len(steps))
-            launch(slot.on.kernel("relay"), 1, words)
+            enqueue_kernel(slot.on.kernel("relay"), 1, words)
             event = slot.on.event()
             event.record(slot.stream)
             told += [event] * len(steps)
@@ -285,7 +285,7 @@ class GpuRun:
             first = self.gpu.first_step(origin.number)
             reports = [one.report_at(first) for one in origin.calls]
             words = gathered(slot.on.gathered_at(first), reports, len(origin.facts.tasks))
-            launch(slot.on.kernel("gather"), 1, words)
+            enqueue_kernel(slot.on.kernel("gather"), 1, words)
             self._gathered[key] = slot.on.event()
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
@@ -347,7 +347,7 @@ class GpuRun:
         if table.nbytes <= CARRIED_BYTES and table.flags.c_contiguous and self.gpu.reaches(table):
             ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
             blocks = -(-table.size // entries_gpu.THREADS)
-            launch(slot.on.kernel("carry"), blocks, carried(*ends, table.size))
+            enqueue_kernel(slot.on.kernel("carry"), blocks, carried(*ends, table.size))
             return
         part_ = lying_at(at, table.size, self.gpu.dtype).reshape(table.shape)
         arrays = (part_, table) if to_slot else (table, part_)

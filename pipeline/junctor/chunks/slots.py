@@ -77,7 +77,7 @@ class Slot:
                 self.waited[mark.slot] = mark.number
 
 
-def launch(kernel: Any, blocks: int, words: Array) -> None:
+def enqueue_kernel(kernel: Any, blocks: int, words: Array) -> None:
     """Hand in a kernel of `entries.cu` to the stream that is the current one."""
     kernel((blocks,), (entries_gpu.THREADS,), (words.view(f"V{words.nbytes}"),))
 
@@ -168,7 +168,7 @@ class OneGpu:
         with self.cupy.cuda.Device(self.number), self._reporter:
             for mark in marks:
                 self._reporter.wait_event(mark.event)
-            launch(self.kernel("carry"), 1, carried(self.report_at(first), self.words_at(first), 4 * steps))
+            enqueue_kernel(self.kernel("carry"), 1, carried(self.report_at(first), self.words_at(first), 4 * steps))
             event = self.event()
             event.record(self._reporter)
         return event

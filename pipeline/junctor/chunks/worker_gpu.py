@@ -27,7 +27,7 @@ from junctor_kernels.entries_gpu import Launch, bits_of, launches_of, moved, rec
 
 from junctor.chunks.device_copies import enqueue, lying_at
 from junctor.chunks.places import aligned
-from junctor.chunks.slots import OFFSET_BYTES, launch
+from junctor.chunks.slots import OFFSET_BYTES, enqueue_kernel
 from junctor.chunks.staging import addresses_of, packed, register
 from junctor.errors import BudgetError, DeviceError
 from junctor.planning.arena import first_gap
@@ -293,14 +293,14 @@ class LoweredPass:
             words = moved(call.words, (entries_gpu.OUT, *operands), slot.at)
             if call.ends:
                 words[entries_gpu.EXTREMES] = self._word_at(leads, n)
-            launch(call.kernel, call.blocks, words)
+            enqueue_kernel(call.kernel, call.blocks, words)
 
     def add(self, slot: Slot, at: int) -> None:
         """Enqueue the sum of what lies at the beginning of a slot and what lies at an address, into the slot."""
         words = self._sum.words.copy()
         words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.at, at
         words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = self._word_at(False, len(self.made)), True
-        launch(self._sum.kernel, self._sum.blocks, words)
+        enqueue_kernel(self._sum.kernel, self._sum.blocks, words)
 
     def found(self) -> tuple[Array, Array, Array]:
         """Return what tasks of the pass found here so far, once they are done.
