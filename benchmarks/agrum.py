@@ -14,8 +14,8 @@ import numpy.typing as npt
 import psutil
 import pyagrum
 from junctor.evidence.batch import UNOBSERVED
-from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.model import Network
+from junctor.model.network import Network
+from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 
 Tables = list[npt.NDArray[np.float64]]
 States = Mapping[int, int]

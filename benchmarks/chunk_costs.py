@@ -23,24 +23,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from costs import _gpu_at_hand
-from junctor.chunks import tuning as chunk_tuning
-from junctor.chunks.gpus import ChunkGpu
-from junctor.chunks.oversize import cut
-from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.rooms import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
-from junctor.chunks.tuning import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
-from junctor.engine import shape_of
+from junctor.calibration import chunked as chunk_tuning
+from junctor.calibration.blocks import fewest
+from junctor.calibration.chunked import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
+from junctor.cost.dataset import Device, Measured, write
+from junctor.cost.model import cpu_name, speeds_here
+from junctor.engine.engine import shape_of
 from junctor.formats import read_network
-from junctor.generate import grid
-from junctor.measurements import Device, Measured, write
-from junctor.model import Network
+from junctor.model.generate import grid
+from junctor.model.network import Network
+from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.memory_splits import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
+from junctor.out_of_core.program import ChunkedProgram
+from junctor.out_of_core.programs import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern
-from junctor.speeds import cpu_name, speeds_here
-from junctor.tuning import fewest
-from junctor_kernels.reference import DOUBLE, SINGLE
+from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from oversize import NOT_HERE, complete
 
 ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE)}
@@ -105,7 +105,7 @@ _settings = 0
 def _begin(turn: Any, deadline: float, settings: int) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
     global _device, _deadline, _settings
-    from junctor_kernels.gpu import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaDevice
 
     alone = fewest_seconds
 
@@ -216,7 +216,7 @@ def compare(options: argparse.Namespace) -> None:
 def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_gpu: bool) -> float:
     gpu = None
     if on_gpu:
-        from junctor_kernels.gpu import CudaDevice
+        from junctor_kernels.gpu.blocks import CudaDevice
 
         gpu = ChunkGpu(way.chunks, algebra.name, CudaDevice(0, task), slots=way.slots)
     program = ChunkedProgram(

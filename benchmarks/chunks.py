@@ -21,29 +21,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.chunks.cluster import IN_FLIGHT, ClusterRun
-from junctor.chunks.crew import Crew, crossing_entries
-from junctor.chunks.gpus import ChunkGpu
-from junctor.chunks.groups import one_by_one
-from junctor.chunks.places import slot_bytes
-from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.rooms import Limits
-from junctor.chunks.tasks import OnCpu
-from junctor.chunks.worker_gpu import OnGpu
-from junctor.devices import open_gpu
-from junctor.distribution import local_client, silent_dask
-from junctor.engine import shape_of
-from junctor.generate import grid
-from junctor.machine import available_memory
-from junctor.model import Network
+from junctor.backends.numpy import Block, Outcome
+from junctor.engine.engine import shape_of
+from junctor.model.generate import grid
+from junctor.model.network import Network
+from junctor.out_of_core.cluster.gpu_worker import OnGpu
+from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
+from junctor.out_of_core.cluster.workers import Crew, crossing_entries
+from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.memory_splits import Limits
+from junctor.out_of_core.pass_program import OnCpu
+from junctor.out_of_core.program import ChunkedProgram
+from junctor.placement.fusion import one_by_one
+from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import format_bytes, parse_bytes
+from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
-from junctor.planning.oversize import operations_of
 from junctor.planning.shape import Pattern
-from junctor.propagation import Block, Outcome
-from junctor_kernels.axes import contraction
-from junctor_kernels.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor.runtime.dask_cluster import local_client, silent_dask
+from junctor.runtime.devices import open_gpu
+from junctor.runtime.machine import available_memory
+from junctor_kernels.tables.axes import contraction
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 ALGEBRAS = {algebra.name: algebra for algebra in (DOUBLE, SINGLE, LOG)}
 # A contraction like those of a grid, small enough for a cache, and a copy that is not.

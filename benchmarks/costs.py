@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor import tuning
+from junctor.calibration import blocks as tuning
+from junctor.calibration.blocks import Case, case_of, measure_cpu, measure_gpu
+from junctor.cost.dataset import Device, Measured, device_of, read, write
+from junctor.cost.model import cpu_name, learned
 from junctor.formats import read_network
-from junctor.measurements import Device, Measured, device_of, read, write
-from junctor.speeds import cpu_name, learned
-from junctor.tuning import Case, case_of, measure_cpu, measure_gpu
-from junctor_kernels.reference import DOUBLE, LOG, SINGLE
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 
 # Entry operations of plans: those with more are left out, and not measured in log space.
 MOST_OPERATIONS, MOST_LOG = 1.2e8, 5e6
@@ -64,7 +64,7 @@ _deadline = 0.0
 def _begin(turn: Any, deadline: float) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
     global _device, _deadline
-    from junctor_kernels.gpu import CudaDevice, Replay
+    from junctor_kernels.gpu.blocks import CudaDevice, Replay
 
     class InTurn(CudaDevice):
         def seconds(self, replay: Replay, repeats: int) -> float:
@@ -133,7 +133,7 @@ def _gpu_at_hand() -> Device:
 
 
 def _seen() -> Device:
-    from junctor_kernels.gpu import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaDevice
 
     device = CudaDevice(0, 1 << 20)
     return Device(device.name, device.figures)

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from junctor.engine import shape_of
+from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.planning.compile import compile_plan
 from junctor.planning.savings import count_savings

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from junctor.chunks.tasks import Source, arrived, machine, slices_of
-from junctor.distribution import local_client, silent_dask
+from junctor.out_of_core.pass_program import Source, arrived, machine, slices_of
 from junctor.planning.budget import format_bytes, parse_bytes
+from junctor.runtime.dask_cluster import local_client, silent_dask
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -26,16 +26,22 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from junctor import compiled, distinct, engine, execution, generate, propagation, rowwise
-from junctor import run as steps
+from junctor.backends import blocks as execution
+from junctor.backends import cpu as compiled
+from junctor.backends import numpy as propagation
+from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
-from junctor.distribution import Resources
+from junctor.engine import engine
+from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
-from junctor.progress import Silence
-from junctor.query import Query
-from junctor.results import answers_table
-from junctor.run import Job
+from junctor.model import generate
+from junctor.model.query import Query
+from junctor.runs import run as steps
+from junctor.runs.results import answers_table
+from junctor.runs.run import Job
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.progress import Silence
 from pyarrow import parquet
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.

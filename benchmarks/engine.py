@@ -18,15 +18,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from junctor import distinct, execution
-from junctor.engine import Engine
+from junctor.backends import blocks as execution
+from junctor.backends.plan_memory import Prepared
+from junctor.engine.engine import Engine
+from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
-from junctor.generate import sample
-from junctor.memory import Prepared
-from junctor.model import Network
-from junctor.query import Query
-from junctor_kernels.reference import Algebra
+from junctor.model.generate import sample
+from junctor.model.network import Network
+from junctor.model.query import Query
+from junctor_kernels.tables.reference import Algebra
 
 
 def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:

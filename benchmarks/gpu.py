@@ -30,21 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.answers import Answers, posteriors_in
-from junctor.engine import Engine, shape_of
+from junctor.backends.blocks import block_of
+from junctor.backends.gpu import GpuProgram
+from junctor.backends.numpy import Program
+from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
-from junctor.execution import block_of
 from junctor.formats import read_network
-from junctor.generate import sample
-from junctor.gpu import GpuProgram
-from junctor.model import Network
+from junctor.model.answers import Answers, posteriors_in
+from junctor.model.generate import sample
+from junctor.model.network import Network
+from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
-from junctor.propagation import Program
-from junctor.query import Precision, Query
-from junctor_kernels.gpu import CudaDevice
-from junctor_kernels.reference import DOUBLE, LOG, SINGLE
+from junctor_kernels.gpu.blocks import CudaDevice
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 from timeline import TimedDevice, show
 
 PLANNED_ROWS = 10**6

@@ -26,21 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.answers import Answers, posteriors_in
-from junctor.engine import shape_of
-from junctor.errors import BudgetError
-from junctor.generate import grid
-from junctor.gpu import GpuProgram
-from junctor.machine import available_memory
-from junctor.memory import Memory
-from junctor.model import Network
+from junctor.backends.gpu import GpuProgram
+from junctor.backends.numpy import Block, Program
+from junctor.backends.plan_memory import Memory
+from junctor.engine.engine import shape_of
+from junctor.model.answers import Answers, posteriors_in
+from junctor.model.errors import BudgetError
+from junctor.model.generate import grid
+from junctor.model.network import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
+from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import Pattern
-from junctor.planning.stages import stages_of
-from junctor.propagation import Block, Program
-from junctor_kernels.reference import DOUBLE, LOG, Algebra
+from junctor.runtime.machine import available_memory
+from junctor_kernels.tables.reference import DOUBLE, LOG, Algebra
 
 SIZES = (8, 10, 12, 14, 16, 20, 25, 30)
 ALGEBRAS = {"log": LOG, "double": DOUBLE}
@@ -129,7 +129,7 @@ class Gpu:
     """A GPU, and how long it takes for a block: every stage by itself, and the whole as one graph."""
 
     def __init__(self) -> None:
-        from junctor_kernels.gpu import CudaDevice
+        from junctor_kernels.gpu.blocks import CudaDevice
 
         self.device = CudaDevice()
         self.cupy = self.device.cupy

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from baselines import viterbi_versions
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel, build_model
 from junctor.hmm.packing import SequenceBatch
-from junctor_kernels import viterbi_versions
-from junctor_kernels.jit import jit
-from junctor_kernels.vectors import BYTES, add, larger, load, spread, store
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store
 
 SYMBOLS = 32
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from baselines.viterbi_versions import VERSIONS, GpuVersion
 from hmm import median_of, random_batch, random_model, serial_seconds
 from junctor.hmm.blocks import Block, Room, plan_blocks
 from junctor.hmm.decode import decode
@@ -17,7 +18,6 @@ from junctor.hmm.engine import SequenceEngine, log_probabilities
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.hmm.smooth_gpu import GpuSmoother, Passing
-from junctor_kernels.viterbi_versions import VERSIONS, GpuVersion
 
 FAR = Room(1 << 40)
 CEILINGS = r"""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from junctor.engine import shape_of
+from junctor.cliques.joint import JointPosteriors, Questions
+from junctor.engine.engine import shape_of
 from junctor.formats import read_network
-from junctor.joint import JointPosteriors, Questions
-from junctor.model import Network
-from junctor.stored_plan import plan_stored
+from junctor.model.network import Network
+from junctor.planning.cliques import plan_stored
 
 
 def pairs(network: Network, count: int) -> list[list[str]]:

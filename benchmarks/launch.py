@@ -29,10 +29,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor.model import Network
-from junctor.stored_host import HostExecutor, kernels_for
-from junctor.stored_plan import StoredPlan
-from junctor_kernels.mapping import (
+from baselines.index_mapping import (
     Setting,
     all_settings,
     one_threshold,
@@ -40,6 +37,9 @@ from junctor_kernels.mapping import (
     scattering_steps,
     zero_threshold,
 )
+from junctor.cliques.host import HostExecutor, kernels_for
+from junctor.model.network import Network
+from junctor.planning.cliques import StoredPlan
 from mapped_tree import (
     Chooser,
     Gpu,
@@ -307,7 +307,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
 
 def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
     """Return the milliseconds of our kernels for stored tables, and of all cores (NaN without)."""
-    from junctor_kernels.stored_gpu import CudaDevice
+    from junctor_kernels.gpu.stored import CudaDevice
 
     algebra = ALGEBRAS["single"]
     kernels = host_kernels(algebra, plan.total_entries()) if cpu else kernels_for(algebra, 0)

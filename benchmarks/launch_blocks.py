@@ -24,18 +24,21 @@ from typing import Any
 
 import costs
 import numpy as np
-from junctor import gpu, gpu_blocks, tiles, tuning
+from junctor.backends import gpu
+from junctor.backends import gpu_plan as gpu_blocks
+from junctor.backends import register_tiles as tiles
+from junctor.backends.blocks import block_of
+from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
+from junctor.backends.lowering import Lowering
+from junctor.backends.numpy import Program
+from junctor.backends.register_tiles import Shapes
+from junctor.calibration import blocks as tuning
+from junctor.calibration.blocks import Case, Kept, unwritten
+from junctor.cost.dataset import Device, Measured, write
 from junctor.evidence.batch import EvidenceBatch
-from junctor.execution import block_of
-from junctor.gpu_blocks import SMALL_SHAPES, TILE_SHAPES
-from junctor.lowering import Lowering
-from junctor.measurements import Device, Measured, write
-from junctor.propagation import Program
-from junctor.threads import in_threads
-from junctor.tiles import Shapes
-from junctor.tuning import Case, Kept, unwritten
-from junctor_kernels.layout import Code
-from junctor_kernels.reference import DOUBLE, SINGLE
+from junctor.runtime.threads import in_threads
+from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.tables.reference import DOUBLE, SINGLE
 
 # Bytes of evidence and answers on their way.
 HOST_BYTES = 1 << 34
@@ -162,7 +165,7 @@ def seconds_of_batch(program: InBlocks, case: Case, rows: int, answers: Any) -> 
 
 
 def compare_blocks(cases: Sequence[Case], sizes: Sequence[int]) -> None:
-    from junctor_kernels.gpu import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaDevice
 
     device, table = CudaDevice(), []
     names = [*(f"{n} blocks" for n in BLOCKS), *(f"{n} under way" for n in UNDER_WAY)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor.costs import fit as fit_prices
+from junctor.cost.fit import fit as fit_prices
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import LassoCV, LinearRegression
 from sklearn.pipeline import make_pipeline

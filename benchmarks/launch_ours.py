@@ -24,16 +24,26 @@ from typing import Any
 
 import costs
 import numpy as np
-from junctor.gpu_blocks import GpuBlocks
-from junctor.gpu_items import items_of
-from junctor.gpu_work import FEW_SETTINGS, FEW_WORK, MANY_SETTINGS, MANY_WORK, Few, Launching, Many, Stage, splits
-from junctor.measurements import device_of, read
+from junctor.backends.gpu_items import items_of
+from junctor.backends.gpu_plan import GpuBlocks
+from junctor.backends.numpy import Program
+from junctor.calibration.blocks import PLANNED_ROWS, Case, Kept, bring, fixed
+from junctor.cost.dataset import device_of, read
+from junctor.cost.features.gpu_stages import (
+    FEW_SETTINGS,
+    FEW_WORK,
+    MANY_SETTINGS,
+    MANY_WORK,
+    Few,
+    Launching,
+    Many,
+    Stage,
+    splits,
+)
+from junctor.cost.model import learned, speeds_here
 from junctor.planning.compile import compile_plan
-from junctor.propagation import Program
-from junctor.speeds import learned, speeds_here
-from junctor.tuning import PLANNED_ROWS, Case, Kept, bring, fixed
-from junctor_kernels.layout import ENTRIES
-from junctor_kernels.reference import SINGLE
+from junctor_kernels.cpu.bytecode import ENTRIES
+from junctor_kernels.tables.reference import SINGLE
 
 # Threads that the rule wanted to have at work.
 BUSY_THREADS = 1 << 18

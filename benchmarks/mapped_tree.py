@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from junctor.model import Network
-from junctor.stored_host import kernels_for, natural_table
-from junctor.stored_plan import StoredPlan
-from junctor_kernels.mapping import Setting, index_mapping, source
-from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
+from baselines.index_mapping import Setting, index_mapping, source
+from junctor.cliques.host import kernels_for, natural_table
+from junctor.model.network import Network
+from junctor.planning.cliques import StoredPlan
+from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 
 ALGEBRAS = {4: SINGLE, 8: DOUBLE}
 KERNELS = {"reduce": "reduce_mapped", "scatter": "scatter_mapped"}

@@ -21,25 +21,25 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from junctor.chunks.dealing import agreement
-from junctor.chunks.gpus import ChunkGpu
-from junctor.chunks.groups import touched_entries
-from junctor.chunks.oversize import cut
-from junctor.chunks.places import crosses
-from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.rooms import Limits
-from junctor.engine import shape_of
-from junctor.errors import Place
-from junctor.generate import grid
-from junctor.measurements import Device
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.backends.numpy import Block
+from junctor.cost.dataset import Device
+from junctor.cost.model import speeds_here
+from junctor.engine.engine import shape_of
+from junctor.model.errors import Place
+from junctor.model.generate import grid
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.memory_splits import Limits
+from junctor.out_of_core.program import ChunkedProgram
+from junctor.out_of_core.programs import cut
+from junctor.placement.fusion import touched_entries
+from junctor.placement.placement import crosses
+from junctor.placement.sharding import agreement
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
 from junctor.planning.shape import Pattern
-from junctor.propagation import Block
-from junctor.speeds import speeds_here
-from junctor_kernels import reference
+from junctor_kernels.tables import reference
 
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
 COPY_BYTES = 1 << 30
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         gpu = None
         if on_gpu:
-            from junctor_kernels.gpu import CudaDevice
+            from junctor_kernels.gpu.blocks import CudaDevice
 
             devices = [CudaDevice(n, room) for n in range(arguments.gpus)]
             gpu = ChunkGpu(chunks, precision, *devices, slots=slots)
@@ -219,8 +219,8 @@ def watched_cpu(program: ChunkedProgram) -> Iterator[list[float]]:
 def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
     """The same by events of the devices."""
     import cupy
-    from junctor.chunks import program_gpu as chunked_gpu
-    from junctor.chunks import slots as chunk_slots
+    from junctor.out_of_core.gpu import run as chunked_gpu
+    from junctor.out_of_core.gpu import slots as chunk_slots
 
     begins: dict[int, Any] = {}
     ends: list[float] = []

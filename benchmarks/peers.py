@@ -31,14 +31,14 @@ import numpy as np
 import numpy.typing as npt
 import pyagrum
 from agrum import States, Tables, fastest_peer, limit_memory, peer_model, rows_of, run_peer, timed
-from junctor.answers import OK, Answers
-from junctor.engine import Engine
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
-from junctor.generate import sample
-from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.model import Network
-from junctor.query import Precision, Query
+from junctor.model.answers import OK, Answers
+from junctor.model.generate import sample
+from junctor.model.network import Network
+from junctor.model.query import Precision, Query
+from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 
 KINDS = ("fixed", "missing", "varied")
 PRECISIONS: tuple[Precision, ...] = ("double", "single")

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor.formats import read_network
-from junctor.model import Network
-from junctor.query import Query, Sampler, Sampling
+from junctor.model.network import Network
+from junctor.model.query import Query, Sampler, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling.engine import SamplingEngine
-from junctor_kernels import sampling
-from junctor_kernels.philox import Stream
+from junctor_kernels.sampling import reference as sampling
+from junctor_kernels.sampling.philox import Stream
 
 NETWORKS = {
     "andes": ("bnlearn/andes.bif", 25),
@@ -81,7 +81,7 @@ def prepare(folder: Path, output: Path, seed: int, also: Sequence[Path]) -> None
 
 def evidence(network: Network, kind: str, count: int, seed: int) -> Iterator[Hard]:
     """Yield cases whose evidence is possible; a count of 0 is a tenth of all variables, not only of leaves."""
-    from junctor.generate import sample
+    from junctor.model.generate import sample
 
     rng = np.random.default_rng((seed, count))
     parents = {p for factor in network.factors for p in factor.scope[:-1]}
@@ -102,7 +102,7 @@ def evidence(network: Network, kind: str, count: int, seed: int) -> Iterator[Har
 
 def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[tuple[Tables, float]]:
     """Return exact posteriors and log P(e); with `check` only of cases that are possible."""
-    from junctor.engine import Engine
+    from junctor.engine.engine import Engine
     from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 
     columns = {v: np.array([case.get(v, UNOBSERVED) for case in cases], dtype=np.int32) for v in set().union(*cases)}

@@ -23,7 +23,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.sampling.epis import SWEEPS, beliefs_of, epis_function
 from junctor.sampling.gpu import GpuSampling
 from junctor.sampling.sampler import Ask
-from junctor_kernels import beliefs
+from junctor_kernels.sampling import loopy as beliefs
 from sampling import SAMPLERS, Prepared, chosen, engine_for, on_device
 
 # Times that a batch is answered.

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor.chunks.store import mapped_file
+from junctor.out_of_core.store import mapped_file
 from junctor.planning.budget import parse_bytes
 
 Array = npt.NDArray[np.float64]
@@ -200,7 +200,7 @@ class Gpu:
 
     def __init__(self, entries: int) -> None:
         import cupy
-        from junctor.chunks.staging import pinned
+        from junctor.out_of_core.gpu.staging import pinned
 
         self._cupy, self._pinned = cupy, pinned(entries * 8).view(np.float64)
         self.target = cupy.empty(entries)

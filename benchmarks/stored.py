@@ -26,17 +26,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from junctor.calibration.cliques import built_in, stored_measured
+from junctor.cliques.device import ResidentExecutor
+from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
+from junctor.cost.dataset import Device, Measured, write
+from junctor.cost.model import cpu_name
 from junctor.formats import read_network
-from junctor.measurements import Device, Measured, write
-from junctor.model import Network
+from junctor.model.network import Network
+from junctor.planning.cliques import StoredPlan, plan_stored
 from junctor.planning.shape import Shape
-from junctor.speeds import cpu_name
-from junctor.stored_device import ResidentExecutor
-from junctor.stored_host import HostExecutor, Initial, Kernels, kernels_for, natural_table
-from junctor.stored_plan import StoredPlan, plan_stored
-from junctor.stored_tuning import built_in, stored_measured
-from junctor_kernels.reference import DOUBLE, SINGLE, Algebra
-from junctor_kernels.stored_gpu import CudaDevice, upload_batch
+from junctor_kernels.gpu.stored import CudaDevice, upload_batch
+from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 from stored_streams import stream
 
 ALGEBRAS = {"single": SINGLE, "double": DOUBLE}

@@ -11,12 +11,12 @@ from datetime import date
 from typing import Any
 
 import numpy as np
+from junctor.cliques.host import Initial
+from junctor.cliques.streamed import PIPELINES, StreamedExecutor, lay_out
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.stored_host import Initial
-from junctor.stored_plan import DOWN, Operand, Pass, StoredClique, StoredPlan
-from junctor.stored_stream import PIPELINES, StreamedExecutor, lay_out
-from junctor_kernels.reference import SINGLE
-from junctor_kernels.stored_gpu import CudaDevice
+from junctor.planning.cliques import DOWN, Operand, Pass, StoredClique, StoredPlan
+from junctor_kernels.gpu.stored import CudaDevice
+from junctor_kernels.tables.reference import SINGLE
 
 # Linux; Python has a name for it from 3.13 on.
 NO_RESERVE = 0x4000

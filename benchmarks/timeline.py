@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu import Array, CudaDevice, Replay, Work
+from junctor_kernels.gpu.blocks import Array, CudaDevice, Replay, Work
 
 # What a block does on the device, in this order; each has a stream.
 STAGES = ("brought in", "computed", "taken out")

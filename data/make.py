@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from junctor import generate
-from junctor.errors import JunctorError
 from junctor.formats import read_network, write_network
-from junctor.model import Network
-from junctor.plant import SENSORS, plant
+from junctor.model import generate
+from junctor.model.errors import JunctorError
+from junctor.model.network import Network
+from junctor.model.pumping_station import SENSORS, plant
 
 
 def casino(steps: int = 60) -> Network:

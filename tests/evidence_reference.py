@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
-from junctor.errors import Place
 from junctor.evidence.batch import EvidenceBatch, Likelihood
 from junctor.evidence.encode import EncodedPartition
-from junctor.model import DraftVariable, Network, build_network
+from junctor.model.errors import Place
+from junctor.model.network import DraftVariable, Network, build_network
 
 STATES = {
     "smoke": ["yes", "no"],

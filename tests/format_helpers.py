@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from junctor.errors import ModelError, Place
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
 # What a small file may cost a reader; the machine may be busy, so the bound is far from the milliseconds it takes.
 MAX_SECONDS = 10.0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor.model import Network
+from junctor.model.network import Network
 
 Hard = Mapping[int, int]
 Soft = Mapping[int, Sequence[float] | npt.NDArray[np.float64]]

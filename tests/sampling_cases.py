@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from junctor.errors import Place
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.sampling.cases import Evidence, Layout, layout_of
 from junctor.sampling.tables import SampledNetwork, sampled_network
-from junctor_kernels.sampling_layout import Case
+from junctor_kernels.sampling.layout import Case
 
 Hard = dict[int, int]
 Soft = dict[int, npt.NDArray[np.float64]]

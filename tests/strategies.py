@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import note
 from hypothesis import strategies as st
-from junctor.errors import Place
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
-from junctor.model import DraftTable, DraftVariable, Kind, Network, build_network
+from junctor.model.errors import Place
+from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 
 # Simplest first, since shrinking goes there.
 WEIGHTS = (1.0, 0.0, 2.0, 3.0, 0.7, 1e-3, 1e-20, 1e-40, 1e-300, 1.0 - 1e-9)

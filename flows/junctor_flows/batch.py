@@ -14,14 +14,14 @@ from dataclasses import asdict, fields
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from junctor import run as steps
-from junctor.devices import DeviceChoice
-from junctor.distribution import Resources
-from junctor.errors import JunctorError, RunError
-from junctor.progress import Progress, Silence
-from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling
-from junctor.query import Stages as SampledStages
-from junctor.storage import spec_of
+from junctor.model.errors import JunctorError, RunError
+from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.model.query import Stages as SampledStages
+from junctor.runs import run as steps
+from junctor.runs.storage import spec_of
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.devices import DeviceChoice
+from junctor.runtime.progress import Progress, Silence
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE

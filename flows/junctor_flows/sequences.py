@@ -6,14 +6,14 @@ import time
 from dataclasses import asdict, fields
 from typing import Any
 
-from junctor.devices import DeviceChoice
-from junctor.distribution import Resources
-from junctor.errors import JunctorError
 from junctor.hmm import run as steps
 from junctor.hmm.engine import SequenceKind
-from junctor.progress import Progress
-from junctor.query import Precision
-from junctor.run import Manifest, Outlook, Work, check_resources
+from junctor.model.errors import JunctorError
+from junctor.model.query import Precision
+from junctor.runs.run import Manifest, Outlook, Work, check_resources
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.devices import DeviceChoice
+from junctor.runtime.progress import Progress
 from prefect import flow
 
 from junctor_flows.batch import ProgressArtifact, display, failed, in_task, manifest_of, show_summary

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from junctor.api import most_probable, posteriors
-    from junctor.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
+    from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network, write_network
-    from junctor.joint import joint_posteriors
-    from junctor.model import Network
+    from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
+    from junctor.model.network import Network
 
 __all__ = [
     "BudgetError",
@@ -35,8 +35,8 @@ __all__ = [
 
 # Imported at first use: the command line answers `--help` without NumPy and Arrow.
 _HOME = {
-    "Network": "junctor.model",
-    "joint_posteriors": "junctor.joint",
+    "Network": "junctor.model.network",
+    "joint_posteriors": "junctor.cliques.joint",
     "most_probable": "junctor.api",
     "posteriors": "junctor.api",
     "read_network": "junctor.formats",
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
         return version("junctor")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "junctor.errors")), name)
+    return getattr(import_module(_HOME.get(name, "junctor.model.errors")), name)
 
 
 def __dir__() -> list[str]:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from junctor.devices import DeviceChoice
-from junctor.model import Network
+from junctor.model.network import Network
+from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
 from junctor.planning.budget import parse_bytes
-from junctor.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
+from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from junctor.answers import Answers
     from junctor.evidence.batch import EvidenceBatch
+    from junctor.model.answers import Answers
 
 __all__ = ["most_probable", "posteriors"]
 
@@ -113,11 +113,11 @@ def _answer(
 ) -> pa.Table:
     import pyarrow as pa
 
-    from junctor.devices import check_device
     from junctor.evidence.encode import as_arrow, encode_table
     from junctor.formats import read_network
-    from junctor.machine import usable_cores
-    from junctor.results import answers_table, default_partition_rows
+    from junctor.runs.results import answers_table, default_partition_rows
+    from junctor.runtime.devices import check_device
+    from junctor.runtime.machine import usable_cores
 
     check_device(device)
     if not isinstance(network, Network):
@@ -140,7 +140,7 @@ def _answerer(
 ) -> Callable[[EvidenceBatch, int], Answers]:
     """Return what answers a batch whose first row has a number."""
     if query.method == "exact":
-        from junctor.engine import Engine
+        from junctor.engine.engine import Engine
 
         engine = Engine(network, query, rows=rows, threads=threads, device=device, all_gpus=True, **limits)
         return lambda batch, first: engine.answer(batch)

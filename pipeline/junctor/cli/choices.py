@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.engine import Engine
-    from junctor.forecast import Forecast
+    from junctor.engine.engine import Engine
+    from junctor.engine.forecast import Forecast
 
 
 def choices(engine: Engine, found: Sequence[Forecast], stored: Mapping[str, Any]) -> dict[str, str]:

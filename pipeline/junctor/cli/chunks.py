@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.chunks.rooms import Chunking
-    from junctor.model import Network
+    from junctor.model.network import Network
+    from junctor.out_of_core.memory_splits import Chunking
 
 # Chunk variables that are named.
 SHOWN = 8

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli.options import AsJson, NetworkFile, NetworkFormat
-from junctor.devices import DeviceChoice
-from junctor.query import Architecture, Precision
+from junctor.model.query import Architecture, Precision
+from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from junctor.model import Variable
+    from junctor.model.network import Variable
 
 Given = Annotated[list[str] | None, typer.Option(metavar="NAME=STATE", help="Evidence, once a variable.")]
 Row = tuple[list[str], float]
@@ -43,8 +43,8 @@ def calibrate(
     json: AsJson = False,
 ) -> None:
     """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
+    from junctor.cliques.tree import StoredTree
     from junctor.formats import read_network
-    from junctor.stored import StoredTree
 
     evidence = _evidence(given or [])
     model = read_network(network, network_format)
@@ -72,7 +72,7 @@ def ask(
     json: AsJson = False,
 ) -> None:
     """Print the joint posterior of some variables, without any further propagation."""
-    from junctor.cliques import load_cliques
+    from junctor.cliques.calibrated import load_cliques
 
     cliques = load_cliques(directory)
     rows = _rows(cliques.variables, names, cliques.posterior(*names))
@@ -101,8 +101,8 @@ def joint(
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
     from junctor.cli.run import names_in
+    from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network
-    from junctor.joint import joint_posteriors
 
     model, evidence = read_network(network, network_format), _evidence(given or [])
     wanted = [list(names_in(question)) for question in questions]

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console
 
-    from junctor.model import Network
-    from junctor.storage import RunDirectory
+    from junctor.model.network import Network
+    from junctor.runs.storage import RunDirectory
 
 # Faults that nobody sees directly, with their worst states.
 FAULTS = ("StrainerClog", "FilterClog", "BearingWear", "SealWear", "ImpellerErosion", "ValveStuck", "MotorWinding")
@@ -31,9 +31,9 @@ def demo(
 
     from junctor.cli.display import progress_display, show_manifest
     from junctor.cli.run import score
-    from junctor.distribution import Resources
-    from junctor.plant import plant
-    from junctor.run import Job
+    from junctor.model.pumping_station import plant
+    from junctor.runs.run import Job
+    from junctor.runtime.dask_cluster import Resources
 
     network, console = plant(), Console()
     folder = Path(output)
@@ -58,9 +58,9 @@ def _make_input(network: Network, network_file: Path, evidence_file: Path, rows:
     from pyarrow import parquet
 
     from junctor.formats import write_network
-    from junctor.generate import evidence_batches
-    from junctor.plant import SENSORS
-    from junctor.storage import aside
+    from junctor.model.generate import evidence_batches
+    from junctor.model.pumping_station import SENSORS
+    from junctor.runs.storage import aside
 
     with aside(network_file) as temporary:
         write_network(network, temporary, format="bif")

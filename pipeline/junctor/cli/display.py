@@ -15,14 +15,14 @@ import typer
 from rich.console import Console
 
 from junctor.planning.budget import format_bytes
-from junctor.progress import Progress, Silence
-from junctor.storage import FORMAT_VERSION, Directory
+from junctor.runs.storage import FORMAT_VERSION, Directory
+from junctor.runtime.progress import Progress, Silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from junctor.run import Manifest
+    from junctor.runs.run import Manifest
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0

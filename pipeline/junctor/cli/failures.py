@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from junctor.errors import InputError, JunctorError, RunError
+from junctor.model.errors import InputError, JunctorError, RunError
 
 INTERRUPTED = 130
 

@@ -22,15 +22,15 @@ from junctor.cli.options import (
     NetworkFormat,
     Spill,
 )
-from junctor.devices import DeviceChoice
-from junctor.query import Precision, QueryKind
+from junctor.model.query import Precision, QueryKind
+from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
-    from junctor.chunks.crew import Crew
-    from junctor.engine import Engine
+    from junctor.engine.engine import Engine
+    from junctor.engine.forecast import Forecast
     from junctor.evidence.batch import EvidenceBatch
-    from junctor.forecast import Forecast
-    from junctor.model import Network
+    from junctor.model.network import Network
+    from junctor.out_of_core.cluster.workers import Crew
     from junctor.planning.junction_tree import JunctionTree
     from junctor.planning.plan import Plan
 
@@ -71,13 +71,13 @@ def inspect(
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
     from junctor.cli.run import memory_size, split_names
-    from junctor.engine import Engine
+    from junctor.engine.engine import Engine
+    from junctor.engine.forecast import tree_of
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import open_evidence
-    from junctor.forecast import tree_of
     from junctor.formats import read_network
-    from junctor.machine import DEFAULT_SHARE, available_memory, usable_cores
-    from junctor.query import Query
+    from junctor.model.query import Query
+    from junctor.runtime.machine import DEFAULT_SHARE, available_memory, usable_cores
 
     model = read_network(network, network_format)
     allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
@@ -119,9 +119,9 @@ def inspect(
 
 def _crew(engine: Engine, workers: int) -> Crew:
     """Return workers like the processes that a run on this machine would start."""
-    from junctor_kernels.gpu import DEVICE_SHARE
+    from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
-    from junctor.chunks.crew import Crew
+    from junctor.out_of_core.cluster.workers import Crew
 
     if not engine.has_device:
         return Crew(workers)
@@ -154,7 +154,7 @@ def _variables(network: Network) -> list[dict[str, Any]]:
 
 
 def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
-    from junctor.engine import shape_of
+    from junctor.engine.engine import shape_of
 
     shape = shape_of(network)
     largest = max(tree.cliques, key=lambda clique: shape.entries(clique.scope))
@@ -171,8 +171,8 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 
 def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
-    from junctor.stored_plan import stored_plan
-    from junctor.stored_work import stored_forecast
+    from junctor.cost.features.cliques import stored_forecast
+    from junctor.planning.cliques import stored_plan
 
     plan, algebra = stored_plan(tree, engine.shape), engine.ladder[0]
     found = stored_forecast(plan, frozenset(), algebra, engine.cpu_speeds.prices)
@@ -189,8 +189,8 @@ def _questions(engine: Engine) -> int | None:
 
     Questions are taken to be like those of pairs of variables of some cliques.
     """
-    from junctor.joint import Questions
-    from junctor.stored_plan import plan_stored
+    from junctor.cliques.joint import Questions
+    from junctor.planning.cliques import plan_stored
 
     scopes = [clique.layout[:2] for clique in plan_stored(engine.shape).cliques if len(clique.layout) > 1]
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
@@ -200,7 +200,7 @@ def _questions(engine: Engine) -> int | None:
 
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
-    from junctor.forecast import forecast
+    from junctor.engine.forecast import forecast
 
     found = forecast(engine, batch, refuse=False, bound=MOST_BOUND_OPERATIONS)
     seconds = sum(each.seconds for each in found)
@@ -226,7 +226,7 @@ def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[
 
 def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> list[dict[str, Any]]:
     """Return what the plan with the most work does not have to do, in entry operations of a row."""
-    from junctor.engine import rounded
+    from junctor.engine.engine import rounded
     from junctor.planning.savings import Saving, count_savings
 
     largest = next((each for each in found if each.plan is not None and each.plan.case_operations), None)
@@ -244,9 +244,9 @@ def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> lis
 
 def _nonzero_operations(engine: Engine, plan: Plan) -> int:
     """Return the entry operations of a row without terms that are zero whatever the evidence."""
-    from junctor_kernels import reference
+    from junctor_kernels.tables import reference
 
-    from junctor.propagation import Program
+    from junctor.backends.numpy import Program
 
     algebra = reference.MAX_LOG if engine.query.kind == "mpe" else reference.DOUBLE
     return Program(plan, engine.network, algebra).nonzero_operations
@@ -364,8 +364,8 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
 
 def _measured(work: dict[str, Any]) -> str:
     """Return by what a forecast goes, and what to do where that is another device."""
-    from junctor.devices import count_gpus, gpu_at_hand
-    from junctor.speeds import cpu_name
+    from junctor.cost.model import cpu_name
+    from junctor.runtime.devices import count_gpus, gpu_at_hand
 
     on_gpu = work["forecast_for"] == "gpu"
     here = gpu_at_hand()[0] if on_gpu else cpu_name()

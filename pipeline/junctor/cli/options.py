@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from junctor.query import LEAST_SAMPLES, Method, Sampler, Stages
+from junctor.model.query import LEAST_SAMPLES, Method, Sampler, Stages
 
 NetworkFile = Annotated[
     str,

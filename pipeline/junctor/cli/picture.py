@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from junctor.errors import InputError
+from junctor.model.errors import InputError
 
 if TYPE_CHECKING:
-    from junctor.model import Network
+    from junctor.model.network import Network
     from junctor.planning.junction_tree import JunctionTree
 
 # A picture with more cliques than this has no names in it.

@@ -15,9 +15,9 @@ from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
 from pathlib import Path
 
-from junctor.errors import RunError
+from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
-from junctor.storage import aside, explained
+from junctor.runs.storage import aside, explained
 
 # What the embedded server's database may come to. Without it the server would not start, time and again.
 LEAST_SPACE = 64 << 20

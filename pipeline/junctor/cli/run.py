@@ -27,15 +27,15 @@ from junctor.cli.options import (
     StagesOption,
     Strict,
 )
-from junctor.devices import DeviceChoice
-from junctor.query import Method, Precision, QueryKind
+from junctor.model.query import Method, Precision, QueryKind
+from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
-    from junctor.distribution import Resources
-    from junctor.progress import Progress
-    from junctor.query import Sampling
-    from junctor.run import Manifest
-    from junctor.settings import Settings
+    from junctor.model.query import Sampling
+    from junctor.runs.run import Manifest
+    from junctor.runtime.dask_cluster import Resources
+    from junctor.runtime.progress import Progress
+    from junctor.runtime.settings import Settings
 
 
 def run(
@@ -91,9 +91,9 @@ def run(
     An interrupted run goes on where it stopped when the same command is given again.
     """
     from junctor.cli.display import progress_display, show_manifest
-    from junctor.query import Query, Sampling
-    from junctor.run import Job
-    from junctor.settings import load_settings
+    from junctor.model.query import Query, Sampling
+    from junctor.runs.run import Job
+    from junctor.runtime.settings import load_settings
 
     settings = load_settings()
     sampling = Sampling(sampler, samples, error, seed, stages)
@@ -134,7 +134,7 @@ def resources_of(settings: Settings, insecure_scheduler: bool, **options: Any) -
 
     Raises BadParameter where a size is none.
     """
-    from junctor.distribution import Resources
+    from junctor.runtime.dask_cluster import Resources
 
     for name in ("memory", "device_memory", "disk"):
         if options[name] is not None:
@@ -145,7 +145,7 @@ def resources_of(settings: Settings, insecure_scheduler: bool, **options: Any) -
 
 
 def _plain() -> Callable[..., Manifest]:
-    from junctor.run import run as run_plainly
+    from junctor.runs.run import run as run_plainly
 
     return run_plainly
 
@@ -187,7 +187,7 @@ def score(
 
 def memory_size(text: str, option: str = "--memory") -> int:
     """Return the bytes that an option asks for; raises BadParameter where it is not a size."""
-    from junctor.errors import JunctorError
+    from junctor.model.errors import JunctorError
     from junctor.planning.budget import parse_bytes
 
     try:

@@ -26,13 +26,13 @@ def tune(
     What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
-    from junctor.chunks.tuning import chunks_measured_here
-    from junctor.devices import check_device, gpu_at_hand, open_gpu
-    from junctor.machine import own_measurements
-    from junctor.measurements import Device, file_name, write
-    from junctor.speeds import cpu_name
-    from junctor.stored_tuning import built_in, stored_measured
-    from junctor.tuning import fewest, measured_here
+    from junctor.calibration.blocks import fewest, measured_here
+    from junctor.calibration.chunked import chunks_measured_here
+    from junctor.calibration.cliques import built_in, stored_measured
+    from junctor.cost.dataset import Device, file_name, write
+    from junctor.cost.model import cpu_name
+    from junctor.runtime.devices import check_device, gpu_at_hand, open_gpu
+    from junctor.runtime.machine import own_measurements
 
     check_device(device)
     found = Device(*gpu_at_hand()) if device == "gpu" else Device(cpu_name())
@@ -61,7 +61,7 @@ def tune(
 
 def _check_writable(folder: Path) -> None:
     """Raise InputError, before minutes of measuring, where what is found could not be kept."""
-    from junctor.errors import InputError
+    from junctor.model.errors import InputError
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

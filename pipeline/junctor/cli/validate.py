@@ -12,7 +12,7 @@ from junctor.cli.options import AsJson, CaseId, EvidenceFormat, IgnoreExtra, Net
 
 if TYPE_CHECKING:
     from junctor.evidence.read import EvidenceSource
-    from junctor.model import Network
+    from junctor.model.network import Network
 
 # Invalid rows that are shown; all of them are counted.
 SHOWN = 10

@@ -9,12 +9,12 @@ import typer
 
 from junctor.cli.options import AsJson, DeviceMemory, Disk, Spill
 from junctor.cli.run import resources_of, score
-from junctor.devices import DeviceChoice
-from junctor.query import Precision
+from junctor.model.query import Precision
+from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.hmm.engine import SequenceKind
-    from junctor.run import Manifest
+    from junctor.runs.run import Manifest
 
 
 def viterbi(
@@ -75,7 +75,7 @@ def viterbi(
     """
     from junctor.cli.display import progress_display, show_manifest
     from junctor.hmm.run import SequenceJob
-    from junctor.settings import load_settings
+    from junctor.runtime.settings import load_settings
 
     query: SequenceKind = "posteriors" if posteriors else "viterbi"
     job = SequenceJob(

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.arrays import numbers_of
 from junctor.evidence.batch import UNOBSERVED, Likelihood
 from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
+from junctor.runtime.arrow import numbers_of
 
 Bad = list[tuple[int, str]]
 Doubles = npt.NDArray[np.float64]

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from junctor.errors import EvidenceError, Place
 from junctor.evidence.files import open_bytes
+from junctor.model.errors import EvidenceError, Place
 
 # Arrow reads up to 32 blocks ahead; a row may be about as long as a block.
 _BLOCK_BYTES = 2**20

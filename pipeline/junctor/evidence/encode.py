@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.arrays import number_array
-from junctor.errors import EvidenceError, Place
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
 from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
 from junctor.evidence.layout import Layout, Role, read_layout
 from junctor.evidence.states import StateCells
 from junctor.evidence.tables import as_arrow
-from junctor.model import Network
+from junctor.model.errors import EvidenceError, Place
+from junctor.model.network import Network
+from junctor.runtime.arrow import number_array
 
 __all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_table"]
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from junctor.arrays import list_array, number_array, numbers_of, string_array
-from junctor.errors import RunError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
 from junctor.evidence.encode import EncodedPartition
-from junctor.storage import aside
+from junctor.model.errors import RunError
+from junctor.runs.storage import aside
+from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
 
 FORMAT_VERSION = 1
 _METADATA = b"junctor"

@@ -12,7 +12,7 @@ from typing import IO, cast
 
 import pyarrow as pa
 
-from junctor.errors import EvidenceError, Place, nearest
+from junctor.model.errors import EvidenceError, Place, nearest
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 

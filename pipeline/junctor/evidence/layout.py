@@ -18,10 +18,10 @@ from typing import Literal, NoReturn
 
 import pyarrow as pa
 
-from junctor.errors import EvidenceError, Place, nearest
 from junctor.evidence.columns import is_list, is_number, is_text
 from junctor.evidence.states import StateCells
-from junctor.model import Network
+from junctor.model.errors import EvidenceError, Place, nearest
+from junctor.model.network import Network
 
 CASE_ID = "case_id"
 

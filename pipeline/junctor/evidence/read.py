@@ -24,11 +24,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from junctor.errors import EvidenceError, Place
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import checked_format, explained, files_of, format_of
 from junctor.evidence.layout import Layout, read_layout
-from junctor.model import Network
+from junctor.model.errors import EvidenceError, Place
+from junctor.model.network import Network
 
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 

@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
-from junctor.errors import nearest
 from junctor.evidence.batch import UNOBSERVED
-from junctor.model import Variable
+from junctor.model.errors import nearest
+from junctor.model.network import Variable
 
 MISSING_TEXTS = ("", "NA", "?", "null", "NaN", "nan")
 UNKNOWN = -2

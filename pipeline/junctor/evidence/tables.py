@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from junctor.errors import EvidenceError
+from junctor.model.errors import EvidenceError
 
 _EXPECTED = (
     "expected an Arrow table or record batch, a pandas or polars data frame, a mapping of columns "

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.errors import EvidenceError, Place
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.encode import EncodedPartition, row_numbers
 from junctor.evidence.files import open_bytes
-from junctor.model import Network
+from junctor.model.errors import EvidenceError, Place
+from junctor.model.network import Network
 
 Integers = npt.NDArray[np.int64]
 

@@ -19,9 +19,9 @@ import os
 import re
 from pathlib import Path
 
-from junctor.errors import ModelError, Place, nearest
 from junctor.formats._bytes import decode, publish, read_bytes
-from junctor.model import Network
+from junctor.model.errors import ModelError, Place, nearest
+from junctor.model.network import Network
 
 EXTENSIONS = {
     "bif": (".bif",),

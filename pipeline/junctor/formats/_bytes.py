@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from junctor.errors import ModelError, Place
+from junctor.model.errors import ModelError, Place
 
 # No network file may be larger than this, counted after decompression: a gzip file of 1 MB can hold 1 GB of zeros.
 MAX_BYTES = 2**30

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place, nearest
 from junctor.formats._bytes import place_at
 from junctor.formats._numbers import BadNumber, parse_numbers, shown
-from junctor.model import DraftVariable, table_size
+from junctor.model.errors import ModelError, Place, nearest
+from junctor.model.network import DraftVariable, table_size
 
 if TYPE_CHECKING:
     from lark import Lark, Token

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.formats._text import (
     Block,
     Shapes,
@@ -43,7 +42,8 @@ from junctor.formats._text import (
     unquoted,
     without_comments,
 )
-from junctor.model import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network
 
 if TYPE_CHECKING:
     from lark import Token

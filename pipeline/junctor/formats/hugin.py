@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.formats._text import (
     Block,
     Shapes,
@@ -39,7 +38,8 @@ from junctor.formats._text import (
     unquoted,
     without_comments,
 )
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
 if TYPE_CHECKING:
     from lark import Token

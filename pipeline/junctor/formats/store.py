@@ -31,10 +31,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from junctor.arrays import number_array, numbers_of, string_array, string_list_array
-from junctor.errors import ModelError, Place
 from junctor.formats._bytes import publish, read_bytes
-from junctor.model import DraftTable, DraftVariable, Factor, Kind, Network, build_network
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
+from junctor.runtime.arrow import number_array, numbers_of, string_array, string_list_array
 
 FORMAT = "junctor-network"
 FORMAT_VERSION = 1

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.formats._bytes import place_at, title_of
 from junctor.formats._numbers import BadNumber, parse_numbers, shown
-from junctor.model import DraftTable, DraftVariable, Kind, Network, build_network, table_size
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network, table_size
 
 # Names for so many states are made even if a file has not one number for each: a short file may ask for a billion.
 SPARE_STATES = 2**20

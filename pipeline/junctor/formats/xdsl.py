@@ -21,11 +21,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place, nearest
 from junctor.formats._bytes import title_of
 from junctor.formats._numbers import shown
 from junctor.formats._xml import Element, parse_xml
-from junctor.model import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network, table_size
+from junctor.model.errors import ModelError, Place, nearest
+from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network, table_size
 
 _Array = npt.NDArray[np.float64]
 _States = Mapping[str, Sequence[str]]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.formats._bytes import title_of
 from junctor.formats._xml import Element, parse_xml
 from junctor.formats.xmlbif_unbbayes import read_unbbayes
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
 # How tools name a variable of the only kind that an exact discrete engine can use.
 _CHANCE = ("", "nature", "discrete", "chance", "probabilistic")

@@ -6,10 +6,10 @@ all of them.
 
 from __future__ import annotations
 
-from junctor.errors import ModelError
 from junctor.formats._numbers import BadNumber, parse_numbers, shown
 from junctor.formats._xml import Element
-from junctor.model import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
 # Version -> whether the first parent varies fastest.
 _FIRST_PARENT_FASTEST = {"0": True, "0.5": True, "0.6": False}

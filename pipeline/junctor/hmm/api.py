@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from junctor.devices import DeviceChoice, check_device
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.machine import usable_cores
+from junctor.model.query import Precision
 from junctor.planning.budget import parse_bytes
-from junctor.query import Precision
+from junctor.runtime.devices import DeviceChoice, check_device
+from junctor.runtime.machine import usable_cores
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from junctor.chunks.store import mapped_file
-from junctor.errors import BudgetError
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.model.errors import BudgetError
+from junctor.out_of_core.store import mapped_file
 from junctor.planning.budget import format_bytes
 
 Place = Literal["here", "host", "disk", "again"]

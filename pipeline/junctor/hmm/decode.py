@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import hmm_cpu, viterbi_cpu
+from junctor_kernels.hmm import products_cpu as hmm_cpu
+from junctor_kernels.hmm import viterbi_cpu
 
 from junctor.hmm.blocks import Block, BlockStore, Room, plan_blocks
 from junctor.hmm.numbers import PathNumbers, in_format, padded_rows
 from junctor.hmm.packing import Lockstep, SequenceBatch
-from junctor.threads import in_threads
+from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
 # Terms of a tick from which on several threads share it.

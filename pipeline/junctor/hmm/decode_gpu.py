@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import hmm_gpu, viterbi_gpu
-from junctor_kernels.hmm_gpu import Launch, stride_of
+from junctor_kernels.hmm import device as hmm_gpu
+from junctor_kernels.hmm import viterbi_gpu
+from junctor_kernels.hmm.device import Launch, stride_of
 
-from junctor.devices import check_device
-from junctor.errors import BudgetError, DeviceError
 from junctor.hmm.blocks import Block
 from junctor.hmm.decode import emissions_of
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import by_columns, emission_rows, in_format, log_transitions, logarithms, padded_rows
 from junctor.hmm.packing import Lockstep, SequenceBatch
+from junctor.model.errors import BudgetError, DeviceError
 from junctor.planning.budget import format_bytes
+from junctor.runtime.devices import check_device
 
 Array = npt.NDArray[Any]
 PROGRAM = viterbi_gpu.PROGRAM

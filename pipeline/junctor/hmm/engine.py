@@ -11,18 +11,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from junctor.answers import IMPOSSIBLE, INVALID, OK
-from junctor.devices import DeviceChoice, has_gpu
-from junctor.errors import BudgetError, DeviceError, EvidenceError
 from junctor.hmm.blocks import Room, fitting
 from junctor.hmm.decode import CpuMachine, Machine, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
 from junctor.hmm.smooth import GpuLimits, Smoother
-from junctor.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
-from junctor.query import Precision
-from junctor.threads import in_threads
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK
+from junctor.model.errors import BudgetError, DeviceError, EvidenceError
+from junctor.model.query import Precision
+from junctor.runtime.devices import DeviceChoice, has_gpu
+from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
+from junctor.runtime.threads import in_threads
 
 SequenceKind = Literal["viterbi", "posteriors"]
 NO_PROBABILITY = "the sequence has probability 0"

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
-from junctor.storage import aside
+from junctor.model.errors import ModelError, Place
+from junctor.runs.storage import aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +133,7 @@ def _is_model(source: Path) -> bool:
 def _table(model: HiddenMarkovModel) -> pa.Table:
     import pyarrow as pa
 
-    from junctor.arrays import number_array, string_array
+    from junctor.runtime.arrow import number_array, string_array
 
     columns: dict[str, pa.Array] = {}
     if model.state_names is not None:
@@ -156,7 +156,7 @@ def _table(model: HiddenMarkovModel) -> pa.Table:
 def _lists(rows: npt.NDArray[np.float64]) -> pa.Array:
     import pyarrow as pa
 
-    from junctor.arrays import number_array
+    from junctor.runtime.arrow import number_array
 
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
     return pa.LargeListArray.from_arrays(number_array(offsets), number_array(rows.reshape(-1)))

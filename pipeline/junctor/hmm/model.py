@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
-from junctor.model import ROW_SUM_EXACT, ROW_SUM_TOLERANCE
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import ROW_SUM_EXACT, ROW_SUM_TOLERANCE
 
 Doubles = npt.NDArray[np.float64]
 Names = tuple[str, ...]

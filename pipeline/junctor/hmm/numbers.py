@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.hmm_cpu import Matrix, dense, packed, padded
+from junctor_kernels.hmm.products_cpu import Matrix, dense, packed, padded
 
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 

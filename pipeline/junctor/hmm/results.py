@@ -18,15 +18,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from junctor.answers import OK, STATUS_NAMES
-from junctor.arrays import list_array, number_array, numbers_of, string_array
-from junctor.errors import RunError
 from junctor.hmm.engine import SequenceAnswers
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import SequenceBatch
 from junctor.hmm.sequences import EncodedSequences
-from junctor.results import METADATA_KEY, PART_KEY
-from junctor.storage import aside
+from junctor.model.answers import OK, STATUS_NAMES
+from junctor.model.errors import RunError
+from junctor.runs.results import METADATA_KEY, PART_KEY
+from junctor.runs.storage import aside
+from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
 
 FORMAT_VERSION = 1
 _ENCODED = b"junctor.sequences"

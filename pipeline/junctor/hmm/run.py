@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from junctor import run as steps
-from junctor.distribution import Resources, distribute, threads_for, threads_here
-from junctor.errors import BudgetError, RunError
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
-from junctor.partition import Part, Stages, read_part, refuse_strange_worker
-from junctor.progress import Progress, Silence
-from junctor.query import Precision
-from junctor.storage import FORMAT_VERSION, Directory, Ingested, aside, explained, write_json
+from junctor.model.errors import BudgetError, RunError
+from junctor.model.query import Precision
+from junctor.runs import run as steps
+from junctor.runs.partition import Part, Stages, read_part, refuse_strange_worker
+from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested, aside, explained, write_json
+from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
+from junctor.runtime.progress import Progress, Silence
 
 # A partition has at most this many sequences, and this many bytes of answers, or one longer sequence.
 PARTITION_ROWS = 65_536

@@ -17,15 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.arrays import number_array
-from junctor.errors import EvidenceError, Place, nearest
 from junctor.evidence.columnar import ArrowTable, ParquetTable
 from junctor.evidence.columns import encode_states, is_list
 from junctor.evidence.files import checked_format, explained, files_of, format_of
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
-from junctor.model import Variable
+from junctor.model.errors import EvidenceError, Place, nearest
+from junctor.model.network import Variable
+from junctor.runtime.arrow import number_array
 
 CASE_ID = "case_id"
 

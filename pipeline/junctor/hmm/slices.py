@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.errors import ModelError, Place
 from junctor.hmm.model import HiddenMarkovModel, build_model
-from junctor.model import Network, table_size
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import Network, table_size
 
 Doubles = npt.NDArray[np.float64]
 

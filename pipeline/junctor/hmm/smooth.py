@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import forward_backward_cpu
+from junctor_kernels.hmm import forward_backward_cpu
 
-from junctor.errors import BudgetError
 from junctor.hmm.blocks import Room
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import SumNumbers, largest_of
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
+from junctor.model.errors import BudgetError
+from junctor.model.query import Precision
 from junctor.planning.budget import format_bytes
-from junctor.query import Precision
-from junctor.threads import in_threads
+from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
 # Number format, and whether numbers are logarithms.

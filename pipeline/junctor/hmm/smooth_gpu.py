@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import forward_backward_gpu
-from junctor_kernels.forward_backward_cpu import LN2
-from junctor_kernels.forward_backward_gpu import PROGRAM, panels_of, runs_of
-from junctor_kernels.hmm_cpu import Matrix, dense
-from junctor_kernels.hmm_gpu import Launch, stride_of
+from junctor_kernels.hmm import forward_backward_gpu
+from junctor_kernels.hmm.device import Launch, stride_of
+from junctor_kernels.hmm.forward_backward_cpu import LN2
+from junctor_kernels.hmm.forward_backward_gpu import PROGRAM, panels_of, runs_of
+from junctor_kernels.hmm.products_cpu import Matrix, dense
 
-from junctor.errors import BudgetError
 from junctor.hmm.blocks import Block, Room, fitting
 from junctor.hmm.decode import sweep
 from junctor.hmm.decode_gpu import BESIDE, COMPANY, DEVICE_SHARE, RESULTS, TOGETHER, address_of, open_device
@@ -26,6 +25,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.hmm.smooth import emissions_of, offsets_of
+from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes
 
 Array = npt.NDArray[Any]

@@ -1,1 +1,1 @@
-"""Planning: from the shape of a network and an evidence pattern to a frozen plan. Integers in, records out."""
+"""From a network and an evidence pattern to a plan, without arrays or devices."""

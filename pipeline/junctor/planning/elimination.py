@@ -196,8 +196,8 @@ def _searched(
 ) -> Order:
     """Return what the compiled search makes of an order."""
     # Lazily: Numba takes a second, and planning alone does without it.
-    from junctor_kernels.orders import pack
-    from junctor_kernels.rotations import search
+    from junctor_kernels.orders.annealing import search
+    from junctor_kernels.orders.greedy import pack
 
     variables, entries = search(
         pack(graph, len(graph)),

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.reference import Algebra
+from junctor_kernels.tables.reference import Algebra
 
-from junctor.answers import Answers, SampledAnswers
-from junctor.chunks.rooms import Chunking
-from junctor.devices import DeviceChoice
-from junctor.engine import Engine, rounded
-from junctor.errors import BudgetError
+from junctor.engine.engine import Engine, rounded
+from junctor.engine.forecast import Forecast, forecast
+from junctor.engine.patterns import Group, patterns_of
 from junctor.evidence.batch import EvidenceBatch, Likelihood
-from junctor.forecast import Forecast, forecast
-from junctor.grouping import Group, patterns_of
-from junctor.machine import allowed_disk, spill_folder
-from junctor.model import Network
+from junctor.model.answers import Answers, SampledAnswers
+from junctor.model.errors import BudgetError
+from junctor.model.network import Network
+from junctor.model.query import Query
+from junctor.out_of_core.memory_splits import Chunking
 from junctor.planning.shape import Pattern
-from junctor.query import Query
+from junctor.runs.storage import RunDirectory, read_json, write_json
+from junctor.runtime.devices import DeviceChoice
+from junctor.runtime.machine import allowed_disk, spill_folder
 from junctor.sampling.engine import SamplingEngine
-from junctor.storage import RunDirectory, read_json, write_json
 
 if TYPE_CHECKING:
-    from junctor.speeds import Speeds
+    from junctor.cost.model import Speeds
 
 # Seconds of one core that an exact answer to a row may take.
 MOST_SECONDS = 60.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.sampling_layout import Case, Integers, slots_of
+from junctor_kernels.sampling.layout import Case, Integers, slots_of
 
 from junctor.sampling.tables import SampledNetwork
 

@@ -10,25 +10,25 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from junctor_kernels.philox import MOST_ROWS, Stream
-from junctor_kernels.sampling_layout import STATES, Case, Floats, Sums
+from junctor_kernels.sampling.layout import STATES, Case, Floats, Sums
+from junctor_kernels.sampling.philox import MOST_ROWS, Stream
 
-from junctor.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
-from junctor.devices import DeviceChoice, has_gpu
-from junctor.errors import BudgetError, EvidenceError
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.machine import DEFAULT_SHARE, available_memory
-from junctor.model import Network
+from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
+from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.network import Network
+from junctor.model.query import Query, target_names
 from junctor.planning.budget import format_bytes
-from junctor.query import Query, target_names
+from junctor.runtime.devices import DeviceChoice, has_gpu
+from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+from junctor.runtime.threads import in_threads
+from junctor.sampling.answer_buffer import Sheet, Slots, slots_of
 from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
 from junctor.sampling.sampler import Ask, CpuSampling, Device, Pending, RowSampler
-from junctor.sampling.sheet import Sheet, Slots, slots_of
 from junctor.sampling.tables import refuse, sampled_network
-from junctor.threads import in_threads
 
 if TYPE_CHECKING:
     from junctor.sampling.epis import Beliefs

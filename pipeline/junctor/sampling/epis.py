@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import beliefs
-from junctor_kernels import sampling_layout as places
-from junctor_kernels.beliefs import Links
-from junctor_kernels.sampling_layout import Case, Floats, Function, Integers
-from junctor_kernels.settling import shape
+from junctor_kernels.sampling import layout as places
+from junctor_kernels.sampling import loopy as beliefs
+from junctor_kernels.sampling.layout import Case, Floats, Function, Integers
+from junctor_kernels.sampling.loopy import Links
+from junctor_kernels.sampling.thresholds import shape
 
+from junctor.runtime.threads import in_threads
 from junctor.sampling.cases import Layout
 from junctor.sampling.tables import SampledNetwork
-from junctor.threads import in_threads
 
 # Sweeps through the network; more change nothing that could be measured, see docs/sampling.md.
 SWEEPS = 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from junctor_kernels.sampling_layout import BLOCK, Floats, Sums, add
+from junctor_kernels.sampling.layout import BLOCK, Floats, Sums, add
 
 # Samples that are drawn before the errors are looked at for the first time; then twice as many, and so on.
 FIRST_SAMPLES = 1 << 14

@@ -8,15 +8,17 @@ from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
-from junctor_kernels import beliefs, beliefs_gpu, sampling_gpu
-from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, Job, SamplingDevice
-from junctor_kernels.sampling_layout import STATES, WEIGHED, Function, Sums, add
+from junctor_kernels.sampling import gpu as sampling_gpu
+from junctor_kernels.sampling import loopy as beliefs
+from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
+from junctor_kernels.sampling.gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, Job, SamplingDevice
+from junctor_kernels.sampling.layout import STATES, WEIGHED, Function, Sums, add
+from junctor_kernels.sampling.philox import Stream
 
-from junctor.devices import check_device, count_gpus
-from junctor.errors import BudgetError, DeviceError
+from junctor.model.errors import BudgetError, DeviceError
+from junctor.model.query import Sampler
 from junctor.planning.budget import format_bytes
-from junctor.query import Sampler
+from junctor.runtime.devices import check_device, count_gpus
 from junctor.sampling.epis import SWEEPS, Beliefs
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.sampler import Ask, CpuSampling, Pending, RowSampler

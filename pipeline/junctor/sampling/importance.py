@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from junctor_kernels import sampling_cpu
-from junctor_kernels.philox import Stream
-from junctor_kernels.sampling_layout import MOST_STATES, STATES, Floats, Function
-from junctor_kernels.settling import settle
+from junctor_kernels.sampling import cpu as sampling_cpu
+from junctor_kernels.sampling.layout import MOST_STATES, STATES, Floats, Function
+from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.thresholds import settle
 
-from junctor.query import Sampler
+from junctor.model.query import Sampler
 from junctor.sampling.cases import Evidence, Layout, layout_of
 from junctor.sampling.tables import SampledNetwork, normalised
 

@@ -9,18 +9,18 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels import sampling_cpu
-from junctor_kernels.philox import Stream
-from junctor_kernels.sampling import blocks_of
-from junctor_kernels.sampling_layout import BLOCK, STATES, WEIGHED, Case, Function, Samples, Sums, add
+from junctor_kernels.sampling import cpu as sampling_cpu
+from junctor_kernels.sampling.layout import BLOCK, STATES, WEIGHED, Case, Function, Samples, Sums, add
+from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.reference import blocks_of
 
-from junctor.query import Sampler
+from junctor.model.query import Sampler
+from junctor.runtime.threads import in_threads
 from junctor.sampling.cases import Layout
 from junctor.sampling.epis import Beliefs, epis_function
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.importance import first_function, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
-from junctor.threads import in_threads
 
 # Samples that a thread takes at a time; sums are added in the order of these pieces, whoever did them.
 PIECE = 64 * BLOCK

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from junctor_kernels.sampling_layout import MOST_STATES, Floats, Function, Tables
-from junctor_kernels.settling import settle
+from junctor_kernels.sampling.layout import MOST_STATES, Floats, Function, Tables
+from junctor_kernels.sampling.thresholds import settle
 
-from junctor.errors import ModelError
-from junctor.model import Network
+from junctor.model.errors import ModelError
+from junctor.model.network import Network
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""Published methods that benchmarks compare with; they do not ship."""

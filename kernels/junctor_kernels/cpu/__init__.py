@@ -1,0 +1,1 @@
+"""Compiled kernels of contractions and plans on a CPU (Numba)."""

@@ -1,0 +1,216 @@
+"""One contraction in compiled code: sums (or maxima) in registers, the cases of a block side by side in vectors.
+
+    out[s, b] = sum over r of  factor[F[s] + f[r]] * prod over k of  arena[A_k[s] + R_k[r] + b]
+
+Entries s come in tiles, and every tile has a list of the terms r that can differ from zero; where nearly all do, the
+tiles share one list of all terms. Four entries that walk through one operand alike make a tile of four, which reads
+that operand once for all of them; all others are alone. With (max, +) on logarithms the same loops find maxima.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SPAN, STRIDE, TILES
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store
+
+TILE = 4
+# The loops take two vectors of cases at a time.
+LANE_BYTES = 2 * BYTES
+# Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
+RUN = 32
+
+
+@jit
+def contract(
+    step: Any,
+    operands: Any,
+    offsets: Any,
+    span: Any,
+    terms: Any,
+    shared: Any,
+    arena: Any,
+    cases: int,
+    maximise: bool | None,
+    nothing: Any,
+) -> None:
+    """Contract the operands of a step into its rows of the arena.
+
+    operands, offsets, span, terms, shared: of its `Code`. arena: flat, `cases` numbers a row. maximise: None for sums
+    of products; True for maxima of sums, where numbers are logarithms. It is a type rather than a value, so that the
+    loops are compiled without the branch. nothing: the sum or maximum of no terms.
+    """
+    if step[HOW] == LINES:
+        _lines(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+    elif step[HOW] == PAIRS:
+        _pairs(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+    else:
+        _products(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+
+
+@jit
+def _gather(total: Any, one: Any, other: Any, maximise: bool | None) -> Any:
+    if maximise is None:
+        return multiply_add(one, other, total)
+    return larger(add(one, other), total)
+
+
+@jit
+def _join(total: Any, part: Any, maximise: bool | None) -> Any:
+    if maximise is None:
+        return add(total, part)
+    return larger(part, total)
+
+
+@jit
+def _combine(one: Any, other: Any, maximise: bool | None) -> Any:
+    if maximise is None:
+        return multiply(one, other)
+    return add(one, other)
+
+
+@jit
+def _lines(
+    step: Any,
+    operands: Any,
+    offsets: Any,
+    span: Any,
+    terms: Any,
+    shared: Any,
+    arena: Any,
+    cases: int,
+    maximise: bool | None,
+    nothing: Any,
+) -> None:
+    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+    width = BYTES // arena.itemsize
+    f, f_terms = offsets[operands[0, 0] :], offsets[operands[0, 1] :]
+    a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
+    for t in range(step[TILES]):
+        s = TILE * t
+        a0, f0, f1, f2, f3 = a[s], f[s], f[s + 1], f[s + 2], f[s + 3]
+        first, last = span[t * stride], span[t * stride + 1]
+        for b in range(0, cases, 2 * width):
+            t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
+            for start in range(first, last, RUN):
+                p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
+                for i in range(start, min(start + RUN, last)):
+                    r = terms[i]
+                    x, at = a0 + a_terms[r] + b, f_terms[r]
+                    x0, x1 = load(arena, x), load(arena, x + width)
+                    y = spread(shared[f0 + at])
+                    p00, p01 = _gather(p00, x0, y, maximise), _gather(p01, x1, y, maximise)
+                    y = spread(shared[f1 + at])
+                    p10, p11 = _gather(p10, x0, y, maximise), _gather(p11, x1, y, maximise)
+                    y = spread(shared[f2 + at])
+                    p20, p21 = _gather(p20, x0, y, maximise), _gather(p21, x1, y, maximise)
+                    y = spread(shared[f3 + at])
+                    p30, p31 = _gather(p30, x0, y, maximise), _gather(p31, x1, y, maximise)
+                t00, t01 = _join(t00, p00, maximise), _join(t01, p01, maximise)
+                t10, t11 = _join(t10, p10, maximise), _join(t11, p11, maximise)
+                t20, t21 = _join(t20, p20, maximise), _join(t21, p21, maximise)
+                t30, t31 = _join(t30, p30, maximise), _join(t31, p31, maximise)
+            _store(arena, out[s] + b, t00, t01, width)
+            _store(arena, out[s + 1] + b, t10, t11, width)
+            _store(arena, out[s + 2] + b, t20, t21, width)
+            _store(arena, out[s + 3] + b, t30, t31, width)
+
+
+@jit
+def _pairs(
+    step: Any,
+    operands: Any,
+    offsets: Any,
+    span: Any,
+    terms: Any,
+    shared: Any,
+    arena: Any,
+    cases: int,
+    maximise: bool | None,
+    nothing: Any,
+) -> None:
+    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+    width = BYTES // arena.itemsize
+    a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
+    c, c_terms = offsets[operands[2, 0] :], offsets[operands[2, 1] :]
+    for t in range(step[TILES]):
+        s = TILE * t
+        a0, c0, c1, c2, c3 = a[s], c[s], c[s + 1], c[s + 2], c[s + 3]
+        first, last = span[t * stride], span[t * stride + 1]
+        for b in range(0, cases, 2 * width):
+            t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
+            for start in range(first, last, RUN):
+                p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
+                for i in range(start, min(start + RUN, last)):
+                    r = terms[i]
+                    x, y = a0 + a_terms[r] + b, c_terms[r] + b
+                    x0, x1 = load(arena, x), load(arena, x + width)
+                    p00 = _gather(p00, x0, load(arena, c0 + y), maximise)
+                    p01 = _gather(p01, x1, load(arena, c0 + y + width), maximise)
+                    p10 = _gather(p10, x0, load(arena, c1 + y), maximise)
+                    p11 = _gather(p11, x1, load(arena, c1 + y + width), maximise)
+                    p20 = _gather(p20, x0, load(arena, c2 + y), maximise)
+                    p21 = _gather(p21, x1, load(arena, c2 + y + width), maximise)
+                    p30 = _gather(p30, x0, load(arena, c3 + y), maximise)
+                    p31 = _gather(p31, x1, load(arena, c3 + y + width), maximise)
+                t00, t01 = _join(t00, p00, maximise), _join(t01, p01, maximise)
+                t10, t11 = _join(t10, p10, maximise), _join(t11, p11, maximise)
+                t20, t21 = _join(t20, p20, maximise), _join(t21, p21, maximise)
+                t30, t31 = _join(t30, p30, maximise), _join(t31, p31, maximise)
+            _store(arena, out[s] + b, t00, t01, width)
+            _store(arena, out[s + 1] + b, t10, t11, width)
+            _store(arena, out[s + 2] + b, t20, t21, width)
+            _store(arena, out[s + 3] + b, t30, t31, width)
+
+
+@jit
+def _products(
+    step: Any,
+    operands: Any,
+    offsets: Any,
+    span: Any,
+    terms: Any,
+    shared: Any,
+    arena: Any,
+    cases: int,
+    maximise: bool | None,
+    nothing: Any,
+) -> None:
+    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+    width = BYTES // arena.itemsize
+    scaled = operands[0, 0] >= 0
+    f, f_terms = offsets[max(0, operands[0, 0]) :], offsets[max(0, operands[0, 1]) :]
+    a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
+    rows = step[COUNT]
+    for s in range(step[TILES]):
+        first, last = span[s * stride], span[s * stride + 1]
+        for b in range(0, cases, 2 * width):
+            t0 = t1 = spread(nothing)
+            for start in range(first, last, RUN):
+                p0 = p1 = spread(nothing)
+                for i in range(start, min(start + RUN, last)):
+                    r = terms[i]
+                    x = a[s] + a_terms[r] + b
+                    x0, x1 = load(arena, x), load(arena, x + width)
+                    if scaled:
+                        factor = spread(shared[f[s] + f_terms[r]])
+                        x0, x1 = _combine(x0, factor, maximise), _combine(x1, factor, maximise)
+                    for k in range(2, rows - 1):
+                        y = offsets[operands[k, 0] + s] + offsets[operands[k, 1] + r] + b
+                        x0 = _combine(x0, load(arena, y), maximise)
+                        x1 = _combine(x1, load(arena, y + width), maximise)
+                    if rows == 2:
+                        p0, p1 = _join(p0, x0, maximise), _join(p1, x1, maximise)
+                    else:
+                        y = offsets[operands[rows - 1, 0] + s] + offsets[operands[rows - 1, 1] + r] + b
+                        p0 = _gather(p0, x0, load(arena, y), maximise)
+                        p1 = _gather(p1, x1, load(arena, y + width), maximise)
+                t0, t1 = _join(t0, p0, maximise), _join(t1, p1, maximise)
+            _store(arena, out[s] + b, t0, t1, width)
+
+
+@jit
+def _store(arena: Any, at: int, one: Any, other: Any, width: int) -> None:
+    store(arena, at, one)
+    store(arena, at + width, other)

@@ -1,0 +1,362 @@
+"""The compiled CPU backend: a whole plan for one block of cases in one call, the case axis innermost (Numba).
+
+It does what the NumPy reference does, with the same bounds on lost terms, without a Python step between two
+contractions. All per-case tables lie in one flat arena, `cases` numbers a row. `junctor_kernels.layout` says what the
+arrays hold: what does not change from block to block is a `Code`, the memory of one block a `Work`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from junctor_kernels.cpu.bytecode import (
+    COLUMNS,
+    CONSTANT,
+    ENTRIES,
+    FACTOR,
+    FACTS,
+    FIRST_PARENT,
+    FIXED,
+    KIND,
+    LARGEST,
+    LEAST,
+    LIKELIHOOD,
+    LOST,
+    OBSERVED,
+    OPEN,
+    PARENTS,
+    PLACE,
+    REDUCE,
+    ROW,
+    SCALE,
+    SLICE,
+    SLOT,
+    SMALLEST,
+    STILL_OPEN,
+    TERMS,
+    TOTAL,
+    VARIABLES,
+)
+from junctor_kernels.cpu.contract import contract
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
+
+LOG_2 = float(np.log(2.0))
+
+
+@jit
+def propagate(code: Any, work: Any) -> None:
+    """Run all steps of a plan for one block; results are added to `work.found` and written to `work.posteriors`."""
+    cases = work.lanes.shape[1]
+    nothing = work.arena.dtype.type(0)
+    for i in range(code.steps.shape[0]):
+        step = code.steps[i]
+        if step[KIND] == SLICE:
+            _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
+            _slice_bounds(step, code.facts, work.at, work.bounds, work.lossless, code.tiny)
+        elif step[KIND] == LIKELIHOOD:
+            _likelihood(step, work.likelihoods, work.arena, work.bounds, work.lossless, code.tiny)
+        elif step[KIND] == REDUCE:
+            contract(
+                step, code.operands, code.offsets, code.span, code.terms, code.shared, work.arena, cases, None, nothing
+            )
+            _rescale(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, work.bits)
+            _bound(step, code.parents, code.growth[i], work.bounds, work.lossless, work.lanes, work.bits, code.tiny)
+        _conclude(
+            step, code.results[i], work.arena, work.bounds, work.lossless, work.lanes, work.posteriors, work.found
+        )
+
+
+@jit
+def explain(code: Any, work: Any) -> None:
+    """Find a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
+
+    Tables are logarithms in float64. `work.states` has a row for every variable; those of observed ones are given.
+    """
+    cases = work.lanes.shape[1]
+    nothing = work.arena.dtype.type(-np.inf)
+    scale = work.bounds[SCALE]
+    for i in range(code.steps.shape[0]):
+        step = code.steps[i]
+        if step[KIND] == SLICE:
+            _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
+        elif step[KIND] == LIKELIHOOD:
+            _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
+        elif step[KIND] == REDUCE:
+            contract(
+                step, code.operands, code.offsets, code.span, code.terms, code.shared, work.arena, cases, True, nothing
+            )
+            _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
+            scale[step[SLOT]] = work.lanes[LARGEST]
+            for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
+                for b in range(cases):
+                    scale[step[SLOT], b] += scale[code.parents[k, 0], b]
+        if code.results[i, 0] == 1:
+            for b in range(cases):
+                own = 0.0 if step[KIND] == FIXED else work.arena[step[ROW] + b]
+                work.found[0, b] += scale[step[SLOT], b] + own
+    for i in range(code.trace.shape[0]):
+        _trace(code.trace[i], code, work)
+
+
+@jit
+def _slice(step: Any, observed: Any, columns: Any, facts: Any, states: Any, at: Any, arena: Any, bounds: Any) -> None:
+    cases, width = bounds.shape[2], step[COLUMNS]
+    scale = bounds[SCALE, step[SLOT]]
+    for b in range(cases):
+        at[b] = 0
+    for n in range(step[OBSERVED], step[OBSERVED] + step[VARIABLES]):
+        state, radix = states[observed[n, 0]], observed[n, 1]
+        for b in range(cases):
+            at[b] += state[b] * radix
+    for e in range(step[ENTRIES]):
+        row, line = step[ROW] + e * cases, columns[step[PLACE] + e * width :]
+        for b in range(cases):
+            arena[row + b] = line[at[b]]
+    for b in range(cases):
+        scale[b] = facts[0, step[FACTS] + at[b]]
+
+
+@jit
+def _slice_bounds(step: Any, facts: Any, at: Any, bounds: Any, lossless: Any, tiny: float) -> None:
+    slot = step[SLOT]
+    least = bounds[LEAST, slot]
+    for b in range(least.shape[0]):
+        least[b] = facts[1, step[FACTS] + at[b]]
+    _lost_in_format(bounds, lossless, slot, tiny)
+
+
+@jit
+def _lost_in_format(bounds: Any, lossless: Any, slot: int, tiny: float) -> None:
+    least, lossless[slot] = bounds[LEAST, slot], True
+    for b in range(least.shape[0]):
+        lost = tiny if least[b] < tiny else 0.0
+        bounds[LOST, slot, b] = bounds[STILL_OPEN, slot, b] = lost
+        lossless[slot] &= lost == 0
+
+
+@jit
+def _likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, lossless: Any, tiny: float) -> None:
+    slot = step[SLOT]
+    cases = bounds.shape[2]
+    for b in range(cases):
+        largest, least = 0.0, np.inf
+        for e in range(step[ENTRIES]):
+            value = likelihoods[step[PLACE] + e, b]
+            largest = max(largest, value)
+            least = min(least, value) if value > 0 else least
+        bounds[SCALE, slot, b] = np.log(largest)
+        largest = largest if largest > 0 else 1.0
+        for e in range(step[ENTRIES]):
+            arena[step[ROW] + e * cases + b] = likelihoods[step[PLACE] + e, b] / largest
+        bounds[LEAST, slot, b] = min(least / largest, 1.0)
+    _lost_in_format(bounds, lossless, slot, tiny)
+
+
+@jit
+def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> None:
+    cases = bounds.shape[2]
+    for b in range(cases):
+        largest = 0.0
+        for e in range(step[ENTRIES]):
+            largest = max(largest, likelihoods[step[PLACE] + e, b])
+        scale = np.log(largest)
+        bounds[SCALE, step[SLOT], b] = scale
+        scale = 0.0 if scale == -np.inf else scale
+        for e in range(step[ENTRIES]):
+            arena[step[ROW] + e * cases + b] = np.log(likelihoods[step[PLACE] + e, b]) - scale
+
+
+@jit
+def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: Any) -> None:
+    """Divide by a power of two so that the largest entry is in [0.5, 1); leaves the power and what was in `lanes`."""
+    width = BYTES // arena.itemsize
+    end = row + entries * cases
+    largest, least, factor = lanes[LARGEST], lanes[SMALLEST], lanes[FACTOR]
+    for b in range(0, cases, width):
+        high, low = spread(arena.dtype.type(0)), spread(arena.dtype.type(np.inf))
+        for at in range(row + b, end, cases):
+            line = load(arena, at)
+            high, low = larger(line, high), least_above_zero(low, line)
+        store(largest, b, high)
+        store(least, b, low)
+    mantissa = 23 if lanes.itemsize == 4 else 52
+    bias = 126 if lanes.itemsize == 4 else 1022
+    power, numbers = bits[FACTOR], bits[LARGEST]
+    for b in range(cases):
+        # 2 ** -exponent, put together from its bits: the biased exponent of the largest entry mirrored.
+        power[b] = (2 * bias + 1 - max(1, numbers[b] >> mantissa)) << mantissa
+    for b in range(0, cases, width):
+        by = load(factor, b)
+        for at in range(row + b, end, cases):
+            store(arena, at, multiply(load(arena, at), by))
+
+
+@jit
+def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
+    """Subtract the largest logarithm of every case, which is left in `lanes`; where all are -inf, nothing."""
+    width = BYTES // arena.itemsize
+    end = row + entries * cases
+    largest = lanes[LARGEST]
+    for b in range(0, cases, width):
+        high = spread(arena.dtype.type(-np.inf))
+        for at in range(row + b, end, cases):
+            high = larger(load(arena, at), high)
+        store(largest, b, high)
+    for b in range(cases):
+        largest[b] = 0 if largest[b] == -np.inf else largest[b]
+    for b in range(0, cases, width):
+        by = load(largest, b)
+        for at in range(row + b, end, cases):
+            store(arena, at, subtract(load(arena, at), by))
+
+
+@jit
+def _bound(
+    step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
+) -> None:
+    """Add up the scales of the operands; see whether anything can have been lost, and bound it if so."""
+    slot, first, last = step[SLOT], step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]
+    scale, least, product = bounds[SCALE, slot], bounds[LEAST, slot], bounds[LOST, slot]
+    mantissa = 23 if lanes.itemsize == 4 else 52
+    bias = 126 if lanes.itemsize == 4 else 1022
+    for b in range(scale.shape[0]):
+        scale[b] = (bias + 1 - (bits[FACTOR, b] >> mantissa)) * LOG_2
+        least[b] = min(np.float64(lanes[SMALLEST, b]) * np.float64(lanes[FACTOR, b]), 1.0)
+        product[b] = 1.0
+    clean = True
+    for k in range(first, last):
+        parent = parents[k, 0]
+        clean &= lossless[parent]
+        other_scale, other_least = bounds[SCALE, parent], bounds[LEAST, parent]
+        for b in range(scale.shape[0]):
+            scale[b] += other_scale[b]
+            product[b] *= other_least[b]
+    lowest = 1.0
+    for b in range(scale.shape[0]):
+        product[b] = min(product[b], least[b])
+        lowest = min(lowest, product[b])
+    lossless[slot] = clean and lowest >= tiny
+    if not lossless[slot]:
+        _losses(step, parents, growth, bounds, lossless, lanes, tiny)
+
+
+@jit
+def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, tiny: float) -> None:
+    """Bound what was lost, as `junctor.propagation` says; LOST holds the smallest product of entries above zero."""
+    slot, terms = step[SLOT], step[TERMS]
+    lost, still_open = bounds[LOST, slot], bounds[STILL_OPEN, slot]
+    for b in range(lost.shape[0]):
+        messages = 0.0
+        handed_on = 0.0
+        here = 0.0 if lost[b] >= tiny else step[PARENTS] * tiny * terms
+        for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
+            other, role = parents[k, 0], parents[k, 1]
+            if lossless[other]:
+                continue
+            if role == CONSTANT:
+                here += terms * bounds[LOST, other, b]
+            else:
+                messages += bounds[LOST, other, b] * (1 + messages)
+                if role == OPEN:
+                    handed_on += bounds[STILL_OPEN, other, b]
+        largest = lanes[LARGEST, b]
+        lost[b] = (growth * messages + here * (1 + messages)) / largest
+        still_open[b] = (growth * handed_on + here) * (1 + messages) / largest
+
+
+@jit
+def _conclude(
+    step: Any, result: Any, arena: Any, bounds: Any, lossless: Any, lanes: Any, posteriors: Any, found: Any
+) -> None:
+    slot, row, entries = step[SLOT], step[ROW], step[ENTRIES]
+    scale = bounds[SCALE, slot]
+    cases = scale.shape[0]
+    if result[0] == 1:
+        for b in range(cases):
+            if step[KIND] != FIXED:
+                # From here on the scale of a total is its logarithm.
+                scale[b] += np.log(np.float64(arena[row + b]))
+            found[0, b] += scale[b]
+    if (result[0] == 1 or result[1] >= 0) and not lossless[slot]:
+        for b in range(cases):
+            found[2, b] = max(found[2, b], 2 * entries * bounds[STILL_OPEN, slot, b])
+    if result[1] >= 0 and step[KIND] != FIXED:
+        _normalise(arena, row, entries, lanes[TOTAL], posteriors, result[1])
+    if result[2] >= 0 and not (lossless[slot] and lossless[result[2]]):
+        _close(slot, result[2], result[3], entries, bounds, lossless, found)
+
+
+@jit
+def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, first: int) -> None:
+    cases = total.shape[0]
+    for b in range(cases):
+        total[b] = 0
+    for e in range(entries):
+        line = arena[row + e * cases :]
+        for b in range(cases):
+            total[b] += line[b]
+    for e in range(entries):
+        line, out = arena[row + e * cases :], posteriors[first + e]
+        for b in range(cases):
+            out[b] = line[b] / total[b]
+
+
+@jit
+def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: Any, found: Any) -> None:
+    """Weigh what is open in both messages of an edge."""
+    for b in range(found.shape[1]):
+        both = np.exp(bounds[SCALE, whole, b] - bounds[SCALE, up, b] - bounds[SCALE, down, b])
+        mine = its = lost_up = lost_down = 0.0
+        if not lossless[up]:
+            mine, lost_up = bounds[STILL_OPEN, up, b], bounds[LOST, up, b]
+        if not lossless[down]:
+            its, lost_down = bounds[STILL_OPEN, down, b], bounds[LOST, down, b]
+        moved = entries * (mine * (1 + lost_down) + its * (1 + lost_up))
+        found[1, b] += moved / both if moved != 0 else 0.0
+
+
+@jit
+def _trace(step: Any, code: Any, work: Any) -> None:
+    """Fix the variables that a step maximised over, given those that it kept; ties go to the first."""
+    first, parents, first_kept, kept, first_gone, gone = step[0], step[1], step[2], step[3], step[4], step[5]
+    cases = work.lanes.shape[1]
+    terms = 1
+    for v in range(first_gone, first_gone + gone):
+        terms *= code.variables[v, 1]
+    places = np.empty((parents, cases), np.int64)
+    for k in range(parents):
+        operand = code.traced[first + k]
+        for b in range(cases):
+            places[k, b] = operand[0] + (b if operand[1] else 0)
+        for v in range(kept):
+            stride, states = code.offsets[operand[2] + v], work.states[code.variables[first_kept + v, 0]]
+            for b in range(cases):
+                places[k, b] += stride * states[b]
+    found = work.at
+    _first_largest(terms, code.traced[first : first + parents], places, code.offsets, code.shared, work.arena, found)
+    for v in range(first_gone + gone - 1, first_gone - 1, -1):
+        states, size = work.states[code.variables[v, 0]], code.variables[v, 1]
+        for b in range(cases):
+            states[b] = found[b] % size
+            found[b] //= size
+
+
+@jit
+def _first_largest(terms: int, operands: Any, places: Any, offsets: Any, shared: Any, arena: Any, found: Any) -> None:
+    """Find for each case the first term whose sum of entries is largest; places: int64 [operands, cases]."""
+    cases = found.shape[0]
+    best, total = np.full(cases, -np.inf), np.empty(cases)
+    found[:] = 0
+    for r in range(terms):
+        total[:] = 0
+        for k in range(operands.shape[0]):
+            at, base = offsets[operands[k, 3] + r], places[k]
+            table = arena if operands[k, 1] else shared
+            for b in range(cases):
+                total[b] += table[base[b] + at]
+        for b in range(cases):
+            if total[b] > best[b]:
+                best[b], found[b] = total[b], r

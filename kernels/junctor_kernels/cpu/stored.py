@@ -1,0 +1,186 @@
+"""Stored clique tables on all cores of a CPU (Numba); agrees with `junctor_kernels.stored`.
+
+A thread takes a range of the table (or, for sums, of separator entries), so that no two threads write to one place and
+no sum depends on how many there are. The kernels work without the interpreter lock, in plain threads: Numba's own ones
+must not be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.tables.views import Axis, View
+
+Array = npt.NDArray[Any]
+
+# Entries of a table that a thread is worth, and terms of a sum that are added up before they join it.
+WORTH, PIECE = 1 << 15, 1 << 10
+
+
+def scatter(table: Array, view: View, values: Array) -> bool:
+    """Multiply every entry of a chunk by its entry of `values`, in place; return whether a product lost digits."""
+    tiny, axes, values = np.finfo(table.dtype).tiny, _array(view.axes), values[view.base :]
+    return any(_spread(lambda first, last: _scatter(table, values, axes, tiny, first, last), len(table), len(table)))
+
+
+def reduce(table: Array, view: View, sums: Array) -> None:
+    """Add every entry of a chunk to its entry of `sums`."""
+    kept, out = view.kept()
+    eliminated = view.eliminated()
+    terms = math.prod(axis.size for axis in eliminated)
+    # Neighbouring entries of the separator that are neighbours in the table are summed together.
+    together = kept[0].size if kept and kept[0].step == 1 else 1
+    rows = len(table) // terms // together
+    # Terms are cut into pieces: rounding hardly grows with their number, and there may be fewer rows than threads.
+    pieces = -(-terms // PIECE)
+    parts = np.empty((pieces, rows * together), dtype=table.dtype)
+    axes = _array(kept[1:] if together > 1 else kept), _array(eliminated)
+    _spread(lambda first, last: _sum(table, parts, *axes, together, terms, first, last), rows * pieces, len(table))
+    _add(parts, sums[view.base :], _array(out))
+
+
+def permute_into(table: Array, out: Array, swaps: npt.NDArray[np.int64]) -> None:
+    """Fill `out` [n] from `table` [n]: the entry k from where the swaps take k (Proposition 1 of the paper).
+
+    swaps: int64 [swaps, 5], those that lead back, as `junctor_kernels.permutation.swap_array` makes them.
+    """
+    _spread(lambda first, last: _permute(table, out, swaps, first, last), len(table), len(table))
+
+
+def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
+    return np.array(axes or ((1, 0),), dtype=np.int64)
+
+
+@cache
+def _threads() -> tuple[ThreadPoolExecutor, int]:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(count, "junctor-stored"), count
+
+
+def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[Any]:
+    """Cut a range into as many parts as the entries behind it are worth, and return what the work on each returns."""
+    pool, threads = _threads()
+    parts = min(threads, count, 1 + entries // WORTH)
+    if parts <= 1:
+        return [work(0, count)]
+    ends = [count * n // parts for n in range(parts + 1)]
+    return list(pool.map(work, ends[:-1], ends[1:]))
+
+
+@jit
+def _walk(axes: Any, index: int) -> Any:
+    """Return where an index, counted along the axes from the innermost on, leads."""
+    at = 0
+    for a in range(len(axes) - 1):
+        rest = index // axes[a, 0]
+        at += (index - rest * axes[a, 0]) * axes[a, 1]
+        index = rest
+    return at + index * axes[len(axes) - 1, 1]
+
+
+@jit
+def _digits(axes: Any, index: int) -> Any:
+    """Return the digits of an index along the axes from the second on."""
+    digits = np.zeros(len(axes) + 1, dtype=np.int64)
+    for a in range(1, len(axes)):
+        digits[a] = index % axes[a, 0]
+        index //= axes[a, 0]
+    return digits
+
+
+@jit
+def _step(axes: Any, digits: Any) -> Any:
+    """Advance the digits by one; return how far that leads. Division in every row would take most of the time."""
+    moved = 0
+    for a in range(1, len(axes)):
+        moved += axes[a, 1]
+        digits[a] += 1
+        if digits[a] < axes[a, 0]:
+            return moved
+        moved -= axes[a, 0] * axes[a, 1]
+        digits[a] = 0
+    return moved
+
+
+@jit
+def _scatter(table: Any, values: Any, axes: Any, tiny: Any, first: int, last: int) -> Any:
+    inner, step = axes[0, 0], axes[0, 1]
+    row = first // inner
+    digits, at, flushed = _digits(axes, row), _walk(axes, row * inner), False
+    k = first
+    while k < last:
+        digit = k - row * inner
+        count = min(inner - digit, last - k)
+        for i in range(count):
+            entry, by = table[k + i], values[at + (digit + i) * step]
+            result = entry * by
+            flushed |= (entry > 0) & (by > 0) & (result < tiny)
+            table[k + i] = result
+        k += count
+        row += 1
+        at += _step(axes, digits)
+    return flushed
+
+
+@jit
+def _sum(table: Any, parts: Any, kept: Any, eliminated: Any, together: int, terms: int, first: int, last: int) -> None:
+    """Sum one piece of the terms of one row of entries after the other."""
+    pieces, inner, step = len(parts), eliminated[0, 0], eliminated[0, 1]
+    for n in range(first, last):
+        row = n // pieces
+        begin = (n - row * pieces) * PIECE
+        end = min(terms, begin + PIECE)
+        sums = parts[n - row * pieces, row * together : (row + 1) * together]
+        sums[:] = 0
+        outer = begin // inner
+        digits, at = _digits(eliminated, outer), _walk(kept, row) + _walk(eliminated, outer * inner)
+        r = begin
+        while r < end:
+            digit = r - outer * inner
+            count = min(inner - digit, end - r)
+            if together == 1:
+                total = sums[0]
+                for i in range(count):
+                    total += table[at + (digit + i) * step]
+                sums[0] = total
+            else:
+                for i in range(count):
+                    line = table[at + (digit + i) * step : at + (digit + i) * step + together]
+                    for s in range(together):
+                        sums[s] += line[s]
+            r += count
+            outer += 1
+            at += _step(eliminated, digits)
+
+
+@jit
+def _add(parts: Any, sums: Any, out: Any) -> None:
+    for s in range(parts.shape[1]):
+        total = parts[0, s]
+        for piece in range(1, len(parts)):
+            total += parts[piece, s]
+        sums[_walk(out, s)] += total
+
+
+@jit
+def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
+    for k in range(first, last):
+        index = k
+        for i in range(len(swaps)):
+            lower, lower_size, upper = swaps[i, 0], swaps[i, 1], swaps[i, 2]
+            upper_size, above = swaps[i, 3], swaps[i, 4]
+            below = index % lower
+            a = index // lower % lower_size
+            b = index // upper % upper_size
+            between = index % upper - below - a * lower
+            index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
+        out[k] = table[index]

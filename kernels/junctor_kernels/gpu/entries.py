@@ -1,0 +1,374 @@
+"""Contractions of one case on a GPU: what a launch reads, and how a large sum becomes several launches.
+
+    out[s] = sum over r of  prod over k of  scale_k table_k[A_k[s] + R_k[r]]
+
+An entry s lies in a panel and at a place inside it, a term r in a far and a near part; each has its own table of
+offsets, so that none grows with a clique.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.tables.axes import Contraction, contraction
+
+# Threads of a block, entries that each of them takes, and so entries of a block.
+THREADS, EACH = 256, 4
+TILE = THREADS * EACH
+# Operands of a launch; more are contracted in several.
+MOST_OPERANDS = 16
+# Blocks that keep a device busy; where there is more to do, each does several rounds.
+MOST_BLOCKS = 1 << 12
+# Numbers of operands that have a kernel of their own.
+MOST_COMPILED = 6
+# Entries of a panel at the most, in tables from so many entries on (so there are fewer offsets), and near terms.
+PANEL, LARGE_PANEL, LARGE_ENTRIES, NEAR = 1 << 12, 1 << 14, 1 << 24, 32
+# Kept entries from which a thread takes an entry; with fewer, a block takes one, or some terms are kept at first.
+MANY_ENTRIES = 1 << 15
+# With fewer, the share of the entries that its terms may be for a thread to take them all.
+TERMS_WORTH_THREADS = 64
+# Terms that a block sums for an entry.
+BLOCK_TERMS = 1 << 14
+# Operations up to which such blocks may read what lies far apart.
+SCATTERED_WORK = 1 << 20
+# Entries that are made of terms which are kept at first.
+PARTIAL_ENTRIES = 1 << 18
+# Terms of each of them that are worth it.
+EACH_PARTIAL = 8
+# How four neighbouring entries lie in an operand: anywhere, in one place, in two neighbouring ones, side by side. In
+# chains the states of the axes that come and go may be side by side instead, those of the first axis fastest or last.
+APART, SAME, PAIRS, RUN, TILE_RUN, TILE_LAST_FIRST = range(6)
+# Places that entries may have in a small table of a chain.
+MOST_ROWS = 64
+# Most operands of the kernel for such entries, and most lines of memory that a warp may touch at once there.
+MOST_IN_QUADS, MOST_LINES = 3, 16
+# Entries that are loaded or stored as one where they lie side by side, from multiples of it on.
+VECTOR = 4
+# Entries of a line, and threads of a warp.
+LINE, WARP = 32, 32
+# The fields of the struct `Reduction`, in its order, and those of an operand.
+FIELDS = ("out", "out_panels", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
+OPERAND_FIELDS = (
+    "table",
+    "panels",
+    "places",
+    "far",
+    "near",
+    "scale",
+    "lead",
+    "whole",
+    "quad",
+    "second",
+    "third",
+    "fourth",
+    "rows",
+)
+# Where in the record the addresses of the result and of the operands lie, and what differs from task to task.
+OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)]
+SCALE, OUT_PANELS = OPERAND_FIELDS.index("scale"), FIELDS.index("out_panels")
+EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
+
+Integers = npt.NDArray[Any]
+# Size, and the stride of every operand.
+Axis = tuple[int, ...]
+
+
+def source(algebra: str) -> str:
+    """Return the CUDA C++ source of the kernels in "single" or "double"."""
+    values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
+    values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
+    values |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
+    constants = ", ".join(f"{name} = {value}" for name, value in values.items())
+    defined = "#define DOUBLE\n" if algebra == "double" else ""
+    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
+    return "\n".join([f"{defined}enum {{ {constants} }};", *texts])
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where the entries and terms of an operand lie: int64 panels and far parts, int32 places and near parts."""
+
+    panels: Integers
+    places: Integers
+    far: Integers
+    near: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
+
+    offsets: of each operand. quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and
+    where the other three lie to the first. Its result has `entries` entries. stages: eliminations of a chain
+    (`chains_gpu.py`), whose entries are those beside the axes that come and go, and whose last operand is the result.
+    """
+
+    over_entries: bool
+    entries: int
+    panel: int
+    near_terms: int
+    far_terms: int
+    offsets: tuple[Offsets, ...]
+    quads: tuple[tuple[int, ...], ...] = ()
+    stages: int = 0
+
+    @property
+    def name(self) -> str:
+        """The kernel, of those over entries the one for so many operands."""
+        if self.stages:
+            return f"reduce_chain_{self.stages}"
+        if not self.over_entries:
+            return "reduce_terms"
+        if self.quads:
+            return f"reduce_quads_{len(self.offsets)}_{2 - self.near_terms % 2}"
+        return f"reduce_entries_{len(self.offsets) if len(self.offsets) <= MOST_COMPILED else 0}"
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks."""
+        if not self.over_entries:
+            return self.entries
+        tiles = -(-self.panel // TILE)
+        return tiles * min(self.entries // self.panel, -(-MOST_BLOCKS // tiles))
+
+    def with_operand(self, k: int, offsets: Offsets, quad: tuple[int, ...]) -> Launch:
+        """Return the same launch for an operand that lies elsewhere; quad: how neighbours lie there, if that counts."""
+        quads = (*self.quads[:k], quad, *self.quads[k + 1 :]) if quad else ()
+        return replace(self, offsets=(*self.offsets[:k], offsets, *self.offsets[k + 1 :]), quads=quads)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all offsets."""
+        return sum(part.nbytes for each in self.offsets for part in (each.panels, each.places, each.far, each.near))
+
+
+@lru_cache(maxsize=256)
+def launches_of(what: Contraction) -> tuple[Launch, ...]:
+    """Return the launches of a contraction: one, or several of which each reads what the one before made.
+
+    Where few entries have many terms, the fastest terms are kept at first, so that there are threads enough. Raises
+    OverflowError for more operands than a launch takes.
+    """
+    if len(what.operands) > MOST_OPERANDS:
+        raise OverflowError(f"a product of {len(what.operands)} tables, the GPU takes {MOST_OPERANDS}")
+    kept = list(zip(what.kept, *(each.kept for each in what.operands), strict=True))
+    eliminated = list(zip(what.eliminated, *(each.eliminated for each in what.operands), strict=True))
+    entries, terms, operands = what.kept_entries, what.eliminated_entries, len(what.operands)
+    if entries >= MANY_ENTRIES or terms <= max(NEAR, entries // TERMS_WORTH_THREADS):
+        return (_launch(True, kept, eliminated, operands),)
+    if terms <= BLOCK_TERMS and (entries * terms <= SCATTERED_WORK or not _nearer_entries(kept, eliminated, operands)):
+        return (_launch(False, kept, eliminated, operands),)
+    most = PARTIAL_ENTRIES // entries
+    if terms < EACH_PARTIAL * most:
+        # Always fewer than there are.
+        most = BLOCK_TERMS if terms > BLOCK_TERMS else terms // EACH_PARTIAL
+    left, more = cut_axes(eliminated, most)
+    if _entries(more) == 1:
+        return (_launch(False, kept, eliminated, operands),)
+    # Neighbouring threads take what lies side by side in the largest operand: its axes, slowest first, behind others.
+    axes, largest = [*kept, *more], _largest(kept, eliminated, operands)
+    order = sorted(range(len(axes)), key=lambda n: -(axes[n][largest] or math.inf))
+    first = _launch(True, [axes[n] for n in order], left, operands)
+    sizes = {n: axis[0] for n, axis in enumerate(axes)}
+    return (first, *launches_of(contraction(range(len(kept)), range(len(kept), len(axes)), [order], sizes)))
+
+
+def _largest(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> int:
+    """Return the place of the strides of the largest operand in an axis."""
+    sizes = [math.prod(axis[0] for axis in (*kept, *eliminated) if axis[k]) for k in range(1, operands + 1)]
+    return 1 + sizes.index(max(sizes))
+
+
+def _nearer_entries(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> bool:
+    """Tell whether in the largest operand entries lie nearer to each other than terms."""
+    largest = _largest(kept, eliminated, operands)
+    nearest = [min((axis[largest] for axis in each if axis[largest]), default=math.inf) for each in (kept, eliminated)]
+    return nearest[0] < nearest[1]
+
+
+def _entries(axes: Sequence[Axis]) -> int:
+    return math.prod(axis[0] for axis in axes)
+
+
+def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
+    """Cut axes (size, strides of the operands) into slow and fast ones; the fast have at most so many entries."""
+    slow, fast, entries = list(axes), list[Axis](), 1
+    while slow:
+        size, *strides = slow.pop()
+        part = next(part for part in range(min(size, most // entries), 0, -1) if size % part == 0)
+        fast.insert(0, (part, *strides))
+        entries *= part
+        if part < size:
+            slow.append((size // part, *(stride * part for stride in strides)))
+            break
+    return slow, fast
+
+
+def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
+    most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
+    (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
+    offsets = tuple(
+        Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
+        for k in range(1, operands + 1)
+    )
+    quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
+    return Launch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets, quads)
+
+
+def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
+    """Return how four neighbouring entries lie in each operand; nothing where a thread is better off with others."""
+    if not 1 <= len(offsets) <= MOST_IN_QUADS or len(offsets[0].places) % 4:
+        return ()
+    found = [_quad(each) for each in offsets]
+    return tuple(each for each in found if each) if all(found) else ()
+
+
+def _quad(offsets: Offsets) -> tuple[int, ...]:
+    quads = offsets.places.reshape(-1, 4)
+    first, lies = quads[:, 0], quads[0] - quads[0, 0]
+    lines = len(np.unique(first[:WARP] // LINE))
+    if lines > MOST_LINES or (quads - first[:, None] != lies).any():
+        return ()
+    kinds = {(0, 0, 0, 0): (SAME, 1), (0, 0, 1, 1): (PAIRS, 2), (0, 1, 2, 3): (RUN, 4)}
+    kind, aligned = kinds.get(tuple(lies.tolist()), (APART, 1))
+    if any((part % aligned).any() for part in (offsets.panels, first, offsets.far, offsets.near)):
+        kind = APART
+    return (kind, *lies[1:].tolist())
+
+
+class Runs(NamedTuple):
+    """How the entries of a part lie in a larger table: so many side by side, and where each run begins."""
+
+    entries: int
+    starts: tuple[int, ...]
+
+
+def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
+    """Return the same launch for an operand that lies in runs; None where that is another computation.
+
+    Sums keep their order: the kernel is the same.
+    """
+    offsets = in_runs(launch.offsets[k], runs)
+    if offsets is None:
+        return None
+    quad = _quad(offsets) if launch.quads else ()
+    return None if launch.quads and not quad else launch.with_operand(k, offsets, quad)
+
+
+def in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
+    """Return offsets into runs; None where those of entries and terms do not simply add up there."""
+    parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
+    starts = np.array(runs.starts, dtype=np.int64)
+    if sum(int((each % runs.entries).max()) for each in parts) >= runs.entries:
+        return None
+    numbers, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    for each in parts:
+        found = np.unique(each // runs.entries)
+        if len(numbers) * len(found) > len(starts):
+            return None
+        numbers = np.add.outer(numbers, found).reshape(-1)
+        sums = np.add.outer(sums, starts[found]).reshape(-1)
+    if (starts[numbers] != sums).any():
+        return None
+    panels, places, far, near = (starts[each // runs.entries] + each % runs.entries for each in parts)
+    return Offsets(panels, narrow(places), far, narrow(near))
+
+
+def out_panels(launch: Launch, runs: Runs) -> Integers | None:
+    """Return where the panels of a result begin that lies in runs; None where a panel is not in one of them."""
+    if runs.entries % launch.panel:
+        return None
+    begins = np.arange(0, launch.entries, launch.panel)
+    return np.array(runs.starts, dtype=np.int64)[begins // runs.entries] + begins % runs.entries
+
+
+def walk(axes: Sequence[Axis], k: int) -> Integers:
+    """Return where an operand has the entries of some axes, in C order."""
+    at = np.zeros(1, dtype=np.int64)
+    for axis in axes:
+        at = (at[:, None] + axis[k] * np.arange(axis[0])[None, :]).reshape(-1)
+    return at
+
+
+def narrow(offsets: Integers) -> Integers:
+    """Return offsets inside a panel; raises OverflowError where they are too large."""
+    if offsets.size and int(offsets.max()) > np.iinfo(np.int32).max:
+        raise OverflowError(f"found an offset of {int(offsets.max()):,} inside a panel, the GPU counts to 2^31")
+    return offsets.astype(np.int32)
+
+
+def _blank() -> npt.NDArray[np.int64]:
+    return np.zeros(len(FIELDS) + MOST_OPERANDS * len(OPERAND_FIELDS), dtype=np.int64)
+
+
+def record(
+    launch: Launch, out: int, extremes: int, adds: bool, operands: Sequence[tuple[int, ...]]
+) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction`.
+
+    extremes: address of the two words that are raised, 0 for none. operands: addresses of table, panels, places, far
+    and near, the bits of its scale, and the address of the word that tells its power of two, 0 for none.
+    """
+    fields = [out, 0, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
+    for k, each in enumerate(operands):
+        fields += [*each, *(launch.quads[k] if launch.quads else ())]
+        fields += [0] * (len(FIELDS) + (k + 1) * len(OPERAND_FIELDS) - len(fields))
+    words = _blank()
+    words[: len(fields)] = fields
+    return words
+
+
+def carried(to: int, of: int, entries: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `carry`: where a table is to be, and where it is."""
+    words = _blank()
+    words[OUT], words[TABLES[0]], words[FIELDS.index("entries")] = to, of, entries
+    return words
+
+
+def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `relay`: addresses of words [steps, 2, 2], to and from where.
+
+    Those of the first task are brought.
+    """
+    words = _blank()
+    words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
+    words[FIELDS.index("entries")] = steps
+    return words
+
+
+def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
+    """Return the struct `Reduction` of the kernel `gather`: addresses of words [steps, 2, 2], to and from where."""
+    words = _blank()
+    words[EXTREMES], words[FIELDS.index("entries")], words[OPERANDS] = to, steps, len(of)
+    leads = len(FIELDS) + OPERAND_FIELDS.index("lead")
+    words[leads :: len(OPERAND_FIELDS)][: len(of)] = of
+    return words
+
+
+def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.NDArray[np.int64]:
+    """Return a record in which some addresses lie so many bytes further on."""
+    result = words.copy()
+    for field in fields:
+        result[field] += by
+    return result
+
+
+def shift_of(largest: np.floating[Any]) -> int:
+    """Return the power of two that readers multiply with, by the largest entry of the first task."""
+    if not 0 < largest < np.inf:
+        return 0
+    # Two to the power of more would be beyond the format, or below what it holds exactly.
+    return -min(math.frexp(float(largest))[1], 1 - int(np.finfo(largest.dtype).minexp) - 1)
+
+
+def bits_of(number: float) -> int:
+    """Return the bits of a double as an integer."""
+    return int(np.float64(number).view(np.int64))

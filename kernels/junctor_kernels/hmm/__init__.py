@@ -1,0 +1,1 @@
+"""Kernels of hidden Markov models: most probable paths and posteriors, CPU and GPU."""

@@ -1,0 +1,269 @@
+"""Log-likelihoods and state posteriors of hidden Markov models in compiled code on a CPU (Numba).
+
+Rows lie as those of `viterbi_cpu`, and are probabilities divided by a power of two, which rounds nothing, so that the
+largest is in [0.5, 1). Beside them goes for each sequence whether a number that is not zero can have left the range of
+the format: by its smallest factors, before it happens. Those sequences are asked for once more in logarithms, the same
+way (`logs`), where nothing is lost; there the largest number is subtracted. So a zero is a true zero.
+
+Totals of rows are added up in double precision in an order that GPUs can keep: LANES sums side by side, then these by
+halves. So answers of CPU and GPU are the same, bit by bit.
+
+`logs` is None for probabilities and True for logarithms: a type rather than a value, so that loops have no branch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from junctor_kernels.cpu.jit import inside, jit
+from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
+from junctor_kernels.hmm.products_cpu import VECTORS, parts_of, product
+
+LN2 = math.log(2.0)
+# Sums of a row side by side.
+LANES = 32
+
+
+@jit
+def forward(
+    matrix: Any,
+    size: int,
+    least: Any,
+    start: Any,
+    trellis: Any,
+    stride: int,
+    starts: Any,
+    which: Any,
+    emissions: Any,
+    leasts: Any,
+    logs: Any,
+) -> Any:
+    """Write all forward rows of a batch; return the log-likelihood of each sequence and whether it may be wrong.
+
+    matrix: packed for products of rows. least: its smallest number above zero. start: [stride]. which: int [rows], the
+    row of `emissions` (flat) of each row; leasts: the smallest number above zero in each row of `emissions`.
+    """
+    count, ticks = starts[1], len(starts) - 1
+    scales, totals, lost = np.zeros(count), np.full(count, -np.inf), np.zeros(count, np.bool_)
+    lows = np.zeros(count, trellis.dtype)
+    parts = parts_of(matrix, size, trellis)
+    for t in range(ticks):
+        after, under_way = starts[t], starts[t + 1] - starts[t]
+        if t == 0:
+            for n in range(count):
+                trellis[n * stride : (n + 1) * stride] = start
+                lows[n] = _least(trellis, n * stride, size, logs)
+        else:
+            _products(matrix, size, trellis, starts[t - 1] * stride, after * stride, under_way, stride, parts, logs)
+        for n in range(under_way):
+            at, e = (after + n) * stride, which[after + n]
+            if logs is None and lows[n] > 0 and lows[n] * (least if t else 1) * leasts[e] < _tiny(trellis):
+                lost[n] = True
+            scale, lows[n] = _settle(trellis, at, size, emissions, e * stride, logs)
+            scales[n] += scale
+            if logs is None and 0 < lows[n] < _tiny(trellis):
+                lost[n] = True
+            if t + 1 == ticks or n >= starts[t + 2] - starts[t + 1]:
+                # Powers of two are counted, which rounds nothing.
+                scale = scales[n] * LN2 if logs is None else scales[n]
+                totals[n] = scale + _log_total(trellis, at, size, logs)
+    return totals, lost
+
+
+@jit
+def backward(
+    matrix: Any,
+    size: int,
+    least: Any,
+    trellis: Any,
+    stride: int,
+    starts: Any,
+    which: Any,
+    emissions: Any,
+    leasts: Any,
+    logs: Any,
+) -> Any:
+    """Replace all forward rows of a batch by posteriors; return whether those of each sequence may be wrong.
+
+    matrix: of the transposed transitions. Others as for `forward`.
+    """
+    count, ticks = starts[1], len(starts) - 1
+    lost = np.zeros(count, np.bool_)
+    # Backward rows of a tick, then the same with its emissions.
+    work = np.zeros(2 * count * stride, trellis.dtype)
+    parts = parts_of(matrix, size, trellis)
+    for t in range(ticks - 1, -1, -1):
+        under_way = starts[t + 1] - starts[t]
+        going_on = starts[t + 2] - starts[t + 1] if t + 1 < ticks else 0
+        for n in range(going_on, under_way):
+            work[n * stride : n * stride + size] = 1.0 if logs is None else 0.0
+        for n in range(under_way):
+            if not _posterior(trellis, (starts[t] + n) * stride, work, n * stride, size, logs):
+                lost[n] = True
+        if t == 0:
+            break
+        for n in range(under_way):
+            e, to = which[starts[t] + n], (count + n) * stride
+            low = _least(work, n * stride, size, logs)
+            work[to : to + stride] = work[n * stride : (n + 1) * stride]
+            _, after = _settle(work, to, size, emissions, e * stride, logs)
+            if logs is None and (low * leasts[e] < _tiny(trellis) or after * least < _tiny(trellis)):
+                lost[n] = True
+        _products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
+    return lost
+
+
+@jit
+def _tiny(rows: Any) -> Any:
+    """Return the smallest normal number of the format, with room for what rounding does to a product of three."""
+    return rows.dtype.type(2.4e-38) if rows.itemsize == 4 else rows.dtype.type(4.5e-308)
+
+
+@jit
+def _settle(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
+    """Bring the emissions in and scale a row; return the scale and the smallest number above zero.
+
+    The scale is a power of two, of probabilities its number.
+    """
+    if logs is None:
+        largest = rows.dtype.type(0)
+        for k in range(size):
+            rows[at + k] *= emissions[e + k]
+            largest = max(largest, rows[at + k])
+        if largest == 0:
+            return -np.inf, largest
+        _, power = math.frexp(largest)
+        factor = rows.dtype.type(math.ldexp(1.0, -power))
+        least = rows.dtype.type(np.inf)
+        for k in range(size):
+            rows[at + k] *= factor
+            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
+        return float(power), least
+    largest = rows.dtype.type(-np.inf)
+    for k in range(size):
+        rows[at + k] += emissions[e + k]
+        largest = max(largest, rows[at + k])
+    if largest == -np.inf:
+        return -np.inf, largest
+    for k in range(size):
+        rows[at + k] -= largest
+    return float(largest), largest
+
+
+@jit
+def _least(rows: Any, at: int, size: int, logs: Any) -> Any:
+    """Return the smallest number above zero in a row."""
+    least = rows.dtype.type(np.inf)
+    if logs is None:
+        for k in range(size):
+            least = min(least, rows[at + k] if rows[at + k] > 0 else least)
+    return least
+
+
+@jit
+def _log_total(rows: Any, at: int, size: int, logs: Any) -> float:
+    """Return the logarithm of the sum of a row."""
+    total = 0.0
+    if logs is None:
+        total = _total(rows, at, size)
+    else:
+        for k in range(size):
+            total += math.exp(rows[at + k])
+    return math.log(total) if total > 0 else -np.inf
+
+
+@jit
+def _total(rows: Any, at: int, size: int) -> float:
+    """Return the sum of a row."""
+    sums = np.zeros(LANES)
+    for k in range(0, size, LANES):
+        for lane in range(min(LANES, size - k)):
+            sums[lane] += rows[at + k + lane]
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            sums[lane] += sums[lane + half]
+        half //= 2
+    return float(sums[0])
+
+
+@jit
+def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any) -> bool:
+    """Make a posterior of a forward row and the backward row; return whether their product is far from vanishing."""
+    total = 0.0
+    if logs is None:
+        for k in range(size):
+            rows[at + k] *= others[there + k]
+        total = _total(rows, at, size)
+        for k in range(size):
+            rows[at + k] = rows[at + k] / total if total > 0 else 0.0
+        return bool(total > (1e-30 if rows.itemsize == 4 else 1e-290))
+    largest = -np.inf
+    for k in range(size):
+        rows[at + k] += others[there + k]
+        largest = max(largest, rows[at + k])
+    if largest == -np.inf:
+        return True  # impossible, which the log-likelihood says
+    for k in range(size):
+        rows[at + k] = math.exp(rows[at + k] - largest)
+        total += rows[at + k]
+    for k in range(size):
+        rows[at + k] /= total
+    return True
+
+
+@jit
+def _products(
+    matrix: Any, size: int, rows: Any, before: int, after: int, count: int, stride: int, parts: int, logs: Any
+) -> None:
+    if logs is None:
+        product(matrix, size, rows, before, after, count, 0, parts, None)
+    else:
+        for r in range(count):
+            at, to = before + r * stride, after + r * stride
+            if len(matrix.starts):
+                _sparse_log_sums(matrix, size, rows, at, to)
+            else:
+                _dense_log_sums(matrix.numbers, size, rows, at, to, stride)
+
+
+@jit
+def _dense_log_sums(panels: Any, size: int, rows: Any, before: int, after: int, stride: int) -> None:
+    lanes = BYTES // rows.itemsize
+    width, one, lowest = VECTORS * lanes, spread(rows.dtype.type(1.0)), spread(rows.dtype.type(-np.inf))
+    for j in range(0, stride, lanes):
+        panel = j // width * size * width + j % width
+        # The largest term first, then the sum of what all are beside it.
+        top, total = lowest, subtract(one, one)
+        for i in range(size):
+            top = larger(add(load(panels, panel + i * width), spread(rows[before + i])), top)
+        for i in range(size):
+            term = add(load(panels, panel + i * width), spread(rows[before + i]))
+            total = add(total, _beside(term, top))
+        store(rows, after + j, where_finite(top, add(top, logarithm(where_finite(top, total, one))), lowest))
+
+
+@inside
+def _beside(term: Any, top: Any) -> Any:
+    """Return e ** (term - top), 0 where the term is."""
+    nothing = subtract(top, top)
+    difference = where_finite(term, subtract(term, top), nothing)
+    return where_finite(term, exponential(difference), subtract(difference, difference))
+
+
+@jit
+def _sparse_log_sums(matrix: Any, size: int, rows: Any, before: int, after: int) -> None:
+    starts, states, numbers = matrix.starts, matrix.states, matrix.numbers
+    for j in range(size):
+        top, total = -np.inf, 0.0
+        for k in range(starts[j], starts[j + 1]):
+            top = max(top, rows[before + states[k]] + numbers[k])
+        if top > -np.inf:
+            for k in range(starts[j], starts[j + 1]):
+                total += math.exp(rows[before + states[k]] + numbers[k] - top)
+            top += math.log(total)
+        rows[after + j] = top

@@ -1,0 +1,78 @@
+"""Forward and backward rows on a GPU: the source of the kernels, what they are told, and which of them does what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.hmm import device as hmm_gpu
+from junctor_kernels.hmm import products_cpu as hmm_cpu
+from junctor_kernels.hmm.device import LINE, Chip, Choice, Launch, Program, choice_for, near, spans, stride_of
+
+# Threads of a block, but for those that keep a product in registers.
+THREADS = 512
+# Columns of a panel. Terms that are added up before they join the rest: as on the CPU, so that sums are the same.
+PANEL, RUN = 16, hmm_cpu.DEPTH
+# Numbers that a run begins further on in shared memory.
+SKEW = 4
+# The files of the source in their order, and the fields of the struct `Work` in theirs.
+FILES = ("hmm.cu", "forward_backward.cu", "forward_backward_few.cu")
+FIELDS = (
+    *("panels", "begins", "froms", "numbers", "start", "emissions", "leasts", "least", "which", "starts"),
+    *("trellis", "sums", "parts", "scaled", "powers", "lost", "totals", "barrier"),
+    *("states", "stride", "most", "first", "last", "ticks", "before", "going_on", "kept", "cached"),
+)
+
+
+def source(dtype: npt.DTypeLike, threads: int = THREADS, side: int | None = None) -> str:
+    """Return the CUDA C++ source of all kernels in a number format."""
+    constants = {"THREADS": threads, "SIDE": side or hmm_gpu.SIDE, "PANEL": PANEL, "RUN": RUN, "SKEW": SKEW}
+    return "#define SUMS\n" + hmm_gpu.joined_source(FILES, constants, dtype)
+
+
+def runs_of(states: int) -> int:
+    """Return the runs of terms of a sum."""
+    return -(-stride_of(states) // RUN)
+
+
+def panels_of(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a dense matrix [terms, results] in panels, flat, filled with zeros."""
+    assert LINE % PANEL == 0
+    size, stride = len(matrix), stride_of(len(matrix))
+    wide = np.zeros((stride, stride // PANEL, PANEL), matrix.dtype)
+    wide.reshape(stride, stride)[:size, :size] = matrix
+    return np.ascontiguousarray(wide.transpose(1, 0, 2)).reshape(-1)
+
+
+def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int:
+    """Return the bytes of shared memory that a block of a launch asks for."""
+    if not launch.rows:
+        return 0
+    stride, runs = stride_of(states), runs_of(states)
+    own = -(-(stride // PANEL) // blocks)
+    rows = launch.rows * (stride + runs * SKEW + THREADS // 32 + own * runs * PANEL)
+    return (rows + launch.kept * (RUN + 1) * PANEL) * itemsize
+
+
+def launches(counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize: int, chip: Chip) -> Iterator[Launch]:
+    """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
+
+    counts: rows of each tick, descending. The kernels have `forward_` or `backward_` before their names.
+    """
+
+    def fits(rows: int) -> bool:
+        return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
+
+    for launch in spans(counts, lambda count: Choice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits)):
+        kept, cached = 0, 0
+        if launch.rows:
+            units = -(-(stride_of(states) // PANEL) // chip.blocks) * runs_of(states)
+            used, size = shared_bytes(launch, states, chip.blocks, itemsize), RUN * PANEL * itemsize
+            kept, cached = near(units, size + PANEL * itemsize, size, used, chip)
+        yield launch._replace(kept=kept, cached=cached)
+
+
+PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)

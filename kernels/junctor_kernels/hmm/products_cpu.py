@@ -1,0 +1,219 @@
+"""Products of the rows of a tick with the transition matrix of a hidden Markov model, in compiled code (Numba).
+
+    out[r, j] = max over i of (rows[r, i] + matrix[i, j])        (max, +), on logarithms
+    out[r, j] = sum over i of  rows[r, i] * matrix[i, j]         (+, *)
+
+Vectors go over the states j. A dense matrix lies in panels of four vectors of columns, so that it is read from front to
+back. Four rows at a time meet a panel: sixteen vectors of results stay in registers while four vectors of the matrix
+and four numbers of the rows are loaded (Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM
+TOMS 34(3), 2008). A sparse matrix keeps its columns: where each begins, the states i, the numbers. What a row gets does
+not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply_add, spread, store
+
+# Vectors of a panel. Terms that are folded before they join the rest: what a panel has of them stays in the second
+# cache, and rounding of sums grows with this plus S over this.
+VECTORS = 4
+DEPTH = 512
+
+Array = npt.NDArray[Any]
+
+
+class Matrix(NamedTuple):
+    """A square matrix as kernels take it.
+
+    Dense: `starts` and `states` are empty, `numbers` flat. Sparse: column j has `numbers[starts[j] : starts[j + 1]]` in
+    the rows `states` of the same range.
+    """
+
+    starts: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int32]
+    numbers: Array
+
+
+def dense(numbers: Array) -> Matrix:
+    """Return a matrix of which only the numbers are told."""
+    return Matrix(np.zeros(0, np.int64), np.zeros(0, np.int32), numbers.reshape(-1))
+
+
+def padded(size: int, dtype: npt.DTypeLike) -> int:
+    """Return the entries of a row in memory: whole panels."""
+    width = panel_width(dtype)
+    return -(-size // width) * width
+
+
+def panel_width(dtype: npt.DTypeLike) -> int:
+    """Return the columns of a panel."""
+    return VECTORS * BYTES // np.dtype(dtype).itemsize
+
+
+def packed(matrix: Array, nothing: float) -> Matrix:
+    """Return a dense matrix [states, states] in panels; what is added to fill the last one is `nothing`."""
+    size, width = len(matrix), panel_width(matrix.dtype)
+    stride = padded(size, matrix.dtype)
+    panels = np.full((stride // width, size, width), nothing, matrix.dtype)
+    for p in range(len(panels)):
+        columns = matrix[:, p * width : (p + 1) * width]
+        panels[p, :, : columns.shape[1]] = columns
+    return dense(panels)
+
+
+@jit
+def product(
+    matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
+) -> None:
+    """Write the products of `count` rows with the panels (columns, of a sparse matrix) from `first` to `last`.
+
+    rows: flat; the operands begin at `before` and the results at `after`, one padded row after the other. adds: True
+    for (max, +), None for (+, *): a type rather than a value, so that the loops have no branch.
+    """
+    if len(matrix.starts):
+        _sparse(matrix, size, rows, before, after, count, first, last, adds)
+    else:
+        _dense(matrix.numbers, size, rows, before, after, count, first, last, adds)
+
+
+@jit
+def parts_of(matrix: Any, size: int, rows: Any) -> int:
+    """Return how many panels, or columns, there are to divide."""
+    width = VECTORS * BYTES // rows.itemsize
+    return size if len(matrix.starts) else (size + width - 1) // width
+
+
+@jit
+def _fold(total: Any, one: Any, other: Any, adds: Any) -> Any:
+    if adds is None:
+        return multiply_add(one, other, total)
+    return larger(add(one, other), total)
+
+
+@jit
+def _join(total: Any, part: Any, adds: Any) -> Any:
+    if adds is None:
+        return add(total, part)
+    return larger(part, total)
+
+
+@jit
+def _nothing(rows: Any, adds: Any) -> Any:
+    if adds is None:
+        return rows.dtype.type(0.0)
+    return rows.dtype.type(-np.inf)
+
+
+@jit
+def _dense(
+    panels: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
+) -> None:
+    width = VECTORS * BYTES // rows.itemsize
+    stride = (size + width - 1) // width * width
+    for p in range(first, last):
+        out = after + p * width
+        for start in range(0, size, DEPTH):
+            panel, terms = p * size * width + start * width, min(DEPTH, size - start)
+            for r in range(0, count, 4):
+                at, to = before + r * stride + start, out + r * stride
+                left = count - r
+                if left == 1:
+                    _one_row(panels, panel, terms, rows, at, to, start == 0, adds)
+                else:
+                    # The last row again where fewer than four are left.
+                    n1, n2, n3 = stride, min(2, left - 1) * stride, min(3, left - 1) * stride
+                    _four_rows(panels, panel, terms, rows, at, to, n1, n2, n3, start == 0, adds)
+
+
+@jit
+def _one_row(panels: Any, panel: int, terms: int, rows: Any, at: int, to: int, fresh: bool, adds: Any) -> None:
+    lanes = BYTES // rows.itemsize
+    t0 = t1 = t2 = t3 = spread(_nothing(rows, adds))
+    for i in range(terms):
+        x, y = panel + i * VECTORS * lanes, spread(rows[at + i])
+        t0, t1 = _fold(t0, load(panels, x), y, adds), _fold(t1, load(panels, x + lanes), y, adds)
+        t2, t3 = _fold(t2, load(panels, x + 2 * lanes), y, adds), _fold(t3, load(panels, x + 3 * lanes), y, adds)
+    _put_four(rows, to, t0, t1, t2, t3, lanes, fresh, adds)
+
+
+@jit
+def _put_four(rows: Any, to: int, t0: Any, t1: Any, t2: Any, t3: Any, lanes: int, fresh: bool, adds: Any) -> None:
+    if fresh:
+        store(rows, to, t0)
+        store(rows, to + lanes, t1)
+        store(rows, to + 2 * lanes, t2)
+        store(rows, to + 3 * lanes, t3)
+    else:
+        store(rows, to, _join(load(rows, to), t0, adds))
+        store(rows, to + lanes, _join(load(rows, to + lanes), t1, adds))
+        store(rows, to + 2 * lanes, _join(load(rows, to + 2 * lanes), t2, adds))
+        store(rows, to + 3 * lanes, _join(load(rows, to + 3 * lanes), t3, adds))
+
+
+@jit
+def _four_rows(
+    panels: Any,
+    panel: int,
+    terms: int,
+    rows: Any,
+    at: int,
+    to: int,
+    n1: int,
+    n2: int,
+    n3: int,
+    fresh: bool,
+    adds: Any,
+) -> None:
+    lanes = BYTES // rows.itemsize
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(_nothing(rows, adds))
+    c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = spread(_nothing(rows, adds))
+    for i in range(terms):
+        x = panel + i * VECTORS * lanes
+        x0, x1, x2, x3 = (
+            load(panels, x),
+            load(panels, x + lanes),
+            load(panels, x + 2 * lanes),
+            load(panels, x + 3 * lanes),
+        )
+        y = spread(rows[at + i])
+        a0, a1, a2, a3 = _fold(a0, x0, y, adds), _fold(a1, x1, y, adds), _fold(a2, x2, y, adds), _fold(a3, x3, y, adds)
+        y = spread(rows[at + n1 + i])
+        b0, b1, b2, b3 = _fold(b0, x0, y, adds), _fold(b1, x1, y, adds), _fold(b2, x2, y, adds), _fold(b3, x3, y, adds)
+        y = spread(rows[at + n2 + i])
+        c0, c1, c2, c3 = _fold(c0, x0, y, adds), _fold(c1, x1, y, adds), _fold(c2, x2, y, adds), _fold(c3, x3, y, adds)
+        y = spread(rows[at + n3 + i])
+        d0, d1, d2, d3 = _fold(d0, x0, y, adds), _fold(d1, x1, y, adds), _fold(d2, x2, y, adds), _fold(d3, x3, y, adds)
+    # From the last one on: where rows repeat, what was there before is read before it is written once only.
+    if n3 > n2:
+        _put_four(rows, to + n3, d0, d1, d2, d3, lanes, fresh, adds)
+    if n2 > n1:
+        _put_four(rows, to + n2, c0, c1, c2, c3, lanes, fresh, adds)
+    _put_four(rows, to + n1, b0, b1, b2, b3, lanes, fresh, adds)
+    _put_four(rows, to, a0, a1, a2, a3, lanes, fresh, adds)
+
+
+@jit
+def _sparse(
+    matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
+) -> None:
+    starts, states, numbers = matrix.starts, matrix.states, matrix.numbers
+    width = VECTORS * BYTES // rows.itemsize
+    stride = (size + width - 1) // width * width
+    for j in range(first, last):
+        for r in range(count):
+            at, total = before + r * stride, _nothing(rows, adds)
+            for k in range(starts[j], starts[j + 1]):
+                if adds is None:
+                    total += rows[at + states[k]] * numbers[k]
+                else:
+                    total = max(total, rows[at + states[k]] + numbers[k])
+            rows[after + r * stride + j] = total
+    if last == size:
+        for r in range(count):
+            rows[after + r * stride + size : after + (r + 1) * stride] = _nothing(rows, adds)

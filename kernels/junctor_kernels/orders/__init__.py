@@ -1,0 +1,1 @@
+"""Compiled search for elimination orders: greedy, then simulated annealing."""

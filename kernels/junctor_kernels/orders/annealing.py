@@ -1,0 +1,354 @@
+"""Search for elimination orders of small total table size: simulated annealing by rotations of the elimination tree.
+
+The parent of a variable in the elimination tree of an order is the neighbour that is eliminated next. All orders with
+one tree make the same cliques, and exchanging a variable with its parent (Liu 1988, "Equivalent sparse matrix
+reorderings by elimination tree rotations") changes two cliques only. A proposed exchange therefore costs a few words,
+whatever the size of the graph, and some ten million are tried in a second.
+
+tree    int64 [TREE, n]      parent, first child, next and previous sibling, size of `later`; -1 where there is none
+later   uint64 [n, words]    the neighbours of each variable that are eliminated after it
+below   float64 [n]          the product of their cardinalities, at most LARGEST
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.cpu.jit import jit, lowest_bit
+from junctor_kernels.orders.greedy import (
+    CRITERIA,
+    LARGEST,
+    Words,
+    add,
+    discard,
+    evaluate,
+    greedy,
+    has,
+    members_of,
+    random,
+    weights_of,
+    work_for,
+)
+
+PARENT, FIRST, NEXT, PREVIOUS, DEGREE, TREE = 0, 1, 2, 3, 4, 5
+# Steps (words and links looked at) that take about a second on one core.
+SECOND = 300_000_000
+# What a rotation takes beside them, and how many steps are of use for each pair of variables that can be rotated.
+PER_TRY = 12
+PER_PAIR = 100_000
+# Rounds of annealing: temperatures at the start and at the end of each, and whether only maximal cliques count there.
+SCHEDULE = ((0.3, 0.1, True), (0.5, 0.2, False), (0.5, 0.1, True), (0.5, 0.2, False))
+ROUNDS = 12
+# The share of the budget that goes to greedy restarts, how much noise they get, and what one takes for each variable
+# and for each edge that there is in the end.
+RESTARTS = 0.2
+NOISE = 0.3
+GREEDY_STEPS, EDGE_STEPS = 60, 40
+# Annealing never climbs further above the best total: sums stay exact, and nothing comes back from there.
+CEILING = 4096.0
+
+
+def search(
+    graph: Words, members: Words, cardinalities: Sequence[int], start: Sequence[int], steps: int, seed: int = 0
+) -> tuple[list[int], float]:
+    """Return the best order of `members` that so many steps find, and the entries of all its maximal cliques.
+
+    graph: uint64 [n, words]; members: uint64 [words]; start: an order of the members, simplicial ones first, as greedy
+    elimination makes them; it is returned where nothing better is found. Deterministic for a seed.
+    """
+    sizes = np.asarray(cardinalities, dtype=np.float64)
+    state = np.array([seed], dtype=np.uint64)
+    order = np.array(start, dtype=np.int64)
+    later, numbers = work_for(len(sizes))
+    evaluate(graph, members, sizes, order, len(order), later, numbers)
+    choice = order[_simplicial(graph, order, later) :].copy()
+    steps = min(steps, PER_PAIR * len(choice) ** 2)
+    total = _restarts(
+        graph, members, sizes, weights_of(cardinalities), int(RESTARTS * steps), state, later, numbers, order
+    )
+    for i in range(ROUNDS):
+        hot, cold, maximal = SCHEDULE[i % len(SCHEDULE)]
+        total = _round(graph, members, sizes, choice, order, total, steps // ROUNDS, hot, cold, maximal, state)
+    return order.tolist(), total
+
+
+def _round(
+    graph: Words,
+    members: Words,
+    sizes: npt.NDArray[np.float64],
+    choice: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int64],
+    total: float,
+    steps: int,
+    hot: float,
+    cold: float,
+    maximal: bool,
+    state: Words,
+) -> float:
+    """Anneal once from `order`, which is replaced if the result is better; return the smaller total."""
+    later, numbers = work_for(len(sizes))
+    evaluate(graph, members, sizes, order, len(order), later, numbers)
+    tree = np.full((TREE, len(sizes)), -1, dtype=np.int64)
+    below = np.ones(len(sizes))
+    _plant(order, sizes, later, tree, below)
+    parent = anneal(graph, sizes, choice, total, steps, hot, cold, maximal, state, later, tree, below)
+    found = _in_order(parent, order)
+    entries = float(evaluate(graph, members, sizes, found, len(found), later, numbers))
+    if entries < total:
+        order[:] = found
+    return min(entries, total)
+
+
+@jit
+def _restarts(
+    graph: Any,
+    members: Any,
+    sizes: Any,
+    weights: Any,
+    steps: int,
+    state: Any,
+    rows: Any,
+    numbers: Any,
+    order: Any,
+) -> float:
+    """Run each greedy criterion once, then all in turn with noise; improve `order` in place and return its total."""
+    count = order.shape[0]
+    best: float = evaluate(graph, members, sizes, order, count, rows, numbers)
+    found = np.empty(count, np.int64)
+    spent, attempt = 0, 0
+    while attempt < CRITERIA or spent < steps:
+        noise = NOISE if attempt >= CRITERIA else 0.0
+        greedy(graph, members, weights, attempt % CRITERIA, noise, state, rows, numbers, found)
+        total = evaluate(graph, members, sizes, found, count, rows, numbers)
+        attempt += 1
+        spent += 1 + GREEDY_STEPS * count
+        for v in found:
+            spent += EDGE_STEPS * members_of(rows[v], numbers[0])
+        if total < best:
+            best = total
+            order[:] = found
+    return best
+
+
+@jit
+def _plant(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> None:
+    """Make the elimination tree of an order whose later neighbours are known."""
+    position = np.empty(later.shape[0], np.int64)
+    for i in range(order.shape[0]):
+        position[order[i]] = i
+    for i in range(order.shape[0]):
+        v, parent = order[i], -1
+        tree[DEGREE, v], size = 0, 1.0
+        for k in range(later.shape[1]):
+            word = later[v, k]
+            while word != 0:
+                u = (k << 6) + lowest_bit(word)
+                word &= word - np.uint64(1)
+                tree[DEGREE, v] += 1
+                size *= sizes[u]
+                if parent < 0 or position[u] < position[parent]:
+                    parent = u
+        below[v] = min(size, LARGEST)
+        _adopt(tree, v, parent)
+
+
+@jit
+def _simplicial(graph: Any, order: Any, later: Any) -> Any:
+    """Return how many variables at the front of an order are eliminated without adding an edge."""
+    around = np.empty(later.shape[0], np.int64)
+    for i in range(order.shape[0]):
+        v = order[i]
+        for j in range(members_of(later[v], around)):
+            u = around[j]
+            for k in range(later.shape[1]):
+                word = later[v, k] & ~graph[u, k]
+                if k == u >> 6:
+                    word &= ~(np.uint64(1) << np.uint64(u & 63))
+                if word != 0:
+                    return i
+    return order.shape[0]
+
+
+@jit
+def _in_order(parent: Any, members: Any) -> Any:
+    """Return an order with the given elimination tree: children before parents, otherwise as in `members`."""
+    children = np.zeros(parent.shape[0], np.int64)
+    for v in members:
+        if parent[v] >= 0:
+            children[parent[v]] += 1
+    order = np.empty(members.shape[0], np.int64)
+    done = 0
+    for v in members:
+        # Up from every leaf, as far as all children are done.
+        while v >= 0 and children[v] == 0:
+            children[v] = -1
+            order[done] = v
+            done += 1
+            v = parent[v]
+            if v >= 0:
+                children[v] -= 1
+    return order
+
+
+@jit
+def anneal(
+    graph: Any,
+    sizes: Any,
+    choice: Any,
+    total: float,
+    steps: int,
+    hot: float,
+    cold: float,
+    maximal: bool,
+    state: Any,
+    later: Any,
+    tree: Any,
+    below: Any,
+) -> Any:
+    """Rotate variables of `choice` upwards while `steps` last; return the parents in the best tree seen.
+
+    A rotation that makes its two cliques larger by a factor f is accepted with probability f ** (-1 / temperature);
+    the temperature falls geometrically. Looking at the factor and not at the total lets small cliques come to rest
+    as well as large ones. maximal: a clique inside another one counts nothing in f (it never does in the total).
+    """
+    best, parents = total, tree[PARENT].copy()
+    union = np.empty(later.shape[1], np.uint64)
+    spent, tried, temperature = 0, 0, hot
+    while spent < steps and choice.shape[0] > 0:
+        if tried % 256 == 0:
+            temperature = hot * (cold / hot) ** (spent / steps)
+        tried += 1
+        u = choice[random(state) % choice.shape[0]]
+        p = tree[PARENT, u]
+        spent += PER_TRY
+        if p < 0:
+            continue
+        degree, size, links = _first_of_two(u, p, graph, sizes, later, tree, union)
+        spent += links
+        old, new = _sizes(u, p, sizes, tree, below, later, degree, size, True)
+        change = new - old
+        if total + change > CEILING * best:
+            continue
+        if not maximal:
+            old, new = _sizes(u, p, sizes, tree, below, later, degree, size, False)
+        if new > old and (random(state) + 1) / 2.0**31 >= np.exp(-np.log2(new / max(1.0, old)) / temperature):
+            continue
+        _rotate(u, p, tree, later, below, union, degree, size)
+        total += change
+        if total < best:
+            best = total
+            parents[:] = tree[PARENT]
+    return parents
+
+
+@jit
+def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any, union: Any) -> Any:
+    """Find what `p` would have as later neighbours if it were eliminated before its child `u`.
+
+    Writes them into `union`; returns how many they are, the product of their cardinalities, and the steps it took.
+    """
+    words = union.shape[0]
+    steps = words
+    for k in range(words):
+        union[k] = graph[p, k] & later[p, k]
+    for parent in (p, u):
+        child = tree[FIRST, parent]
+        while child >= 0:
+            steps += 1
+            # Of the children of `u`, those that see `p` would become its own.
+            if child != u and (parent == p or has(later[child], p)):
+                steps += words
+                for k in range(words):
+                    union[k] |= later[child, k]
+            child = tree[NEXT, child]
+    add(union, u)
+    discard(union, p)
+    degree, size = 0, 1.0
+    for k in range(words):
+        word = union[k]
+        while word != 0:
+            degree += 1
+            size *= sizes[(k << 6) + lowest_bit(word)]
+            word &= word - np.uint64(1)
+    return degree, min(size, LARGEST), steps + degree
+
+
+@jit
+def _sizes(
+    u: int, p: int, sizes: Any, tree: Any, below: Any, later: Any, degree: int, size: float, maximal: bool
+) -> Any:
+    """Return the sizes of the cliques of `u` and `p` together before and after the rotation."""
+    # Whatever comes first, the second of the two has the later neighbours that `p` has now.
+    first_old, second_old = below[u] * sizes[u], below[p] * sizes[p]
+    first_new, second_new = size * sizes[p], below[p] * sizes[u]
+    if not maximal:
+        return first_old + second_old, first_new + second_new
+    degrees = tree[DEGREE]
+    of_p, moved, kept = -1, -1, -1
+    child = tree[FIRST, p]
+    while child >= 0:
+        if child != u:
+            of_p = max(of_p, degrees[child])
+        child = tree[NEXT, child]
+    child = tree[FIRST, u]
+    while child >= 0:
+        if has(later[child], p):
+            moved = max(moved, degrees[child])
+        else:
+            kept = max(kept, degrees[child])
+        child = tree[NEXT, child]
+    # A clique lies inside another one if and only if a child has one later neighbour more.
+    old = (first_old if max(moved, kept) <= degrees[u] else 0.0) + (
+        second_old if max(of_p, degrees[u]) <= degrees[p] else 0.0
+    )
+    new = (first_new if max(of_p, moved) <= degree else 0.0) + (second_new if max(kept, degree) <= degrees[p] else 0.0)
+    return old, new
+
+
+@jit
+def _rotate(u: int, p: int, tree: Any, later: Any, below: Any, union: Any, degree: int, size: float) -> None:
+    """Make `u` the parent of its parent `p`, which gets `union` as later neighbours."""
+    above = tree[PARENT, p]
+    _leave(tree, u)
+    _leave(tree, p)
+    child = tree[FIRST, u]
+    while child >= 0:
+        following = tree[NEXT, child]
+        if has(later[child], p):
+            _leave(tree, child)
+            _adopt(tree, child, p)
+        child = following
+    _adopt(tree, p, u)
+    _adopt(tree, u, above)
+    for k in range(union.shape[0]):
+        later[u, k], later[p, k] = later[p, k], union[k]
+    tree[DEGREE, u], tree[DEGREE, p] = tree[DEGREE, p], degree
+    below[u], below[p] = below[p], size
+
+
+@jit
+def _adopt(tree: Any, v: int, parent: int) -> None:
+    """Make `v`, which has no parent, the first child of `parent`, if there is one."""
+    tree[PARENT, v], tree[PREVIOUS, v], tree[NEXT, v] = parent, -1, -1
+    if parent >= 0:
+        sibling = tree[FIRST, parent]
+        tree[NEXT, v] = sibling
+        tree[FIRST, parent] = v
+        if sibling >= 0:
+            tree[PREVIOUS, sibling] = v
+
+
+@jit
+def _leave(tree: Any, v: int) -> None:
+    """Take `v` from its parent's children."""
+    before, after = tree[PREVIOUS, v], tree[NEXT, v]
+    if before >= 0:
+        tree[NEXT, before] = after
+    elif tree[PARENT, v] >= 0:
+        tree[FIRST, tree[PARENT, v]] = after
+    if after >= 0:
+        tree[PREVIOUS, after] = before

@@ -1,0 +1,1 @@
+"""A join tree for every row: compiled planning and propagation."""

@@ -1,0 +1,1 @@
+"""Kernels of importance sampling and loopy belief propagation, CPU and GPU."""

@@ -1,0 +1,333 @@
+"""Samples and their weights on the CPU, compiled: blocks of `BLOCK` samples, node by node (Numba).
+
+What a block takes (a byte for each node and sample) stays in the cache; threads take blocks, or nodes when an
+importance function learns. The same counters are drawn whoever takes what, and sums are added in the order of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.sampling.layout import (
+    BLOCK,
+    COUNT,
+    ENTRY,
+    FACTOR_COUNT,
+    FACTOR_ENTRY,
+    FACTOR_PARENTS,
+    FIRST,
+    NODE,
+    PARENTS,
+    SCORE_UNIT,
+    SOFT,
+    STATES,
+    STRIDE,
+    WEIGHED,
+    Case,
+    Floats,
+    Function,
+    Samples,
+    Sums,
+)
+from junctor_kernels.sampling.philox import Stream, fill
+from junctor_kernels.sampling.thresholds import settle_rows
+
+
+def sums(case: Case, function: Function, stream: Stream, first: int, count: int) -> Sums:
+    """Return the sums over samples from number `first` on, a multiple of BLOCK."""
+    slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
+    shift, hits = _sum_blocks(*_of(case, function), stream.record(), first, count, slots, total)
+    return Sums(shift, slots, total, count, hits)
+
+
+def sums_of(case: Case, samples: Samples, logs: bool, count: int) -> Sums:
+    """Return the sums over `count` samples that are there already."""
+    slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
+    shift, hits = _sum_drawn(case.nodes, samples.states, samples.weights, logs, slots, total)
+    return Sums(shift, slots, total, count, hits)
+
+
+def draw(case: Case, function: Function, stream: Stream, first: int, count: int, into: Samples, block: int) -> None:
+    """Draw samples from number `first` on, a multiple of BLOCK, into the blocks of `into` from `block` on."""
+    _draw_blocks(*_of(case, function), stream.record(), first, count, into.states, into.weights, block)
+
+
+def largest(samples: Samples) -> float:
+    """Return the largest weight, or logarithm of one."""
+    return float(samples.weights.max())
+
+
+def learn(
+    case: Case, function: Function, tables: Floats, samples: Samples, node: int, top: float, rate: float, scores: Any
+) -> None:
+    """Move what a node is drawn from towards what weighted samples say of it, by a share `rate` (equation 9 of AIS-BN).
+
+    tables: probabilities of all entries. top: the largest weight. scores: int64, room for the entries of the node.
+    Rows that no sample came through stay as they are.
+    """
+    spot = case.nodes[node]
+    _learn(
+        *(spot, case.parents, node, samples.states, samples.weights, top, function.logs, rate, tables),
+        *(function.chances, function.thresholds, function.order, function.ratios, scores),
+    )
+
+
+def _of(case: Case, function: Function) -> tuple[Any, ...]:
+    soft = case.soft
+    if function.logs:
+        with np.errstate(divide="ignore"):
+            soft = np.log(soft)
+    tables = function.thresholds, function.order, function.values, function.ratios
+    return case.nodes, case.parents, case.factors, soft, *tables, function.logs
+
+
+@jit
+def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> None:
+    """Write for each sample the row, or entry, that its parents' states select."""
+    rows[:] = 0
+    for p in range(first, first + count):
+        mine, stride = states[parents[p, NODE]], parents[p, STRIDE]
+        for i in range(BLOCK):
+            rows[i] += stride * np.int32(mine[i])
+
+
+@jit
+def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: Any) -> None:
+    """Write the state of a node for each sample."""
+    size, first, entry = node[STATES], node[FIRST], node[ENTRY]
+    if size == 1:
+        out[:] = 0
+    elif size == 2:
+        for i in range(BLOCK):
+            out[i] = words[i] >= thresholds[first + rows[i]]
+    else:
+        for i in range(BLOCK):
+            at, place = first + rows[i] * (size - 1), 0
+            while place < size - 1 and words[i] >= thresholds[at + place]:
+                place += 1
+            out[i] = order[entry + rows[i] * size + place]
+
+
+@jit
+def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> None:
+    if logs:
+        for i in range(BLOCK):
+            weights[i] += factors[entry + rows[i]]
+    else:
+        for i in range(BLOCK):
+            weights[i] *= factors[entry + rows[i]]
+
+
+@jit
+def _draw_block(
+    nodes: Any,
+    parents: Any,
+    factors: Any,
+    soft: Any,
+    thresholds: Any,
+    order: Any,
+    values: Any,
+    ratios: Any,
+    logs: Any,
+    stream: Any,
+    first: Any,
+    count: Any,
+    states: Any,
+    weights: Any,
+    words: Any,
+    rows: Any,
+) -> None:
+    """Draw `count` samples of a block and weigh them."""
+    weights[:] = 0.0 if logs else 1.0
+    for n in range(len(nodes)):
+        node = nodes[n]
+        if n % 4 == 0:
+            fill(stream, first, n // 4, words)
+        _locate(parents, node[PARENTS], node[COUNT], states, rows)
+        _choose(node, words[n % 4], rows, thresholds, order, states[n])
+        if node[WEIGHED]:
+            for i in range(BLOCK):
+                rows[i] = rows[i] * node[STATES] + np.int32(states[n, i])
+            _combine(weights, ratios, node[ENTRY], rows, logs)
+    for f in range(len(factors)):
+        _locate(parents, factors[f, FACTOR_PARENTS], factors[f, FACTOR_COUNT], states, rows)
+        _combine(weights, soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
+    for i in range(count, BLOCK):
+        weights[i] = -np.inf if logs else 0.0
+
+
+@jit
+def _draw_blocks(
+    nodes: Any,
+    parents: Any,
+    factors: Any,
+    soft: Any,
+    thresholds: Any,
+    order: Any,
+    values: Any,
+    ratios: Any,
+    logs: Any,
+    stream: Any,
+    first: Any,
+    count: Any,
+    states: Any,
+    weights: Any,
+    block: Any,
+) -> None:
+    words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
+    for done in range(0, count, BLOCK):
+        b = block + done // BLOCK
+        _draw_block(
+            nodes, parents, factors, soft, thresholds, order, values, ratios, logs,
+            stream, first + done, min(BLOCK, count - done), states[b], weights[b], words, rows,
+        )  # fmt: skip
+
+
+@jit
+def _sum_blocks(
+    nodes: Any,
+    parents: Any,
+    factors: Any,
+    soft: Any,
+    thresholds: Any,
+    order: Any,
+    values: Any,
+    ratios: Any,
+    logs: Any,
+    stream: Any,
+    first: Any,
+    count: Any,
+    slots: Any,
+    total: Any,
+) -> Any:
+    """Add up weights, and their squares, of each state of each node; returns their shift, and how many are above 0."""
+    words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
+    states, weights = np.zeros((len(nodes), BLOCK), np.uint8), np.empty(BLOCK)
+    squares = np.empty(BLOCK)
+    shift, hits = (-np.inf if logs else 0.0), 0
+    for done in range(0, count, BLOCK):
+        _draw_block(
+            nodes, parents, factors, soft, thresholds, order, values, ratios, logs,
+            stream, first + done, min(BLOCK, count - done), states, weights, words, rows,
+        )  # fmt: skip
+        if logs:
+            shift = _shifted(weights, shift, slots, total)
+        hits += _add_block(nodes, states, weights, squares, slots, total)
+    return shift, hits
+
+
+@jit
+def _sum_drawn(nodes: Any, states: Any, weights: Any, logs: Any, slots: Any, total: Any) -> Any:
+    """Add up the weights of all blocks, which stay as they are."""
+    plain, squares = np.empty(BLOCK), np.empty(BLOCK)
+    shift, hits = (-np.inf if logs else 0.0), 0
+    for b in range(len(states)):
+        plain[:] = weights[b]
+        if logs:
+            shift = _shifted(plain, shift, slots, total)
+        hits += _add_block(nodes, states[b], plain, squares, slots, total)
+    return shift, hits
+
+
+@jit
+def _shifted(weights: Any, shift: Any, slots: Any, total: Any) -> Any:
+    """Turn logarithms into weights times exp(-shift), with a larger shift where one needs it."""
+    top = weights.max()
+    if top > shift:
+        scale = math.exp(shift - top)
+        slots[:, 0] *= scale
+        slots[:, 1] *= scale * scale
+        total[0] *= scale
+        total[1] *= scale * scale
+        shift = top
+    for i in range(BLOCK):
+        weights[i] = math.exp(weights[i] - shift) if shift > -np.inf else 0.0
+    return shift
+
+
+def _masked(states: Any, state: Any, weights: Any, squares: Any) -> Any:
+    """Return the sums of weights and squares of the samples in a state."""
+    one, two = 0.0, 0.0
+    for i in range(BLOCK):
+        here = states[i] == state
+        one += weights[i] if here else 0.0
+        two += squares[i] if here else 0.0
+    return one, two
+
+
+# The one place where sums may be taken in another order: in vectors.
+_sum_of: Any = jit(_masked, fastmath={"reassoc"})
+
+
+@jit
+def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> Any:
+    """Add up a block; returns how many weights are above zero. squares: room for theirs."""
+    slot, hits = 0, 0
+    for i in range(BLOCK):
+        hits += weights[i] > 0.0
+        squares[i] = weights[i] * weights[i]
+    for n in range(len(nodes)):
+        for state in range(nodes[n, STATES]):
+            one, two = _sum_of(states[n], state, weights, squares)
+            slots[slot, 0] += one
+            slots[slot, 1] += two
+            slot += 1
+    for i in range(BLOCK):
+        total[0] += weights[i]
+        total[1] += squares[i]
+    return hits
+
+
+@jit
+def _learn(
+    node: Any,
+    parents: Any,
+    n: Any,
+    states: Any,
+    weights: Any,
+    top: Any,
+    logs: Any,
+    rate: Any,
+    tables: Any,
+    chances: Any,
+    thresholds: Any,
+    order: Any,
+    ratios: Any,
+    scores: Any,
+) -> None:
+    size, entry = node[STATES], node[ENTRY]
+    rows, most = np.empty(BLOCK, np.int32), 0
+    for b in range(len(states)):
+        _locate(parents, node[PARENTS], node[COUNT], states[b], rows)
+        for i in range(BLOCK):
+            share = math.exp(weights[b, i] - top) if logs else weights[b, i] / top
+            row = rows[i]
+            scores[row * size + states[b, n, i]] += np.int64(np.rint(share * SCORE_UNIT))
+            most = max(most, row)
+    for row in range(most + 1):
+        whole = 0
+        for s in range(size):
+            whole += scores[row * size + s]
+        if whole == 0:
+            continue
+        for s in range(size):
+            at = entry + row * size + s
+            chances[at] += rate * (scores[row * size + s] / whole - chances[at])
+            scores[row * size + s] = 0
+        settle_rows(
+            tables,
+            chances,
+            thresholds,
+            order,
+            ratios,
+            entry + row * size,
+            node[FIRST] + row * (size - 1),
+            size,
+            1,
+            1,
+            logs,
+        )

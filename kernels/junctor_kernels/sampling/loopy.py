@@ -1,0 +1,269 @@
+"""Messages of loopy belief propagation over the tables of a directed network (Pearl 1988; Numba).
+
+A table is a tensor over its parents and, last, its node. Summing its slowest variable out first, one after the other,
+every step goes over neighbouring numbers, and all steps together over twice the table at the most. Observed variables
+are cut out: their tables are factors over their parents, and rows that they do not select are never read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.cpu.jit import jit
+from junctor_kernels.sampling.layout import Floats, Integers
+
+# Columns of a table: the states of its node (1 of a factor), where its links begin and how many there are, its first
+# entry; of those of nodes also where the node's numbers begin, where messages of its children are listed, how many.
+STATES, FIRST, COUNT, ENTRY, NUMBERS, CHILDREN, CHILD_COUNT = range(7)
+TABLE_COLUMNS = 8
+# Columns of a link to a parent: its node, how many entries one of its states is worth, where the numbers of the two
+# messages begin, and its states.
+PARENT, STRIDE, MESSAGE, CARD = range(4)
+# Bits of a number that are cleared in the end: 20 behind the first one stay. Backends that differ in the last bits then
+# give the same importance function.
+CLEARED = 32
+
+
+class Links(NamedTuple):
+    """Tables of nodes, then of factors, and what goes between them: int32 arrays.
+
+    tables: [t, 8]. links: [m, 4], those of a table side by side, the slowest parent first. children: [m], where the
+    messages of each node's children begin. levels: [l + 2, 3], the first table, number and message of each level of
+    nodes, of the factors, and what would come behind these. numbers, messages: of all nodes, and of all links; no
+    parent has a single state.
+    """
+
+    tables: Integers
+    links: Integers
+    children: Integers
+    levels: Integers
+    numbers: int
+    messages: int
+
+
+def propagate(links: Links, probabilities: Floats, own: Floats, sweeps: int) -> Floats:
+    """Return what evidence below says of each node, [numbers], to 20 bits; exact where links make no loop.
+
+    probabilities: of all entries. own: what evidence says of a node itself, likelihoods or ones. A sweep goes down
+    through all levels and up again.
+    """
+    up, down = np.ones(links.messages), np.ones(links.messages)
+    below = own.copy()
+    room = np.empty(4 * int(sizes(links).max(initial=1)))
+    tables = links.tables, links.links, links.children, int(links.levels[-2, 0])
+    _sweeps(*tables, probabilities, own, up, down, below, room, sweeps)
+    return rounded(below)
+
+
+def sizes(links: Links) -> npt.NDArray[np.int64]:
+    """Return the entries that each table has without observed variables, int64 [t]."""
+    entries = links.tables[:, STATES].astype(np.int64)
+    np.multiply.at(entries, np.repeat(np.arange(len(entries)), links.tables[:, COUNT]), links.links[:, CARD])
+    return entries
+
+
+def rounded(numbers: Floats) -> Floats:
+    """Return numbers of at least zero with 20 bits behind the first one."""
+    bits = numbers.view(np.int64) + (1 << CLEARED - 1)
+    result: Floats = (bits >> CLEARED << CLEARED).view(np.float64)
+    return result
+
+
+@jit
+def _sweeps(
+    tables: Any,
+    links: Any,
+    children: Any,
+    nodes: Any,
+    values: Any,
+    own: Any,
+    up: Any,
+    down: Any,
+    below: Any,
+    room: Any,
+    sweeps: Any,
+) -> None:
+    for _ in range(sweeps):
+        for n in range(nodes):
+            table = tables[n]
+            prior = _prior(table, links, values, down, room)
+            _without_each(table, children, own, up, prior, down)
+        for n in range(len(tables) - 1, -1, -1):
+            table = tables[n]
+            mine = np.ones(1)
+            if n < nodes:
+                mine = below[table[NUMBERS] : table[NUMBERS] + table[STATES]]
+                _collect(table, children, own, up, mine)
+            _up(table, links, values, mine, up, down, room)
+
+
+@jit
+def _normalise(numbers: Any) -> None:
+    """Divide by the sum; where that is zero, evidence contradicts itself, and nothing is said."""
+    total = numbers.sum()
+    if total > 0.0:
+        numbers /= total
+    else:
+        numbers[:] = 1.0 / len(numbers)
+
+
+@jit
+def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
+    """Write what evidence says of a node: its own, times the messages of all children."""
+    size = table[STATES]
+    out[:] = own[table[NUMBERS] : table[NUMBERS] + size]
+    _normalise(out)
+    for k in range(table[CHILDREN], table[CHILDREN] + table[CHILD_COUNT]):
+        at = children[k]
+        for s in range(size):
+            out[s] *= up[at + s]
+        _normalise(out)
+
+
+@jit
+def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down: Any) -> None:
+    """Write the messages to all children: each what is known of the node but for that child's message."""
+    size, count = table[STATES], table[CHILD_COUNT]
+    before = np.empty((count + 1, size))
+    for s in range(size):
+        before[0, s] = prior[s] * own[table[NUMBERS] + s]
+    for k in range(count):
+        at = children[table[CHILDREN] + k]
+        for s in range(size):
+            before[k + 1, s] = before[k, s] * up[at + s]
+        _normalise(before[k + 1])
+    after = np.ones(size)
+    for k in range(count - 1, -1, -1):
+        at = children[table[CHILDREN] + k]
+        for s in range(size):
+            down[at + s] = before[k, s] * after[s]
+            after[s] *= up[at + s]
+        _normalise(down[at : at + size])
+        _normalise(after)
+
+
+@jit
+def _prior(table: Any, links: Any, values: Any, down: Any, room: Any) -> Any:
+    """Return what parents say of a node, in the room."""
+    rest, size = _compact(table, links, values, room)
+    work, other = room[size:], room[2 * size :]
+    for j in range(table[FIRST], table[FIRST] + table[COUNT]):
+        size //= links[j, CARD]
+        _sum_out(rest, size, down[links[j, MESSAGE] : links[j, MESSAGE] + links[j, CARD]], work)
+        rest, work, other = work, other, work
+    return rest[:size]
+
+
+@jit
+def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room: Any) -> None:
+    """Write the messages to all parents: sums over all others, weighted by what is known of these and of the node."""
+    if table[COUNT] == 0:
+        return
+    first, last = table[FIRST], table[FIRST] + table[COUNT] - 1
+    rest, size = _compact(table, links, values, room)
+    work, other, faster = room[size:], room[2 * size :], room[3 * size :]
+    if len(mine) > 1:
+        _sum_fastest(rest[:size], mine, work)
+        rest, work, other = work, other, work
+    # Weights of all faster parents together, for each of them; those of the fastest one first.
+    width, at = 1, 0
+    faster[0] = 1.0
+    for j in range(last, first, -1):
+        message, card = links[j, MESSAGE], links[j, CARD]
+        for x in range(card):
+            start = at + width + x * width
+            _scale(faster[at : at + width], down[message + x], faster[start : start + width])
+        at += width
+        width *= card
+    for j in range(first, last + 1):
+        message, card = links[j, MESSAGE], links[j, CARD]
+        for x in range(card):
+            up[message + x] = _dot(rest[x * width : (x + 1) * width], faster[at : at + width])
+        _sum_out(rest, width, down[message : message + card], work)
+        rest, work, other = work, other, work
+        if j < last:
+            width //= links[j + 1, CARD]
+            at -= width
+        _normalise(up[message : message + card])
+
+
+@jit
+def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
+    """Return the numbers of a table side by side, a copy where observed ones lie between, and how many they are."""
+    size, gaps = table[STATES], False
+    for j in range(table[FIRST] + table[COUNT] - 1, table[FIRST] - 1, -1):
+        gaps |= links[j, STRIDE] != size
+        size *= links[j, CARD]
+    if not gaps:
+        return values[table[ENTRY] : table[ENTRY] + size], size
+    width = table[STATES]
+    room[:width] = values[table[ENTRY] : table[ENTRY] + width]
+    state = np.zeros(table[COUNT], np.int64)
+    at = table[ENTRY]
+    for start in range(width, size, width):
+        for j in range(table[COUNT] - 1, -1, -1):
+            link = table[FIRST] + j
+            state[j] += 1
+            at += links[link, STRIDE]
+            if state[j] < links[link, CARD]:
+                break
+            at -= links[link, CARD] * links[link, STRIDE]
+            state[j] = 0
+        for s in range(width):
+            room[start + s] = values[at + s]
+    return room[:size], size
+
+
+@jit
+def _sum_out(rest: Any, width: Any, message: Any, out: Any) -> None:
+    """Sum the slowest variable out."""
+    # Weights are read before a loop: in it they might be what the loop writes.
+    for x in range(0, len(message) - 1, 2):
+        one, other = message[x], message[x + 1]
+        here, next_ = rest[x * width : (x + 1) * width], rest[(x + 1) * width : (x + 2) * width]
+        if x == 0:
+            for i in range(width):
+                out[i] = one * here[i] + other * next_[i]
+        else:
+            for i in range(width):
+                out[i] += one * here[i] + other * next_[i]
+    if len(message) % 2:
+        one, here = message[-1], rest[(len(message) - 1) * width :]
+        for i in range(width):
+            out[i] += one * here[i]
+
+
+@jit
+def _scale(numbers: Any, weight: Any, out: Any) -> None:
+    for i in range(len(numbers)):
+        out[i] = weight * numbers[i]
+
+
+@jit
+def _sum_fastest(rest: Any, message: Any, out: Any) -> None:
+    """Sum the fastest variable out."""
+    size = len(message)
+    if size == 2:
+        one, other = message[0], message[1]
+        for row in range(len(rest) // 2):
+            out[row] = rest[2 * row] * one + rest[2 * row + 1] * other
+        return
+    for row in range(len(rest) // size):
+        total = 0.0
+        for s in range(size):
+            total += rest[row * size + s] * message[s]
+        out[row] = total
+
+
+def _product(one: Any, other: Any) -> Any:
+    total = 0.0
+    for i in range(len(one)):
+        total += one[i] * other[i]
+    return total
+
+
+# Vectors of a width that the processor decides: what is added in another order ends in the same 20 bits.
+_dot: Any = jit(_product, fastmath={"reassoc"})

@@ -1,0 +1,137 @@
+"""Samples of a network and their weights in NumPy: what the compiled CPU and GPU kernels have to agree with.
+
+A node is drawn from the row of its table that its parents' states select. The weight of a sample is the product of what
+its evidence says (Fung and Chang 1990; Shachter and Peot 1990) and, for nodes that are drawn from an importance
+function, of probabilities divided by those that they were drawn with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.sampling import philox
+from junctor_kernels.sampling.layout import (
+    BLOCK,
+    COUNT,
+    ENTRY,
+    FACTOR_COUNT,
+    FACTOR_ENTRY,
+    FACTOR_PARENTS,
+    FIRST,
+    FULL,
+    NODE,
+    PARENTS,
+    SCORE_UNIT,
+    SOFT,
+    STATES,
+    STRIDE,
+    WEIGHED,
+    Case,
+    Floats,
+    Integers,
+    Sums,
+    Tables,
+)
+from junctor_kernels.sampling.philox import Stream
+
+States = npt.NDArray[np.uint8]
+
+
+def draw(tables: Tables, case: Case, stream: Stream, first: int, count: int) -> States:
+    """Return the states uint8 [nodes, count] of samples from number `first` on."""
+    states = np.zeros((len(case.nodes), count), dtype=np.uint8)
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    for n, node in enumerate(case.nodes):
+        if n % philox.WORDS == 0:
+            words = philox.words(stream, numbers, n // philox.WORDS) >> 1
+        size = int(node[STATES])
+        row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
+        at = node[FIRST] + row * (size - 1)
+        place = np.zeros(count, dtype=np.int64)
+        for k in range(size - 1):
+            place += words[n % philox.WORDS] >= tables.thresholds[at + k]
+        states[n] = tables.order[node[ENTRY] + row * size + place] if size > 2 else place
+    return states
+
+
+def entries_read(tables: Tables, case: Case, states: States) -> int:
+    """Return how many thresholds a draw that stops where it can has looked at, over all nodes and samples."""
+    total = 0
+    for n, node in enumerate(case.nodes):
+        size = int(node[STATES])
+        row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
+        order = tables.order[(node[ENTRY] + row * size)[:, None] + np.arange(size)]
+        place = (order == states[n][:, None]).argmax(axis=1) if size > 2 else states[n]
+        total += int(np.minimum(place + 1, size - 1).sum())
+    return total
+
+
+def weights(values: Floats, ratios: Floats, soft: Floats, case: Case, states: States, logs: bool) -> Floats:
+    """Return the weights [count] of samples, or with `logs` their logarithms; the tables then hold logarithms.
+
+    values: of the entries of all tables. ratios: of nodes that are weighed. soft: of soft evidence.
+    """
+    combine = np.add if logs else np.multiply
+    result = np.full(states.shape[1], 0.0 if logs else 1.0)
+    for n, node in enumerate(case.nodes):
+        if node[WEIGHED]:
+            row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
+            result = combine(result, ratios[node[ENTRY] + row * node[STATES] + states[n]])
+    for factor in case.factors:
+        at = factor[FACTOR_ENTRY] + _offsets(states, case.parents, factor[FACTOR_PARENTS], factor[FACTOR_COUNT])
+        result = combine(result, (soft if factor[SOFT] else values)[at])
+    return result
+
+
+def sums(case: Case, states: States, weight: Floats, logs: bool) -> Sums:
+    """Return the sums over samples of their weights, and of the squares of these, for each state of each node."""
+    shift = float(weight.max(initial=-np.inf)) if logs else 0.0
+    plain = np.exp(weight - shift) if logs and shift > -np.inf else np.zeros_like(weight) if logs else weight
+    powers = np.stack([plain, plain * plain], axis=1)
+    found = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in case.slots]).reshape(-1, 2)
+    return Sums(shift, found, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
+
+
+def scores(case: Case, states: States, weight: Floats, logs: bool, entries: int) -> npt.NDArray[np.int64]:
+    """Return int64 [entries]: the weights of learning samples by the entry that each weighed node was drawn from."""
+    found = np.zeros(entries, dtype=np.int64)
+    largest = weight.max(initial=-np.inf if logs else 0.0)
+    if largest <= (-np.inf if logs else 0.0):
+        return found
+    share = np.exp(weight - largest) if logs else weight / largest
+    whole = np.rint(share * SCORE_UNIT).astype(np.int64)
+    for n, node in enumerate(case.nodes):
+        if node[WEIGHED]:
+            row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
+            np.add.at(found, node[ENTRY] + row * node[STATES] + states[n], whole)
+    return found
+
+
+def settle(row: Floats, chances: Floats, least: int) -> tuple[list[int], list[int], list[int]]:
+    """Return thresholds, order and widths (of FULL) of a table row that is drawn with `chances`.
+
+    least: width at the least of a state whose probability in `row` is above zero. The most probable state gets what is
+    left; states of probability zero get nothing.
+    """
+    size = len(row)
+    order = sorted(range(size), key=lambda state: -chances[state])
+    widths = [0] * size
+    for state in order[1:]:
+        widths[state] = max(least, int(chances[state] * FULL + 0.5)) if row[state] > 0 else 0
+    widths[order[0]] = FULL - sum(widths)
+    if size <= 2:
+        order = list(range(size))
+    return np.cumsum([widths[state] for state in order])[:-1].tolist(), order, widths
+
+
+def blocks_of(count: int) -> int:
+    """Return the blocks of so many samples."""
+    return -(-count // BLOCK)
+
+
+def _offsets(states: States, parents: Integers, first: int, count: int) -> npt.NDArray[np.int64]:
+    result = np.zeros(states.shape[1], dtype=np.int64)
+    for parent in parents[first : first + count]:
+        result += int(parent[STRIDE]) * states[parent[NODE]].astype(np.int64)
+    return result

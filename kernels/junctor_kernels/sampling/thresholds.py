@@ -1,0 +1,198 @@
+"""From the chances of a table row to thresholds and ratios, and the chances that EPIS-BN gives them (Numba)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from junctor_kernels.cpu.jit import inside, jit
+from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Case, Floats, Function, Integers
+from junctor_kernels.sampling.loopy import NUMBERS, Links
+
+
+def settle(tables: Floats, function: Function, entry: int, first: int, states: int, rows: int, least: int) -> None:
+    """Make thresholds, order and ratios of table rows from their chances; `sampling.settle` says how.
+
+    entry, first: where entries and thresholds of the rows begin.
+    """
+    settle_rows(
+        *(tables, function.chances, function.thresholds, function.order, function.ratios),
+        *(entry, first, states, rows, least, function.logs),
+    )
+
+
+def shape(
+    case: Case, nodes: Integers, links: Links, tables: Floats, said: Floats, smallest: Floats, function: Function
+) -> None:
+    """Make what some nodes are drawn from: their tables times what evidence says below, small chances lifted.
+
+    nodes: int32 [k, 2], nodes of the case and their tables in `links`. tables: probabilities of all entries. said: of
+    all numbers, by `beliefs.propagate`. smallest: of each table, what chances above zero are lifted to. Only rows that
+    drawn parents can select are made, and no chances are kept.
+    """
+    _shape(
+        *(nodes, case.nodes, case.spans, links.tables, tables, said, smallest),
+        *(function.thresholds, function.order, function.ratios, function.logs),
+    )
+
+
+@jit
+def settle_rows(
+    tables: Any,
+    chances: Any,
+    thresholds: Any,
+    order: Any,
+    ratios: Any,
+    entry: Any,
+    first: Any,
+    size: Any,
+    rows: Any,
+    least: Any,
+    logs: Any,
+) -> None:
+    """Compiled `settle`."""
+    widths, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
+    for row in range(rows):
+        at = entry + row * size
+        cut = first + row * (size - 1)
+        _settle_row(
+            tables, chances[at : at + size], thresholds, order, ratios, at, cut, size, least, logs, widths, ranks
+        )
+
+
+@inside
+def _settle_row(
+    tables: Any,
+    chances: Any,
+    thresholds: Any,
+    order: Any,
+    ratios: Any,
+    at: Any,
+    cut: Any,
+    size: Any,
+    least: Any,
+    logs: Any,
+    widths: Any,
+    ranks: Any,
+) -> None:
+    _rank(chances, ranks)
+    left = FULL
+    for k in range(1, size):
+        s = ranks[k]
+        widths[s] = max(least, np.int64(chances[s] * FULL + 0.5)) if tables[at + s] > 0.0 else 0
+        left -= widths[s]
+    widths[ranks[0]] = left
+    below = 0
+    for k in range(size):
+        s = ranks[k] if size > 2 else k
+        order[at + k] = s
+        below += widths[s]
+        if k < size - 1:
+            thresholds[cut + k] = below
+        ratio = tables[at + s] * FULL / widths[s] if widths[s] > 0 else 0.0
+        ratios[at + s] = math.log(ratio) if logs else ratio
+
+
+@inside
+def _rank(chances: Any, ranks: Any) -> None:
+    """Write the states from the most probable on; equal ones in their order."""
+    for s in range(len(chances)):
+        k = s
+        while k > 0 and chances[s] > chances[ranks[k - 1]]:
+            ranks[k] = ranks[k - 1]
+            k -= 1
+        ranks[k] = s
+
+
+@jit
+def _shape(
+    which: Any,
+    nodes: Any,
+    spans: Any,
+    numbered: Any,
+    tables: Any,
+    said: Any,
+    smallest: Any,
+    thresholds: Any,
+    order: Any,
+    ratios: Any,
+    logs: Any,
+) -> None:
+    for n, t in which:
+        size, entry, first = nodes[n, STATES], nodes[n, ENTRY], nodes[n, FIRST]
+        chances, widths, ranks = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
+        below = said[numbered[t, NUMBERS] : numbered[t, NUMBERS] + size]
+        if size == 2:
+            span = slice(entry, entry + 2 * spans[n])
+            cuts = thresholds[first : first + spans[n]]
+            _shape_pairs(tables[span], below, smallest[t], cuts, order[span], ratios[span], logs)
+            continue
+        for row in range(spans[n]):
+            at = entry + row * size
+            cut = first + row * (size - 1)
+            _shape_row(tables[at : at + size], below, smallest[t], chances)
+            _settle_row(tables, chances, thresholds, order, ratios, at, cut, size, 1, logs, widths, ranks)
+
+
+@jit
+def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any, ratios: Any, logs: Any) -> None:
+    """Do what `_shape_row` and `_settle_row` do, for rows of two states; without branches, rows become vectors."""
+    one, other, full = below[0], below[1], float(FULL)
+    for row in range(len(thresholds)):
+        p, q = table[2 * row], table[2 * row + 1]
+        total = p * one + q * other
+        possible = total > 0.0
+        whole = total if possible else p + q
+        p_chance, q_chance = (p * one if possible else p) / whole, (q * other if possible else q) / whole
+        q_leads = q_chance > p_chance
+        p_chance = least if (p_chance > 0.0) & (p_chance < least) else p_chance
+        q_chance = least if (q_chance > 0.0) & (q_chance < least) else q_chance
+        whole = p_chance + q_chance
+        lifted = q_chance if q_leads else p_chance
+        left = lifted - (whole - 1.0)
+        left = left if left > least else least
+        whole += left - lifted
+        p_chance, q_chance = (p_chance if q_leads else left) / whole, (left if q_leads else q_chance) / whole
+        q_leads = q_chance > p_chance
+        # The width of the rarer one, at least 1 where it is possible; the other one gets what is left.
+        width = float(np.int64((p_chance if q_leads else q_chance) * full + 0.5))
+        width = width if width > 1.0 else 1.0
+        width = width if (p if q_leads else q) > 0.0 else 0.0
+        p_width = width if q_leads else full - width
+        q_width = full - p_width
+        thresholds[row] = np.int64(p_width)
+        ratios[2 * row] = p * full / p_width if p_width > 0.0 else 0.0
+        ratios[2 * row + 1] = q * full / q_width if q_width > 0.0 else 0.0
+    for row in range(len(thresholds)):
+        order[2 * row], order[2 * row + 1] = 0, 1
+    if logs:
+        for i in range(len(ratios)):
+            ratios[i] = math.log(ratios[i])
+
+
+@inside
+def _shape_row(table: Any, below: Any, least: Any, chances: Any) -> None:
+    """Write the chances of a row; `settle_rows` and the kernels of a GPU go through states in this order as well."""
+    size, total, plain = len(table), 0.0, 0.0
+    for s in range(size):
+        total += table[s] * below[s]
+        plain += table[s]
+    top = 0
+    for s in range(size):
+        # A row that is left without anything stays as it was.
+        chances[s] = table[s] * below[s] / total if total > 0.0 else table[s] / plain
+        if chances[s] > chances[top]:
+            top = s
+    whole = 0.0
+    for s in range(size):
+        if 0.0 < chances[s] < least:
+            chances[s] = least
+        whole += chances[s]
+    # What is lifted is taken from the largest, as far as that can bear it.
+    lifted = chances[top]
+    chances[top] = max(lifted - (whole - 1.0), least)
+    whole += chances[top] - lifted
+    for s in range(size):
+        chances[s] /= whole

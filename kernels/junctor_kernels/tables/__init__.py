@@ -1,0 +1,1 @@
+"""Tables in memory: their axes, the NumPy reference of every kernel, permutations and views."""

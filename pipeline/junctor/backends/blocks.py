@@ -1,0 +1,141 @@
+"""Rows of one group through its programs: blocks of cases on several threads, doubtful rows again in a wider format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.tables.reference import MAX_LOG, Algebra
+
+from junctor.backends.numpy import Block, Outcome
+from junctor.backends.plan_memory import Prepared
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
+from junctor.planning.shape import Pattern
+from junctor.runtime.threads import in_threads
+
+Rows = npt.NDArray[np.int64]
+
+
+def answer_rows(prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
+    """Answer `rows` in the first number format of the ladder, and the doubtful ones among them in the next."""
+    for algebra in prepared.ladder:
+        rows = answer_in(prepared, algebra, batch, rows, answers)
+        if not rows.size:
+            return
+
+
+def answer_in(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+    """Write the answers to `rows` as one number format finds them; returns the doubtful ones."""
+    backend = _backend(prepared, algebra, len(rows))
+    pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
+
+    def answer_block(part: Rows, place: int) -> Rows:
+        block = block_of(batch, part, pattern, sizes)
+        outcome = backend.answer(block, part, answers, place)
+        write(outcome, part, answers)
+        doubtful: Rows = part[outcome.doubtful]
+        return doubtful
+
+    parts = [rows[start : start + backend.cases] for start in range(0, len(rows), backend.cases)]
+    return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
+
+
+class Backend(Protocol):
+    """What answers blocks of at most `cases` cases, up to `threads` of them at once."""
+
+    cases: int
+    threads: int
+
+    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+        """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
+
+
+def _backend(prepared: Prepared, algebra: Algebra, rows: int) -> Backend:
+    on_device = prepared.on_device(algebra, rows)
+    if on_device is not None:
+        return on_device
+    explains = prepared.ladder[0] is MAX_LOG
+    faster = prepared.compiled() if algebra is prepared.ladder[0] else None
+    if faster is not None and not explains:
+        return faster
+    if faster is not None:
+        return _Plain(faster.explain, faster.cases, faster.threads)
+    program = prepared.program(algebra)
+    run = program.explain if explains else program.run
+    return _Plain(lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize))
+
+
+@dataclass(slots=True)
+class _Plain:
+    """A backend that leaves answers to NumPy."""
+
+    run: Callable[[Block, int], Outcome]
+    cases: int
+    threads: int = 1
+
+    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+        outcome = self.run(block, place)
+        write_tables(outcome, block, rows, answers)
+        return outcome
+
+
+def write(outcome: Outcome, rows: Rows, answers: Answers) -> None:
+    """Write log P(e) and status of a block to its `rows` of the answers."""
+    at = span_of(rows)
+    # A doubtful row is nothing yet: it is written again from the next format.
+    impossible = np.isneginf(outcome.log_value) & ~outcome.doubtful
+    answers.log_value[at] = outcome.log_value
+    answers.status[at] = np.where(impossible, IMPOSSIBLE, OK)
+    for row in rows[impossible]:
+        answers.reasons[int(row)] = NO_PROBABILITY
+
+
+def write_tables(outcome: Outcome, block: Block, rows: Rows, answers: Answers) -> None:
+    """Write posteriors or states of a block to its `rows` of the answers."""
+    at = span_of(rows)
+    for variable in answers.states:
+        answers.states[variable][at] = outcome.states[variable]
+    for variable in answers.posteriors:
+        if variable in outcome.posteriors:
+            answers.posteriors[variable][at] = outcome.posteriors[variable].T
+        else:
+            answers.posteriors[variable][at] = 0
+            answers.posteriors[variable][rows, block.states[variable]] = 1
+
+
+def span_of(rows: Rows) -> Rows | slice:
+    """Return ascending rows as a slice where they have no gaps: arrays are cut several times faster along one."""
+    if rows.size and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Block:
+    """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
+    at = span_of(rows)
+    states = {v: batch.states[v][at] for v in sorted(pattern.sliced)}
+    likelihoods = {v: _likelihood(batch, rows, v, cardinalities[v]) for v in sorted(pattern.weighted)}
+    return Block(len(rows), states, likelihoods)
+
+
+def _likelihood(batch: EvidenceBatch, rows: Rows, variable: int, cardinality: int) -> npt.NDArray[np.float64]:
+    """Return [cardinality, rows]: ones, one-hot where the variable is observed, as given where the evidence is soft."""
+    if variable in batch.states:
+        result = np.take(_one_hot(cardinality), batch.states[variable][span_of(rows)], axis=1)
+    else:
+        result = np.ones((cardinality, len(rows)))
+    if variable in batch.likelihoods:
+        here, values = batch.likelihoods[variable].among(rows)
+        result[:, here] = values.T
+    return result
+
+
+@lru_cache(maxsize=256)
+def _one_hot(cardinality: int) -> npt.NDArray[np.float64]:
+    # One column a state; the last one, all ones, is where UNOBSERVED (-1) points.
+    return np.hstack([np.eye(cardinality), np.ones((cardinality, 1))])

@@ -1,0 +1,128 @@
+"""Programs on the compiled CPU backend, which runs a block of cases without Python between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu import plan as compiled
+from junctor_kernels.cpu.answers import write_posteriors
+from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, Work
+from junctor_kernels.cpu.contract import LANE_BYTES
+from junctor_kernels.cpu.vectors import BYTES
+
+from junctor.backends.lowering import Lowering
+from junctor.backends.numpy import Block, Outcome, Program, doubtful_rows
+from junctor.model.answers import Answers, sources_of
+
+
+class CompiledProgram:
+    """Runs blocks of at most `cases` cases of a program in compiled code: sum-product, or max-sum for explanations.
+
+    Up to `threads` threads may do so at once, each at a `place` below that: an outcome lies in the memory of its place
+    until the next block. Lanes beyond the last case of a block repeat it. code: what it runs. arena_bytes: of the
+    tables of a block. Raises ValueError where `cases` does not fill whole vectors.
+    """
+
+    def __init__(self, program: Program, cases: int, threads: int = 1) -> None:
+        self._program = program
+        self._plan = program.plan
+        self.cases, self.threads = cases, threads
+        dtype = program.algebra.dtype
+        if cases % (LANE_BYTES // dtype.itemsize):
+            raise ValueError(f"found blocks of {cases} cases, expected a multiple of {LANE_BYTES // dtype.itemsize}")
+        explains = bool(self._plan.traceback)
+        variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
+        self._rows = {variable: row for row, variable in enumerate(variables)}
+        lowering = Lowering(program, cases, self._rows)
+        self._likelihoods = lowering.likelihoods
+        self._posteriors = dict(lowering.posteriors)
+        entries = lowering.posterior_rows
+        for variable, table in self._plan.marginals:
+            if table in program.shared:
+                self._posteriors[variable], entries = entries, entries + len(program.shared[table].table)
+        self._posterior_rows = entries
+        self._places: npt.NDArray[np.int64] | None = None
+        self.code, self.itemsize = lowering.code(), dtype.itemsize
+        self.arena_bytes = max(1, lowering.arena_rows) * cases * dtype.itemsize
+        self._works = [self._work(lowering, dtype) for _ in range(threads)]
+        self._tables = [self._tables_of(work) for work in self._works]
+
+    def run(self, block: Block, place: int = 0) -> Outcome:
+        """Propagate a block of cases and return its posteriors and log P(e)."""
+        cases, work = block.cases, self._works[place]
+        found = self._take(block, work)
+        compiled.propagate(self.code, work)
+        log_value = found[0, :cases] + self._program.constants(block)
+        posteriors = self._tables[place]
+        if cases < self.cases:
+            posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
+        doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
+        return Outcome(log_value, posteriors, {}, doubtful)
+
+    def explain(self, block: Block, place: int = 0) -> Outcome:
+        """Find a most probable explanation of every case of a block."""
+        cases, work = block.cases, self._works[place]
+        found = self._take(block, work)
+        compiled.explain(self.code, work)
+        log_value = found[0, :cases] + self._program.constants(block)
+        states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
+        return Outcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
+
+    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+        """Propagate a block of cases and write its posteriors to `rows` of the answers."""
+        outcome = self.run(block, place)
+        if self._places is None:
+            sizes = self._plan.shape.cardinalities
+            self._places = sources_of(answers.targets, sizes, self._posteriors, self._rows)
+        if self._places.size:
+            work = self._works[place]
+            write_posteriors(work.posteriors, work.states, self._places, rows, answers.memory)
+        return outcome
+
+    def _take(self, block: Block, work: Work) -> npt.NDArray[np.float64]:
+        """Bring the evidence of a block into its memory and return the cleared results."""
+        block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
+        found: npt.NDArray[np.float64] = work.found
+        found.fill(0)
+        return found
+
+    def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> Work:
+        """Return the memory of a place, with the bounds of tables that no case changes."""
+        cases, slots = self.cases, max(1, len(lowering.slots))
+        lanes = np.zeros((LANES, cases), dtype=dtype)
+        work = Work(
+            np.zeros(cases, dtype=np.int64),
+            np.zeros((max(1, len(self._rows)), cases), dtype=np.int64),
+            np.ones((max(1, lowering.likelihood_rows), cases)),
+            aligned(max(1, lowering.arena_rows) * cases, dtype),
+            np.zeros((4, slots, cases)),
+            np.ones(slots, dtype=np.bool_),
+            lanes,
+            lanes.view(np.int32 if dtype.itemsize == 4 else np.int64),
+            np.zeros((max(1, self._posterior_rows), cases), dtype=dtype),
+            np.zeros((3, cases)),
+        )
+        for table, slot in lowering.slots.items():
+            if table in self._program.shared:
+                bounds = self._program.bounds_of(table)
+                work.bounds[:, slot] = bounds[:, None]
+                work.lossless[slot] = not bounds[[LOST, STILL_OPEN]].any()
+        return work
+
+    def _tables_of(self, work: Work) -> dict[int, npt.NDArray[Any]]:
+        """Return the posteriors in the memory of a place; those that no case changes are filled in."""
+        sizes = self._plan.shape.cardinalities
+        tables = {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}
+        for variable, table in self._plan.marginals:
+            if table in self._program.shared:
+                tables[variable][:] = self._program.normalised(self._program.shared[table].table)
+        return tables
+
+
+def aligned(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a flat array of zeros that begins at a cache line: a vector across two takes twice as long."""
+    memory = np.zeros(size * dtype.itemsize + BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % BYTES
+    return memory[start : start + size * dtype.itemsize].view(dtype)

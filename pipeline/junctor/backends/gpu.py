@@ -1,0 +1,207 @@
+"""Programs on a GPU: a plan as launches over a block of cases, with copies in and out beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.gpu.blocks import FIELDS, Array, Device, Work, run_record
+
+from junctor.backends.gpu_items import closing_of
+from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
+from junctor.backends.lowering import Lowering
+from junctor.backends.numpy import Block, Outcome, Program, doubtful_rows
+from junctor.cost.dataset import Device as MeasuredDevice
+from junctor.cost.model import DeviceSpeeds, speeds_here
+from junctor.model.answers import Answers, sources_of
+
+
+class GpuProgram(GpuBlocks):
+    """Runs blocks of cases of a program on a device: sum-product in single or double precision, or in log space.
+
+    rows: how many cases there are in all. Arguments and errors as for `GpuBlocks`; speeds: None for what this machine
+    knows of the device. Up to `threads` threads may have blocks answered at once, each at a `place` below that: while
+    one block is computed the next is brought in and the last is taken out.
+    """
+
+    def __init__(
+        self, program: Program, rows: int, device: Device, host: int, speeds: DeviceSpeeds | None = None
+    ) -> None:
+        known = speeds or speeds_here().gpu(MeasuredDevice(device.name, device.figures))
+        super().__init__(program, rows, device.room, host, known)
+        self.device = device
+        lowering = self._lowering
+        self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
+        self._arrays = self._put(self._code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
+        self._settled, self._arrays["settled"] = self._settled_posteriors()
+        self._targets: Array | None = None
+        self.threads = IN_FLIGHT
+        self._places = self._lay_out(lowering, program.algebra.dtype)
+        # Only what is on the device stays.
+        del self._lowering, self._code, self._items
+
+    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+        """Propagate a block of cases; the device writes its posteriors to `rows` of the answers.
+
+        Those lie in memory that the device's `host` gave.
+        """
+        under_way = self._places[place].begin(block, rows, answers)
+        # While the device is at work.
+        constants = self._program.constants(block)
+        found = under_way()[:, : block.cases]
+        log_value = found[0] + constants
+        return Outcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
+
+    def targets(self, answers: Answers) -> Array:
+        """Return where the posterior of each target comes from; `queue` of the device has to be held."""
+        if self._targets is None:
+            sizes = self._plan.shape.cardinalities
+            sources = sources_of(answers.targets, sizes, self._posteriors, self._rows, self._settled)
+            self._targets = self.device.put(_narrowed(sources))
+        return self._targets
+
+    def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
+        """Give every array its place in the room of the device."""
+        start = 0
+
+        def place(shapes: Shapes) -> dict[str, Array]:
+            nonlocal start
+            arrays = {}
+            for name, (shape, kind) in shapes.items():
+                arrays[name] = self.device.place(start, shape, kind)
+                start += -(-bytes_of({name: (shape, kind)}) // ALIGNED) * ALIGNED
+            return arrays
+
+        self._arrays |= place(self._shapes(max(1, lowering.arena_rows), self.cases))
+        shapes = self._way_shapes(self.cases)
+        return [_Place(self, lowering.likelihoods, shapes, place(shapes)) for _ in range(IN_FLIGHT)]
+
+    def _put(self, code: Code, items: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+        """Bring what does not change from block to block to the device."""
+        put = self.device.put
+        closing, self.totals = closing_of(code)
+        self.closings = len(closing)
+        integers = {
+            name: _narrowed(getattr(code, name))
+            for name in ("steps", "parents", "operands", "offsets", "span", "terms", "observed")
+        }
+        return {name: put(array) for name, array in integers.items()} | {
+            "items": put(np.array(items, dtype=np.int32)),
+            "closing": put(closing),
+            "columns": put(code.columns),
+            "shared": put(code.shared),
+            "scales": put(np.ascontiguousarray(code.facts[0])),
+            "leasts": put(np.ascontiguousarray(code.facts[1])),
+            "growth": put(code.growth),
+        }
+
+    def _settled_posteriors(self) -> tuple[dict[int, int], Array]:
+        """Return the posteriors that no case changes, one after the other, and variable -> where its own begins."""
+        tables = {v: self._program.shared[t].table for v, t in self._plan.marginals if t in self._program.shared}
+        rows = dict(zip(tables, accumulate((len(table) for table in tables.values()), initial=0), strict=False))
+        flat = [self._program.normalised(table).reshape(-1) for table in tables.values()]
+        return rows, self.device.put(np.concatenate([*flat, np.zeros(1)]).astype(self._program.algebra.dtype))
+
+    def _constant_bounds(self, lowering: Lowering) -> npt.NDArray[np.float64]:
+        """Return scale, lost, open and least of the tables that no case changes, in the order of their slots."""
+        rows = [self._program.bounds_of(table) for table in lowering.slots if table in self._program.shared]
+        return np.array(rows or [np.ones(4)])
+
+
+class _Place:
+    """Memory of one block on its way: evidence and what is found on both sides, and the launches between."""
+
+    def __init__(
+        self, program: GpuProgram, likelihoods: dict[int, int], shapes: Shapes, arrays: dict[str, Array]
+    ) -> None:
+        self._program, self._device, self._chunk = program, program.device, program.chunk
+        self._dtype = program._program.algebra.dtype
+        self._rows, self._likelihoods = program._rows, likelihoods
+        self._shapes = {name: shape for name, shape in shapes.items() if name != "posteriors"}
+        self._arrays = arrays
+        self._host = {name: self._device.host(bytes_of({name: shape})) for name, shape in self._shapes.items()}
+        record = run_record(self._fields())
+        self._record = self._device.host(record.nbytes)
+        self._record[:] = record.view(np.uint8)
+        self.run = self._device.put(self._record)
+        chunks = program.cases // program.chunk if program.many else 1
+        self.work = Work(program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks)
+        self.replay = self._device.replay(self.work)
+
+    def _fields(self) -> dict[str, int]:
+        """Return what the struct `Run` says; what differs between blocks is still 0."""
+        program = self._program
+        every = {**program._arrays, **self._arrays}
+        fields = {name: self._device.address(array) for name, array in every.items()}
+        extremes, rows = fields["extremes"], program._arrays["lost"].shape[0]
+        size = rows * program.cases * self._dtype.itemsize
+        fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
+        fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
+        return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+
+    def begin(
+        self, block: Block, rows: npt.NDArray[np.int64], answers: Answers
+    ) -> Callable[[], npt.NDArray[np.float64]]:
+        """Set the device to work on a block.
+
+        Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
+        """
+        assert answers.memory is not None
+        host = self._take(block, rows)
+        names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
+        device = self._device
+        with device.queue:
+            self._tell(block.cases, host["found"].shape[1], answers, answers.memory.ctypes.data)
+            device.upload(self._record, self.run)
+            for name in names:
+                device.upload(host[name], self._arrays[name])
+            self.replay.start()
+            device.write_posteriors(self.work, answers.memory.dtype)
+            device.download(self._arrays["found"], host["found"])
+            mark = device.mark()
+
+        def found() -> npt.NDArray[np.float64]:
+            device.wait(mark)
+            return host["found"]
+
+        return found
+
+    def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
+        """Write what differs between blocks into the record of this one."""
+        targets = self._program.targets(answers)
+        record = self._record.view(np.int64)
+        fields = {
+            "cases": lanes,
+            "filled": cases,
+            "targets": self._device.address(targets),
+            "asked": len(targets),
+            "answers": address,
+            "answered": len(answers.status),
+        }
+        for name, value in fields.items():
+            record[FIELDS.index(name)] = value
+
+    def _take(self, block: Block, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Bring the evidence of a block into the memory that is copied; returns that memory, as wide as the block.
+
+        Lanes beyond the last case repeat it.
+        """
+        lanes = -(-block.cases // self._chunk) * self._chunk
+        host: dict[str, npt.NDArray[Any]] = {}
+        for name, ((*lines, _), dtype) in self._shapes.items():
+            size = math.prod(lines) * lanes * np.dtype(dtype).itemsize
+            host[name] = self._host[name][:size].view(dtype).reshape(*lines, lanes)
+        block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
+        host["rows"][0, : block.cases] = rows
+        return host
+
+
+def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    if array.size and max(int(array.max()), -int(array.min())) > np.iinfo(np.int32).max:
+        raise OverflowError(f"found an index of {int(array.max()):,}, the GPU kernels count to 2^31")
+    return np.ascontiguousarray(array, dtype=np.int32)

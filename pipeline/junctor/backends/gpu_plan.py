@@ -1,0 +1,162 @@
+"""What a plan does on a GPU, known without one: few cases or many, how many in a block, and the launches over them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
+from junctor_kernels.tables.reference import LOG, Algebra
+
+from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
+from junctor.backends.lowering import Lowering
+from junctor.backends.numpy import Program
+from junctor.backends.register_tiles import Shapes as TileShapes
+from junctor.cost.model import DeviceSpeeds, plan_work
+from junctor.planning.first_fit import arena
+from junctor.planning.levels import Stages, stages_of
+from junctor.planning.plan import Plan
+
+# Lines that a tile may have, and entries of a line. Where a block has few chunks of cases tiles are small: a warp is
+# through with its item sooner, and there are more of them, which is worth more than rows that are read less often.
+TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
+SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
+# Blocks on their way at once: one is computed while another is brought in or taken out. A third one gains nothing.
+IN_FLIGHT = 2
+# Cases of a block: more gain nothing, fewer leave multiprocessors idle. In log space all threads go over entries.
+MOST_CASES, FEWEST_CASES, LOG_CASES = 1 << 16, 1 << 14, 256
+# Between the two, a part of a batch and so many bytes of answers at the most: they go out beside the next block.
+BLOCKS, BLOCK_BYTES = 4, 350_000_000
+# Numbers of states, as the kernels read them.
+STATES = np.int16
+# Arrays begin at multiples of so many bytes.
+ALIGNED = 256
+
+# Bytes of answers a second that leave a GPU while others are computed (measured on an H100).
+BUS_RATE = 3.8e10
+
+Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
+
+
+def chunk_of(algebra: Algebra) -> int:
+    """Return the cases that a warp takes at a time where there are many."""
+    return WARP * LANE_BYTES // algebra.dtype.itemsize
+
+
+def few_are_faster(plan: Plan, algebra: Algebra, speeds: DeviceSpeeds, rows: int, stages: int) -> bool:
+    """Tell whether threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
+    few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
+    return speeds.prices[f"few-{algebra.name}"].of_plan(few) < speeds.prices[f"many-{algebra.name}"].of_plan(many)
+
+
+class GpuBlocks:
+    """How a GPU answers `rows` cases of a program, in blocks of `cases`.
+
+    room: bytes that blocks may take of the device. host: bytes that evidence and answers on their way may take in this
+    process. speeds: of the device, by which choices go. Few cases spread over the threads of entries and terms, many
+    (`many`) over threads of their own, a `chunk` at a time. stages: launches of a block; work: counts of it, FEW_WORK
+    or MANY_WORK. Raises MemoryError where a single case does not fit, and OverflowError where a table has more entries
+    than the kernels count.
+    """
+
+    def __init__(self, program: Program, rows: int, room: int, host: int, speeds: DeviceSpeeds) -> None:
+        self._program, self._plan, self._room, self.speeds = program, program.plan, room, speeds
+        if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
+            raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
+        stages = stages_of(self._plan)
+        places = arena(self._plan, stages.in_order(self._plan))
+        chunk = chunk_of(program.algebra)
+        most = min(self._most_cases(host, places[1]), self._overlapping(rows))
+        self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
+        self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
+        self.chunk = chunk if self.many else 1
+        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
+        self._lowering, self._code = self._lower(places)
+        if not self.many and too_many_operands(self._code):
+            raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
+        self._items, self.stages, self.work = self._schedule(self._lowering, self._code, stages)
+
+    def seconds(self, rows: int) -> float:
+        """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
+        prices = self.speeds.prices[f"{'many' if self.many else 'few'}-{self._program.algebra.name}"]
+        answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        return max(-(-rows // self.cases) * prices.of_work(self.work), answers / BUS_RATE)
+
+    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
+        """Return the arrays of the plan."""
+        lowering = Lowering(self._program, 1, self._rows, self._tile_shapes(), places)
+        return lowering, lowering.code()
+
+    def _tile_shapes(self) -> TileShapes:
+        """Return what tiles there may be."""
+        if not self.many:
+            return ()
+        return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
+
+    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+        """Return the items of a block and its launches."""
+        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
+        return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
+
+    def _overlapping(self, rows: int) -> int:
+        """Return how many cases a block has at the most so that answers go out beside the next one."""
+        if self._program.algebra is LOG:
+            return LOG_CASES
+        apiece = bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
+        return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
+
+    def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
+        """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
+        return rows <= chunk and few_are_faster(self._plan, self._program.algebra, self.speeds, rows, stages)
+
+    def _most_cases(self, host: int, arena_rows: int) -> int:
+        """Return how many cases a block may have."""
+        work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
+        on_device = bytes_of(work) + IN_FLIGHT * bytes_of(ways)
+        slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        del ways["posteriors"]
+        there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * bytes_of(ways))
+        if there < 1:
+            raise MemoryError(f"a case takes {on_device:,} bytes of the GPU, which has {self._room:,} for it")
+        if here < 1:
+            raise MemoryError(f"evidence on its way to the GPU does not fit {host:,} bytes")
+        return min(there, here, MOST_CASES)
+
+    def _shapes(self, arena_rows: int, cases: int) -> Shapes:
+        """Return the arrays of a block that stay on the device."""
+        dtype, slots = self._program.algebra.dtype, max(1, len(self._plan.tables))
+        words = np.dtype(f"u{dtype.itemsize}")
+        return {
+            "arena": ((max(1, arena_rows), cases), dtype),
+            **dict.fromkeys(("lost", "open", "least"), ((slots, cases), dtype)),
+            "scale": ((slots, cases), np.float64),
+            # The largest entries, the smallest, and who lost something, side by side: they are cleared at once.
+            "extremes": ((2 * slots + 1, cases), words),
+            "parts": ((PARTS, 3, cases), np.float64),
+        }
+
+    def _way_shapes(self, cases: int) -> Shapes:
+        """Return the arrays of a block on its way; its posteriors go out by themselves, the others have a copy here."""
+        sizes, pattern = self._plan.shape.cardinalities, self._plan.pattern
+        likelihoods = sum(sizes[v] for v in pattern.weighted)
+        posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
+        return {
+            "states": ((max(1, len(pattern.sliced)), cases), STATES),
+            "likelihoods": ((max(1, likelihoods), cases), np.float64),
+            "rows": ((1, cases), np.int64),
+            "found": ((3, cases), np.float64),
+            "posteriors": ((max(1, posteriors), cases), self._program.algebra.dtype),
+        }
+
+
+def _in_chunks(rows: int, most: int, chunk: int) -> int:
+    """Return the cases of blocks of much the same size, rather than of a small one at the end."""
+    blocks = -(-rows // (most // chunk * chunk))
+    return -(-rows // (blocks * chunk)) * chunk
+
+
+def bytes_of(shapes: Shapes) -> int:
+    """Return the bytes of some arrays."""
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())

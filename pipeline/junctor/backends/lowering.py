@@ -1,0 +1,286 @@
+"""A program lowered to the flat arrays of the compiled CPU backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu import bytecode as layout
+from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.axes import Contraction, Strides, unmerged
+
+from junctor.backends import register_tiles as tiles
+from junctor.backends.numpy import Lowered, Program
+from junctor.backends.sparsity import MOST_LISTED
+from junctor.planning.first_fit import arena
+from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
+from junctor.runtime.gc_pause import collector_paused
+
+
+class Pool:
+    """Arrays that are joined to one."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._dtype = dtype
+        self._parts: list[npt.NDArray[Any]] = []
+        self.size = 0
+
+    def add(self, array: npt.ArrayLike) -> int:
+        """Append an array and return where it begins."""
+        at = self.size
+        self._parts.append(np.asarray(array, dtype=self._dtype).ravel())
+        self.size += self._parts[-1].size
+        return at
+
+    def joined(self) -> npt.NDArray[Any]:
+        """Return everything that was added, one element at least."""
+        return np.concatenate(self._parts) if self.size else np.zeros(1, self._dtype)
+
+
+class Lowering:
+    """Walks through the steps of a plan and collects the arrays of its `Code` for blocks of `cases` cases.
+
+    state_rows: variable -> row of the block's states. likelihoods: variable -> first row of the block's likelihoods.
+    posteriors: variable -> first row of the block's posteriors. slots: table -> its place among the bounds. tables: the
+    table of every lowered step. shapes: lines and entries of a line that tiles may have. places: where tables lie in
+    the arena and its rows, if not one behind the other in the order of the plan.
+    """
+
+    @collector_paused()
+    def __init__(
+        self,
+        program: Program,
+        cases: int,
+        state_rows: dict[int, int],
+        shapes: tiles.Shapes = tiles.CPU_SHAPES,
+        places: tuple[dict[int, int], int] | None = None,
+    ) -> None:
+        plan = program.plan
+        self._program, self._plan, self._cases, self._shapes = program, plan, cases, shapes
+        self._place, self.arena_rows = places or arena(plan)
+        self.tables: list[int] = []
+        self._totals = frozenset(plan.totals)
+        self._marginal_of = {table: variable for variable, table in plan.marginals}
+        self._edge_of = {down: (up, total) for up, down, total in plan.edges}
+        self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
+        self.slots: dict[int, int] = {}
+        self.likelihoods: dict[int, int] = {}
+        self.likelihood_rows = 0
+        self.posteriors: dict[int, int] = {}
+        self.posterior_rows = 0
+        self._state_rows = state_rows
+        self._steps: list[tuple[int, ...]] = []
+        self._parents: list[tuple[int, int]] = []
+        self._operands: list[tuple[int, int, int]] = []
+        self._results: list[tuple[int, int, int, int]] = []
+        self._growth: list[float] = []
+        self._observed: list[tuple[int, int]] = []
+        self._trace: list[tuple[int, ...]] = []
+        self._traced: list[tuple[int, ...]] = []
+        self._variables: list[tuple[int, int]] = []
+        numbers = program.algebra.dtype
+        self._offsets, self._span, self._terms = Pool(np.int64), Pool(np.int64), Pool(np.int32)
+        self._spans: dict[tiles.Terms, int] = {}
+        self._eliminated: dict[tuple[object, ...], int] = {}
+        self._columns, self._scales, self._leasts = Pool(numbers), Pool(np.float64), Pool(np.float64)
+        self._shared = Pool(numbers)
+        self._shared_place: dict[int, int] = {}
+        self._list_all_terms()
+        for step in plan.steps:
+            if not isinstance(step, Free | Potential):
+                self._lower(step)
+        for at in plan.traceback:
+            step = plan.steps[at]
+            assert isinstance(step, Reduce)
+            self._lower_trace(step)
+
+    def code(self) -> Code:
+        """Return the arrays."""
+        return Code(
+            _table(self._steps, layout.STEP_COLUMNS),
+            _table(self._parents, 2),
+            _table(self._operands, 3),
+            self._offsets.joined(),
+            self._span.joined(),
+            self._terms.joined(),
+            _table(self._results, 4),
+            np.array(self._growth or [0.0]),
+            _table(self._observed, 2),
+            self._columns.joined(),
+            np.stack([self._scales.joined(), self._leasts.joined()]),
+            self._shared.joined(),
+            self._program.algebra.tiny,
+            _table(self._trace, 6),
+            _table(self._traced, 4),
+            _table(self._variables, 2),
+        )
+
+    def _lower(self, step: Slice | Likelihood | Reduce) -> None:
+        table = self._plan.tables[step.out]
+        if not table.per_case:
+            # Made already; it only takes part in results.
+            if step.out in self._totals or step.out in self._marginal_of or step.out in self._closed:
+                self._append(step.out, layout.FIXED, 0, table.entries)
+            return
+        row = self._place[step.out] * self._cases
+        if isinstance(step, Slice):
+            self._append(step.out, layout.SLICE, row, table.entries, *self._slice(step))
+        elif isinstance(step, Likelihood):
+            self.likelihoods[step.variable] = self.likelihood_rows
+            self._append(step.out, layout.LIKELIHOOD, row, table.entries, 0, 0, 0, self.likelihood_rows)
+            self.likelihood_rows += table.entries
+        else:
+            lowered = self._program.lowered[step.out]
+            self._append(step.out, layout.REDUCE, row, table.entries, *self._reduce(step.out, lowered))
+
+    def _append(self, table: int, kind: int, row: int, entries: int, *rest: int) -> None:
+        up, total = self._edge_of.get(table, (-1, -1))
+        marginal = -1
+        if table in self._marginal_of:
+            marginal = 0
+            if kind != layout.FIXED:
+                marginal = self.posteriors[self._marginal_of[table]] = self.posterior_rows
+                self.posterior_rows += entries
+        edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
+        self.tables.append(table)
+        self._results.append((int(table in self._totals), marginal, *edge))
+        step = (kind, self._slot(table), row, entries, *rest)
+        self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
+        self._growth.append(self._program.lowered[table].growth if kind == layout.REDUCE else 0.0)
+
+    def _slice(self, step: Slice) -> tuple[int, ...]:
+        columns = self._program.columns[step.out]
+        first = len(self._observed)
+        for variable, radix in zip(columns.observed, columns.radices, strict=True):
+            self._observed.append((self._state_rows[variable], radix))
+        place, facts = self._columns.add(columns.table), self._scales.add(columns.log_scale)
+        self._leasts.add(columns.least)
+        return columns.table.shape[1], first, len(columns.observed), place, facts
+
+    def _reduce(self, table: int, lowered: Lowered) -> tuple[int, ...]:
+        parents = self._add_parents(lowered.operands)
+        what = lowered.contraction
+        rows = [k for k, operand in enumerate(lowered.operands) if operand not in self._program.shared]
+        factors = [k for k, operand in enumerate(lowered.operands) if operand in self._program.shared]
+        walk, span, stride = self._walk(table, lowered, rows)
+        first = len(self._operands)
+        self._operands.append((*(self._factor(lowered, factors, walk.order) if factors else (-1, -1)), -1))
+        for k in walk.rows:
+            operand = lowered.operands[k]
+            at = self._place[operand] * self._cases
+            slot = self._slot(operand) if operand in self._program.lowered else -1
+            self._operands.append((*self._both_offsets(what, what.operands[k], walk.order, at, self._cases), slot))
+        row = self._place[table] * self._cases
+        out = self._offsets.add(row + walk.order * self._cases)
+        count = len(self._operands) - first
+        terms = what.eliminated_entries
+        counts = terms, parents, len(lowered.operands), first, count
+        return *counts, walk.how, walk.tiles, out, span, stride, walk.size, walk.shape[0]
+
+    def _walk(self, table: int, lowered: Lowered, rows: Sequence[int]) -> tuple[tiles.Walk, int, int]:
+        """Choose tiles or single entries, all terms or lists of them; returns the walk, its span and its stride."""
+        what = lowered.contraction
+        pairs = what.kept_entries * what.eliminated_entries
+        nonzero = self._program.support.terms[table]
+        # All shared operands are one factor.
+        one_factor = len(rows) < len(lowered.operands)
+        dense = nonzero > (1 - tiles.LISTED_FROM) * pairs or self._terms.size + nonzero > MOST_LISTED
+        walks = tiles.walks(what, tuple(rows), one_factor, self._shapes, every=not dense)
+        if dense:
+            return walks[0], self._span.add([0, what.eliminated_entries]), 0
+        masks = [self._program.support.tables[operand] for operand in lowered.operands]
+        walk, terms = tiles.cheapest(what, walks, masks)
+        return walk, self._span_of(terms), 1
+
+    def _span_of(self, terms: tiles.Terms) -> int:
+        """Append lists of terms, equal ones once, and return where their span begins."""
+        if terms not in self._spans:
+            self._spans[terms] = self._span.add(self._terms.add(terms.listed) + terms.begins)
+        return self._spans[terms]
+
+    def _factor(self, lowered: Lowered, factors: Sequence[int], order: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """Append offsets of the shared operands; where there are several, of their product, which is made here."""
+        what = lowered.contraction
+        if len(factors) == 1:
+            at = self._shared_at(lowered.operands[factors[0]])
+            return self._both_offsets(what, what.operands[factors[0]], order, at, 1)
+        strides, product = _product(what, factors)
+        operands = [self._program.shared[lowered.operands[k]].table for k in factors]
+        made = reference.reduce(product, operands, self._program.algebra, self._program.scratch_entries)
+        return self._both_offsets(what, strides, order, self._shared.add(made), 1)
+
+    def _both_offsets(
+        self, what: Contraction, strides: Strides, order: npt.NDArray[np.int64], place: int, width: int
+    ) -> tuple[int, int]:
+        kept = tiles.offsets(what.kept, strides.kept)[order]
+        return self._offsets.add(place + kept * width), self._terms_at(what.eliminated, strides.eliminated, width)
+
+    def _terms_at(self, sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> int:
+        """Append the offsets along eliminated axes, equal ones once, and return where they begin."""
+        name = sizes, strides, width
+        if name not in self._eliminated:
+            self._eliminated[name] = self._offsets.add(tiles.offsets(sizes, strides) * width)
+        return self._eliminated[name]
+
+    def _add_parents(self, operands: Sequence[int]) -> int:
+        first = len(self._parents)
+        for operand in operands:
+            program = self._program
+            fixed = operand in program.columns or (operand in program.shared and operand not in self._closed)
+            role = layout.CONSTANT if fixed else layout.CLOSED if operand in self._closed else layout.OPEN
+            self._parents.append((self._slot(operand), role))
+        return first
+
+    def _list_all_terms(self) -> None:
+        """Begin with the list that contractions share which go through all of their terms."""
+        plan = self._plan
+        most = max((plan.shape.entries(step.eliminated) for step in plan.reductions(per_case=True)), default=1)
+        self._terms.add(np.arange(most))
+
+    def _lower_trace(self, step: Reduce) -> None:
+        lowered, kept = self._program.lowered[step.out], self._plan.tables[step.out].scope
+        scopes = [self._plan.tables[operand].scope for operand in lowered.operands]
+        sizes = dict(enumerate(self._plan.shape.cardinalities))
+        what = unmerged(kept, step.eliminated, scopes, sizes)
+        first, first_kept = len(self._traced), len(self._variables)
+        self._variables.extend((variable, sizes[variable]) for variable in (*kept, *step.eliminated))
+        for operand, strides in zip(lowered.operands, what.operands, strict=True):
+            per_case = operand not in self._program.shared
+            width = self._cases if per_case else 1
+            place = self._place[operand] * width if per_case else self._shared_at(operand)
+            at = self._offsets.add(np.array(strides.kept, dtype=np.int64) * width)
+            terms = self._terms_at(what.eliminated, strides.eliminated, width)
+            self._traced.append((place, int(per_case), at, terms))
+        count = len(self._traced) - first
+        self._trace.append((first, count, first_kept, len(kept), first_kept + len(kept), len(step.eliminated)))
+
+    def _shared_at(self, table: int) -> int:
+        if table not in self._shared_place:
+            self._shared_place[table] = self._shared.add(self._program.shared[table].table)
+        return self._shared_place[table]
+
+    def _slot(self, table: int) -> int:
+        return self.slots.setdefault(table, len(self.slots))
+
+
+def _product(what: Contraction, factors: Sequence[int]) -> tuple[Strides, Contraction]:
+    """Return the strides of the product of some operands, over the axes that any of them has, and how to make it."""
+    operands = [what.operands[k] for k in factors]
+    walks = [(*operand.kept, *operand.eliminated) for operand in operands]
+    sizes = (*what.kept, *what.eliminated)
+    axes = [axis for axis in range(len(sizes)) if any(walk[axis] for walk in walks)]
+    own = [0] * len(sizes)
+    entries = 1
+    for axis in reversed(axes):
+        own[axis] = entries
+        entries *= sizes[axis]
+    made = tuple(Strides(tuple(walk[axis] for axis in axes), ()) for walk in walks)
+    split = len(what.kept)
+    return Strides(tuple(own[:split]), tuple(own[split:])), Contraction(tuple(sizes[axis] for axis in axes), (), made)
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)

@@ -1,0 +1,417 @@
+"""The interpreter: a plan and a network's numbers become a program, and the program runs on blocks of cases.
+
+Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and two bounds on what
+was lost to underflow. All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the
+operands have a product that is a normal number, and the smallest of the result is one, a contraction loses nothing:
+its zeros are true. Otherwise, with K operands over R terms, it loses at most R K tiny in each entry (tiny: the
+smallest normal number). What its operands lost it hands on multiplied by at most the largest sum over r of the others
+(`growth`); rescaling divides both by the largest entry M of the result.
+
+- `lost` bounds the whole difference from the exact message. It grows from message to message.
+- `open` bounds the loss that still has to be weighed. Where both messages of an edge exist, a loss in one of them moves
+  a share of at most |S| open (1 + lost of the other) / (sum over s of both messages) of the probability, whatever comes
+  after; that sum is P(e) divided by both scales. So an edge closes what is open in its two messages.
+
+Adding these shares up over the edges, each loss counted once at its own edge while the messages beyond are exact, is a
+bound on the error of every posterior. A case whose bound exceeds the tolerance is *doubtful*: its answer must come from
+a wider number format, in the end log space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.axes import Contraction, contraction, unmerged
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.backends.scaled_table import Floats, Table, Value, lost_below, lost_here, scaled_to
+from junctor.backends.sparsity import Support, support_of
+from junctor.model.network import Factor, Network
+from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
+from junctor.runtime.gc_pause import collector_paused
+
+HowToLower = Callable[..., Contraction]
+
+# Share of the probability that a row of an answer may have lost to underflow before it is computed in a wider format.
+LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """Evidence of some cases in the form a plan takes it.
+
+    states: sliced variable -> integers [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
+    """
+
+    cases: int
+    states: Mapping[int, npt.NDArray[np.integer]]
+    likelihoods: Mapping[int, Floats]
+
+    def copy_to(
+        self, states: Table, state_rows: Mapping[int, int], likelihoods: Table, likelihood_rows: Mapping[int, int]
+    ) -> None:
+        """Write the evidence into rows [rows, lanes] of a backend; lanes beyond the last case repeat it.
+
+        state_rows: variable -> its row of `states`. likelihood_rows: variable -> the first of its `likelihoods`.
+        """
+        for variable, column in self.states.items():
+            line = states[state_rows[variable]]
+            line[: self.cases] = column
+            line[self.cases :] = column[-1]
+        for variable, row in likelihood_rows.items():
+            values = self.likelihoods[variable]
+            lines = likelihoods[row : row + len(values)]
+            lines[:, : self.cases] = values
+            lines[:, self.cases :] = values[:, -1:]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Outcome:
+    """What a program found for a block.
+
+    log_value: float64 [cases]; -inf where impossible. posteriors: variable -> [cardinality, cases]. states: variable ->
+    int64 [cases]. doubtful: bool [cases], rows whose numbers must not be used.
+    """
+
+    log_value: Floats
+    posteriors: dict[int, Table]
+    states: dict[int, npt.NDArray[np.int64]]
+    doubtful: npt.NDArray[np.bool_]
+
+
+@dataclass(eq=False, slots=True)
+class _Bounds:
+    """What remains of a table for weighing losses once its entries are gone."""
+
+    log_scale: Floats
+    lost: Floats
+    open: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Columns:
+    """A factor as columns: [entries over free variables, configurations of observed ones], scaled column by column.
+
+    log_scale, least: of every column, as in a value.
+    """
+
+    table: Table
+    log_scale: Floats
+    least: Floats
+    observed: tuple[int, ...]
+    radices: tuple[int, ...]
+
+    def at(self, block: Block) -> npt.NDArray[np.int64]:
+        """Return the column of every case."""
+        column = np.zeros(block.cases, dtype=np.int64)
+        for variable, radix in zip(self.observed, self.radices, strict=True):
+            column += np.multiply(block.states[variable], radix, dtype=np.int64)
+        return column
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A reduction: its operands in the order in which they are combined, its strides, and the growth of losses."""
+
+    operands: tuple[int, ...]
+    contraction: Contraction
+    growth: float
+
+
+class Program:
+    """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done.
+
+    threads: that large contractions take in compiled code, over entries; 0 where NumPy does all of the work.
+    """
+
+    @collector_paused()
+    def __init__(self, plan: Plan, network: Network, algebra: Algebra, threads: int = 0) -> None:
+        self.plan = plan
+        self.algebra = algebra
+        self.threads = threads
+        self.scratch_entries = reference.SCRATCH_ENTRIES
+        self._sizes = dict(enumerate(plan.shape.cardinalities))
+        self._marginal_of = {table: variable for variable, table in plan.marginals}
+        self._totals = frozenset(plan.totals)
+        self._edge_of = {down: (up, total) for up, down, total in plan.edges}
+        self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
+        self.columns: dict[int, _Columns] = {}
+        self.shared: dict[int, Value] = {}
+        self.lowered: dict[int, Lowered] = {}
+        self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
+        # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
+        self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
+        for step in plan.steps:
+            self._bind(step, network)
+        self._narrow()
+
+    @cached_property
+    def support(self) -> Support:
+        """Where tables and terms can differ from zero, whatever the evidence."""
+        return support_of(self)
+
+    @property
+    def nonzero_operations(self) -> int:
+        """Entry operations that one case costs where terms that are zero whatever the evidence are skipped."""
+        return sum(terms * len(self.lowered[table].operands) for table, terms in self.support.terms.items())
+
+    def run(self, block: Block) -> Outcome:
+        """Propagate a block of cases and return its posteriors and log P(e)."""
+        values = dict(self.shared)
+        log_value = self.constants(block)
+        posteriors: dict[int, Table] = {}
+        bounds: dict[int, _Bounds] = {}
+        edges = np.zeros(1)
+        results = np.zeros(1)
+        for step in self.plan.steps:
+            if isinstance(step, Free):
+                del values[step.table]
+                continue
+            if step.out not in values:
+                values[step.out] = self._make(step, values, block)
+            value = values[step.out]
+            if step.out in self._closed or step.out in self._totals:
+                bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
+            if step.out in self._totals:
+                bounds[step.out].log_scale = self.log_of(value)
+                log_value = log_value + bounds[step.out].log_scale
+            if step.out in self._edge_of:
+                edges = edges + self._moved(step.out, value.table.shape[0], bounds)
+            if step.out in self._totals or step.out in self._marginal_of:
+                # The largest entry is at least a half, so this bounds the share of the sum.
+                results = np.maximum(results, 2 * value.table.shape[0] * value.open)
+            if step.out in self._marginal_of:
+                posteriors[self._marginal_of[step.out]] = self.normalised(value.table)
+        return Outcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
+
+    def explain(self, block: Block) -> Outcome:
+        """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
+        values = dict(self.shared)
+        log_value = self.constants(block)
+        for step in self.plan.steps:
+            if not isinstance(step, Free) and step.out not in values:
+                values[step.out] = self._make(step, values, block)
+        for table in self.plan.totals:
+            log_value = log_value + self.log_of(values[table])
+        states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
+        for at in self.plan.traceback:
+            step = self.plan.steps[at]
+            assert isinstance(step, Reduce)
+            self._trace(step, values, states, block.cases)
+        return Outcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
+
+    def constants(self, block: Block) -> Floats:
+        """Return the part of log P(e) in factors without unobserved variables, float64 [cases]."""
+        log_value = np.zeros(block.cases)
+        for constant in self._constants:
+            log_value += constant.log_scale[constant.at(block)]
+        return log_value
+
+    def evidence(self, block: Block) -> dict[int, Value]:
+        """Return the tables that come from factors and evidence alone, those of a plan without reductions."""
+        values = dict(self.shared)
+        for step in self.plan.steps:
+            if isinstance(step, Slice | Likelihood):
+                values[step.out] = self._make(step, values, block)
+        return values
+
+    def is_fixed(self, table: int) -> bool:
+        """Tell whether a table is known before any case: a factor, sliced or not, or a message without evidence."""
+        return table in self.columns or (table in self.shared and table not in self._closed)
+
+    def _bind(self, step: object, network: Network) -> None:
+        """Prepare what does not depend on the cases; a step whose operands are all shared is performed here."""
+        if isinstance(step, Potential):
+            self.shared[step.out] = self._potential(step, network)
+        elif isinstance(step, Slice):
+            self.columns[step.out] = self._as_columns(network.factors[step.factor])
+        elif isinstance(step, Reduce):
+            operands = self._ordered(step)
+            how = self._lower(step, operands, contraction)
+            self.lowered[step.out] = Lowered(operands, how, self.growth(step))
+            if not self.plan.tables[step.out].per_case:
+                self.shared[step.out] = self._reduce(step, self.shared, self._wide)
+
+    def _narrow(self) -> None:
+        """Bring what was done once into the algebra of the cases."""
+        if self._wide is not self.algebra:
+            for value in self.shared.values():
+                with np.errstate(under="ignore"):
+                    value.table = value.table.astype(self.algebra.dtype)
+                here = lost_below(value.least, self.algebra)
+                value.lost = value.lost + here
+                value.open = value.open + here
+
+    def _make(self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, Value], block: Block) -> Value:
+        if isinstance(step, Slice):
+            columns = self.columns[step.out]
+            at = columns.at(block)
+            table, least = reference.take_cases(columns.table, at), columns.least[at]
+            lost = lost_below(least, self.algebra)
+            return Value(table, columns.log_scale[at], lost, lost, least)
+        if isinstance(step, Likelihood):
+            return scaled_to(block.likelihoods[step.variable], self.algebra)
+        assert isinstance(step, Reduce)
+        return self._reduce(step, values, self.algebra)
+
+    def _reduce(self, step: Reduce, values: Mapping[int, Value], algebra: Algebra) -> Value:
+        lowered = self.lowered[step.out]
+        operands = [values[table] for table in lowered.operands]
+        tables = [value.table for value in operands]
+        table = self.contract(lowered.contraction, tables, algebra)
+        scaled = reference.rescale(table, algebra)
+        scale = sum((value.log_scale for value in operands), scaled.log_scale)
+        if algebra.combine is np.add:
+            return Value(table, scale, np.zeros(1), np.zeros(1), scaled.least)
+        here = lost_here(operands, lowered.contraction.eliminated_entries, scaled.least, algebra)
+        lost, still_open = self._losses(lowered, operands, here)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            return Value(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
+
+    def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
+        """Contract tables in NumPy, or the large ones in compiled code where there are threads for it."""
+        if not self.threads:
+            return reference.reduce(what, tables, algebra, self.scratch_entries)
+        # Loading compiled code takes longer than a small plan.
+        from junctor_kernels.cpu import entries
+
+        return entries.reduce(what, tables, algebra, self.threads)
+
+    def _losses(self, lowered: Lowered, operands: Sequence[Value], here: Floats) -> tuple[Floats, Floats]:
+        """Return the bounds on everything lost so far and on what no edge closes, before rescaling.
+
+        here: what is lost in this contraction.
+        """
+        growth, terms = lowered.growth, lowered.contraction.eliminated_entries
+        in_messages = np.zeros(1)
+        open_messages = np.zeros(1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number, value in zip(lowered.operands, operands, strict=True):
+                if self.is_fixed(number):
+                    # A fixed table may be the very one that `growth` was read off.
+                    here = here + terms * value.lost
+                else:
+                    # One more factor of the product of (1 + lost), less 1, without cancellation.
+                    in_messages = in_messages + value.lost * (1 + in_messages)
+                    if number not in self._closed:
+                        open_messages = open_messages + value.open
+            # Whatever is lost meets the exact messages, which may exceed the computed ones by all that those lost.
+            lost = growth * in_messages + here * (1 + in_messages)
+            return lost, (growth * open_messages + here) * (1 + in_messages)
+
+    def _moved(self, down: int, entries: int, bounds: Mapping[int, _Bounds]) -> Floats:
+        """Return the share of the probability that the open losses of both messages of an edge can have moved."""
+        up, total = self._edge_of[down]
+        one, other = bounds[up], bounds[down]
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
+            moved = entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost))
+            return np.where(moved == 0, 0.0, moved / both)
+
+    def log_of(self, total: Value) -> Floats:
+        """Return the logarithm of a total, a table of one entry."""
+        number = total.table[0].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            logarithm: Floats = number if self.algebra.combine is np.add else np.log(number)
+        return total.log_scale + logarithm
+
+    def bounds_of(self, table: int) -> Floats:
+        """Return log scale, lost, open and least of a shared table, float64 [4]; of a total its logarithm."""
+        value = self.shared[table]
+        scale = self.log_of(value) if table in self._totals else value.log_scale
+        return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
+
+    def normalised(self, table: Table) -> Table:
+        """Return a table as probabilities that sum to 1 in each case."""
+        if self.algebra.combine is np.add:
+            with np.errstate(invalid="ignore"):
+                table = np.exp(table)
+        with np.errstate(invalid="ignore"):
+            posterior: Table = table / table.sum(axis=0)
+        return posterior
+
+    def _potential(self, step: Potential, network: Network) -> Value:
+        """Multiply factors, each scaled first."""
+        factors = [scaled_to(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
+        lowered = contraction(
+            self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
+        )
+        product = self.contract(lowered, [factor.table for factor in factors], self._wide)
+        scaled = reference.rescale(product, self._wide)
+        log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
+        here = lost_here(factors, 1, scaled.least, self._wide)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            lost = sum((factor.lost for factor in factors), here) / scaled.largest
+        return Value(product, log_scale, lost, lost, scaled.least)
+
+    def _as_columns(self, factor: Factor) -> _Columns:
+        """Arrange a factor as [free configurations, observed configurations] and scale each column."""
+        observed = tuple(v for v in factor.scope if v in self.plan.pattern.sliced)
+        free = tuple(v for v in factor.scope if v not in self.plan.pattern.sliced)
+        axes = [factor.scope.index(v) for v in (*free, *observed)]
+        shape = (math.prod(self._sizes[v] for v in free), math.prod(self._sizes[v] for v in observed))
+        value = scaled_to(factor.table.transpose(axes).reshape(shape), self.algebra)
+        radices = [math.prod(self._sizes[v] for v in observed[i + 1 :]) for i in range(len(observed))]
+        return _Columns(value.table, value.log_scale, value.least, observed, tuple(radices))
+
+    def _ordered(self, step: Reduce) -> tuple[int, ...]:
+        """Return the operands in the order in which backends combine them: shared ones first, small ones first."""
+        tables = self.plan.tables
+        return tuple(sorted(step.operands, key=lambda table: (tables[table].per_case, tables[table].entries)))
+
+    def _lower(self, step: Reduce, operands: Sequence[int], how: HowToLower) -> Contraction:
+        tables = self.plan.tables
+        scopes = [tables[operand].scope for operand in operands]
+        return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
+
+    def growth(self, step: Reduce) -> float:
+        """Return the most that a loss in a message can grow by in this contraction, before rescaling.
+
+        It is at most the largest sum over the eliminated axes of any one other operand, times the terms that this
+        operand does not tell apart. Fixed operands are looked at; messages, whose losses are meant, are taken as ones.
+        """
+        terms = math.prod(self._sizes[v] for v in step.eliminated)
+        if self.algebra.combine is np.add:
+            return float(terms)
+        best = 1.0
+        for operand in step.operands:
+            if operand in self.columns:
+                fixed, lost = (
+                    self.columns[operand].table,
+                    float(lost_below(self.columns[operand].least, self.algebra).max()),
+                )
+            elif operand in self.shared and operand not in self._closed:
+                fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
+            else:
+                continue
+            scope = self.plan.tables[operand].scope
+            summed = tuple(axis for axis, v in enumerate(scope) if v in step.eliminated)
+            grid = fixed.reshape(*(self._sizes[v] for v in scope), fixed.shape[1])
+            mean = float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed)
+            best = min(best, mean + lost)
+        return terms * best
+
+    def _trace(
+        self, step: Reduce, values: Mapping[int, Value], states: dict[int, npt.NDArray[np.int64]], cases: int
+    ) -> None:
+        """Fix the variables that `step` maximised over, given those that it kept."""
+        kept = [states[v] for v in self.plan.tables[step.out].scope]
+        operands = self.lowered[step.out].operands
+        tables = [values[operand].table for operand in operands]
+        found = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
+        shape = tuple(self._sizes[v] for v in step.eliminated)
+        states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
+
+
+def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDArray[np.bool_]:
+    """Return where numbers must not be used: too large a share of the probability may be lost, or nothing is left."""
+    if algebra.combine is np.add:
+        return np.zeros(log_value.shape, dtype=np.bool_)
+    # Not (a > b), so that a bound of 0/0 is doubtful too.
+    return ~(share <= LOSS_TOLERANCE[algebra.name]) | ~np.isfinite(log_value)

@@ -1,0 +1,199 @@
+"""Rows that are answered one by one, each with a tree of its own, on the compiled row engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, pack, weights_of
+from junctor_kernels.row_trees import plan as rowplan
+from junctor_kernels.row_trees import propagate as rowwise
+
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
+from junctor.model.network import Network
+from junctor.planning.elimination import moral_graph
+from junctor.runtime.threads import in_threads
+
+Rows = npt.NDArray[np.int64]
+Arrays = tuple[npt.NDArray[Any], ...]
+
+# Rows that go through compiled code in one call: as many as these bytes of answers hold, so that what Python does for
+# each call does not weigh on small networks, and Ctrl-C does not wait on large ones.
+CALL_BYTES = 1 << 19
+LEAST_ROWS, MOST_ROWS = 64, 1024
+# Entries of the arena to begin with; it grows with the rows that need more.
+ARENA_ENTRIES = 1 << 16
+# What an entry operation takes, and a table with its messages; coarse, to choose what is answered here.
+OPERATION_SECONDS = 4e-10
+TABLE_SECONDS = 9e-7
+
+
+@dataclass
+class _Room:
+    """What a thread works in: a tree, the arena of its messages, and how many entries that may grow to."""
+
+    tree: rowplan.Tree
+    work: rowwise.Work
+    most: int
+
+
+class RowEngine:
+    """Answers rows of evidence on one network, sum-product in double precision; keeps its arenas from call to call.
+
+    targets: variables whose posteriors are wanted. allowed: bytes that it may take. threads: that rows are answered on.
+    """
+
+    def __init__(self, network: Network, targets: Sequence[int], allowed: int, threads: int = 1) -> None:
+        self._fixed = room_bytes(network, 0)
+        self._targets = targets
+        self._sizes = network.cardinalities
+        self._factors = factors_of(network)
+        self._wanted = np.zeros(len(self._sizes), dtype=np.bool_)
+        self._wanted[list(targets)] = True
+        widths = np.where(self._wanted, self._sizes, 0)
+        self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
+        self._width = int(widths.sum())
+        # As many likelihoods as variables, at most.
+        trees = [rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes)) for _ in range(threads)]
+        self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
+        self.allow(allowed)
+
+    def allow(self, allowed: int, working: int | None = None) -> None:
+        """Settle how many entries the messages of a row may have in so many bytes, of which messages take `working`."""
+        if working is not None:
+            allowed = min(allowed, working + self._fixed)
+        self.entries = (allowed - self._fixed) // 8
+        for room in self._rooms:
+            self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)
+
+    def _resize(self, room: _Room, most: int) -> None:
+        """Let the arena of a room have `most` entries; one that has more shrinks."""
+        room.most = most
+        if room.work.arena.size > max(1, most):
+            room.work = rowwise.work(1, len(room.tree.nodes.tables))
+
+    def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
+        """Return entry operations, entries of messages and number of tables of a row; infinite where it has no tree."""
+        states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
+        states[list(observed)] = 0
+        tree = self._rooms[0].tree
+        kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
+        if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, tree):
+            return math.inf, math.inf, math.inf
+        operations, entries, tables = tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]
+        return float(operations), float(entries), float(tables)
+
+    def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
+        """Return about what a row takes; infinite where its messages are too large."""
+        operations, entries, tables = self.work(observed, soft)
+        return operations * OPERATION_SECONDS + tables * TABLE_SECONDS if entries <= self.entries else math.inf
+
+    def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+        """Write the answers to `rows`; returns those that need a wider number format or have too large a tree."""
+        tasks = self._calls(rows)
+        shared = self._rooms[0].most
+        found = in_threads(lambda part, place: self._answer(batch, part, answers, place), tasks, len(self._rooms))
+        status = np.concatenate([np.zeros(0, dtype=np.int64), *found])
+        large = np.flatnonzero(status == rowwise.TOO_LARGE)
+        if large.size and len(self._rooms) > 1:
+            # What is too large for the share of a thread may fit where one thread has it all.
+            for place, room in enumerate(self._rooms):
+                self._resize(room, 0 if place else self.entries)
+            status[large] = np.concatenate([self._answer(batch, part, answers, 0) for part in self._calls(rows[large])])
+            for room in self._rooms:
+                self._resize(room, shared)
+        left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
+        return left
+
+    def _calls(self, rows: Rows) -> list[Rows]:
+        """Return the rows of each call."""
+        count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
+        return [rows[start : start + count] for start in range(0, len(rows), count)]
+
+    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, place: int) -> npt.NDArray[np.int64]:
+        """Write the answers to a few rows but those that are left to others; returns the status of each."""
+        posteriors = np.zeros((len(rows), self._width))
+        log_values = np.zeros(len(rows))
+        status = np.zeros(len(rows), dtype=np.int64)
+        self._propagate(self._rooms[place], self._evidence(batch, rows), (posteriors, log_values, status))
+        impossible = status == rowwise.IMPOSSIBLE
+        done = impossible | (status == rowwise.ANSWERED)
+        at, log_values[impossible] = rows[done], -np.inf
+        answers.log_value[at] = log_values[done]
+        answers.status[at] = np.where(impossible[done], IMPOSSIBLE, OK)
+        for v in self._targets:
+            answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
+        for row in rows[impossible]:
+            answers.reasons[int(row)] = NO_PROBABILITY
+        return status
+
+    def _propagate(self, room: _Room, evidence: Arrays, results: Arrays) -> None:
+        """Run the kernel over some rows, with a larger arena where one needs it."""
+        status = results[2]
+        row = 0
+        while row < len(status):
+            both = (room.tree, room.work)
+            row = rowwise.answer_rows(self._factors, evidence, self._wanted, self._starts, row, both, results)
+            if row < len(status):
+                needed = int(room.tree.nodes.counts[rowplan.ARENA])
+                if needed > room.most:
+                    status[row] = rowwise.TOO_LARGE
+                    row += 1
+                else:
+                    # Some to spare, so that not every row after this one needs a little more.
+                    larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
+                    room.work = rowwise.work(larger, len(room.tree.nodes.tables))
+
+    def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
+        """Return states, soft variables, likelihoods and where each kind of them begins, as the kernel takes them."""
+        states = np.full((len(rows), len(self._sizes)), -1, dtype=np.int64)
+        for v, column in batch.states.items():
+            states[:, v] = column[rows]
+        kinds = sorted(batch.likelihoods)
+        places = np.cumsum([0, *(self._sizes[v] for v in kinds)], dtype=np.int64)
+        soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
+        likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
+        for kind, v in enumerate(kinds):
+            here, values = batch.likelihoods[v].among(rows)
+            soft[here, kind] = v
+            likelihoods[here, places[kind] : places[kind + 1]] = values
+        return states, soft, likelihoods, places
+
+
+def room_bytes(network: Network, entries: int) -> int:
+    """Return what a row engine takes whose rows have messages of at most so many entries."""
+    variables, factors = len(network.variables), len(network.factors)
+    tables = 2 * (factors + variables) + 3 * variables
+    fixed = sum(2 * factor.table.size + 4 * len(factor.scope) for factor in network.factors)
+    return 8 * (fixed + entries + tables * (rowplan.MOST_AXES + rowplan.COLUMNS + 8) + 2 * variables * variables // 64)
+
+
+def factors_of(network: Network) -> rowplan.Factors:
+    """Return the factors of a network as flat arrays."""
+    starts, places = [0], [0]
+    scopes: list[int] = []
+    strides: list[int] = []
+    tables = [np.ascontiguousarray(factor.table, dtype=np.float64) for factor in network.factors]
+    for factor, table in zip(network.factors, tables, strict=True):
+        scopes.extend(factor.scope)
+        # Not those of the array: NumPy leaves them open where an axis has one entry.
+        strides.extend(math.prod(table.shape[axis + 1 :]) for axis in range(len(factor.scope)))
+        starts.append(len(scopes))
+        places.append(places[-1] + table.size)
+    graph = moral_graph(len(network.cardinalities), [factor.scope for factor in network.factors])
+    return rowplan.Factors(
+        cards=np.array(network.cardinalities, dtype=np.int64),
+        starts=np.array(starts, dtype=np.int64),
+        scopes=np.array(scopes, dtype=np.int64),
+        strides=np.array(strides, dtype=np.int64),
+        places=np.array(places, dtype=np.int64),
+        values=np.concatenate([np.zeros(0), *(table.ravel() for table in tables)]),
+        directed=int(network.kind == "bayes"),
+        graph=pack(graph, len(graph)),
+        weights=weights_of(network.cardinalities),
+    )

@@ -1,0 +1,1 @@
+"""Measurements from which the cost model of this machine is fitted."""

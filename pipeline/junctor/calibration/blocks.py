@@ -1,0 +1,315 @@
+"""Measure how fast a device is: plans of several networks, patterns and numbers of cases, with their counts of work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.gpu.blocks import FIELDS, Device, Work
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+
+from junctor.backends.blocks import answer_in, block_of
+from junctor.backends.gpu import GpuProgram
+from junctor.backends.gpu_items import Schedule, items_of
+from junctor.backends.lowering import Lowering
+from junctor.backends.numpy import Program
+from junctor.backends.plan_memory import Prepared
+from junctor.backends.register_tiles import Shapes
+from junctor.backends.row_trees import RowEngine
+from junctor.cost.dataset import Device as MeasuredDevice
+from junctor.cost.dataset import Measured
+from junctor.cost.features.cpu_blocks import cpu_work
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, Few, Launching, Many
+from junctor.cost.model import DeviceSpeeds, plan_work
+from junctor.engine.engine import LADDERS, shape_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import Answers, posteriors_in
+from junctor.model.generate import grid, hmm, layered, sample
+from junctor.model.network import Network
+from junctor.planning.budget import Budget
+from junctor.planning.compile import compile_plan
+from junctor.planning.levels import Stages
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+
+Lowered = tuple[Lowering, Code]
+
+# Share of the variables that is observed, whether cut out, and the seed of the choice.
+PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
+# Bytes that a measurement may take, and rows that plans are made for: as many as are worth a short search.
+MEMORY, PLANNED_ROWS = 4 << 30, 64
+# Cases that are measured on a CPU: several blocks, and less than one; their entry operations at the most.
+CPU_ROWS, CPU_OPERATIONS = (4096, 48), 2e8
+# Cases that NumPy is measured with beside one, and the entry operations at the most where there are no blocks.
+PLAIN_ROWS, ALONE_OPERATIONS = 64, 1e8
+# A measurement is the fewest seconds of so many repetitions at the least, which go on for some time; and of passes over
+# all of them.
+CPU_PASSES = 4
+LEAST_REPEATS, MOST_REPEATS, REPEAT_SECONDS = 3, 100, 0.15
+# Cases of blocks on a GPU, few and many, and the entry operations of a block at the most, unless it is a single case.
+FEW_ROWS, MANY_ROWS, FEW_OPERATIONS, MANY_OPERATIONS = (1, 8), (128, 1024, 4096, 65536), 2.5e8, 1e11
+GPU_REPEATS = 4
+# Launch parameters that are measured; of blocks with more cases only the first, because they hardly matter there.
+FEW_TRIED = tuple(Few(terms, rounds) for terms, rounds in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2)))
+MANY_TRIED = tuple(Many(terms, shared) for terms, shared in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024)))
+SETTING_ROWS = 1024
+# Plans with more operations a case are left out: a plan takes long to lower.
+MOST_OPERATIONS = 3e7
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A plan for evidence of one pattern, and rows of it."""
+
+    name: str
+    label: str
+    network: Network
+    plan: Plan
+    batch: EvidenceBatch
+
+
+def case_of(name: str, network: Network, observed: float, cut: bool, seed: int, rows: int = max(CPU_ROWS)) -> Case:
+    """Return a plan where a share of the variables is observed, cut out or entering as likelihoods, and samples."""
+    count = len(network.variables)
+    states = _states(network, rows, seed)
+    chosen = np.random.default_rng(seed).choice(count, max(1, int(count * observed)), replace=False)
+    batch = EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
+    seen, nothing = frozenset(batch.states), frozenset[int]()
+    pattern = Pattern(seen, nothing) if cut else Pattern(nothing, seen)
+    plan = compile_plan(shape_of(network), pattern, None, False, PLANNED_ROWS)
+    return Case(name, f"{'cut' if cut else 'entering'} {observed:g} seed {seed}", network, plan, batch)
+
+
+def _states(network: Network, rows: int, seed: int) -> npt.NDArray[np.int32]:
+    if network.kind == "bayes":
+        return sample(network, rows, seed)
+    sizes: npt.NDArray[np.int64] = np.array(network.cardinalities)
+    return np.floor(np.random.default_rng(seed).random((rows, len(sizes))) * sizes).astype(np.int32)
+
+
+def built_in() -> Iterator[tuple[str, Network]]:
+    """Yield networks of several kinds, made here."""
+    for layers, width, states, parents, zeros in (
+        *((4, 6, 2, 2, 0.0), (8, 10, 2, 2, 0.2), (12, 20, 2, 2, 0.1), (30, 12, 3, 2, 0.3), (6, 8, (2, 6), 2, 0.4)),
+        *((10, 10, (3, 9), 2, 0.5), (40, 20, (2, 5), 1, 0.3), (8, 10, 4, 3, 0.6), (60, 8, (5, 12), 1, 0.5)),
+    ):
+        name = f"layered {layers} x {width}, {states} states, {parents} parents"
+        yield name, layered(layers=layers, width=width, states=states, parents=parents, seed=layers, zeros=zeros)
+    for rows, columns, states in ((8, 8, 2), (6, 20, 3), (12, 12, 2)):
+        yield f"grid {rows} x {columns}, {states} states", grid(rows, columns, states)
+    rng = np.random.default_rng(1)
+    start, transition, emission = (rng.dirichlet(np.ones(size), rows) for rows, size in ((1, 12), (12, 12), (12, 20)))
+    yield "hidden Markov model, 300 steps", hmm(300, start[0], transition, emission)
+
+
+def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[Case]:
+    """Yield the plans that are measured, one of each network before the next; none that takes too long."""
+    known = list(networks)
+    for observed, cut, seed in PATTERNS:
+        for name, network in known:
+            case = case_of(name, network, observed, cut, seed)
+            if case.plan.case_operations <= MOST_OPERATIONS:
+                yield case
+
+
+def measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield measurements of built-in networks on a GPU, or on this machine's CPU; none begins after so many seconds.
+
+    On a CPU they come again while there is time, because what else runs there comes and goes.
+    """
+    started = time.monotonic()
+    for case in _passes(1 if device else CPU_PASSES):
+        if time.monotonic() - started > seconds:
+            return
+        yield f"{case.name}, {case.label}", measure_gpu(case, device) if device else measure_cpu(case)
+
+
+def _passes(number: int) -> Iterator[Case]:
+    """Yield all plans so often; each is made when it is wanted first."""
+    known = []
+    for case in cases_of(built_in()):
+        known.append(case)
+        yield case
+    for _ in range(number - 1):
+        yield from known
+
+
+def fewest(rows: Iterable[Measured]) -> list[Measured]:
+    """Return of equal measurements the one with the fewest seconds."""
+    found: dict[tuple[str, str, str, int], Measured] = {}
+    for row in rows:
+        key = row.backend, row.network, row.label, row.rows
+        if key not in found or row.seconds < found[key].seconds:
+            found[key] = row
+    return list(found.values())
+
+
+def measure_cpu(case: Case) -> list[Measured]:
+    """Measure a plan on this machine's CPU, one thread: blocks in compiled code, and rows too few for them."""
+    return [*_measure_blocks(case), *_measure_alone(case)]
+
+
+def _measure_blocks(case: Case) -> list[Measured]:
+    found = []
+    for precision in ("double", "single"):
+        for rows in CPU_ROWS:
+            rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
+            prepared = Prepared(case.network, case.plan, LADDERS[precision])
+            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9)
+            compiled = prepared.compiled()
+            if compiled is None:
+                continue
+            seconds = _fewest_seconds(prepared, case, rows)
+            work = cpu_work(compiled, case.plan, rows)
+            plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
+            found.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
+    return found
+
+
+def _measure_alone(case: Case) -> list[Measured]:
+    """Measure contractions over entries for one case, and NumPy for one case and a block."""
+    found = []
+    for precision in ("double", "log"):
+        for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
+            if rows * case.plan.case_operations > ALONE_OPERATIONS:
+                continue
+            prepared = Prepared(case.network, case.plan, LADDERS[precision])
+            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
+            prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
+            seconds = _fewest_seconds(prepared, case, rows)
+            plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
+            found.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, np.array(plan), plan))
+    return found
+
+
+def _fewest_seconds(prepared: Prepared, case: Case, rows: int) -> float:
+    algebra = prepared.ladder[0]
+    answers, numbers = unwritten(case.network, rows, algebra, None), np.arange(rows)
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < LEAST_REPEATS or (len(times) < MOST_REPEATS and time.perf_counter() - started < REPEAT_SECONDS):
+        start = time.perf_counter()
+        answer_in(prepared, algebra, case.batch, numbers, answers)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def unwritten(network: Network, rows: int, algebra: Algebra, device: Device | None) -> Answers:
+    """Return answers to all variables, in memory that a device writes to, where there is one."""
+    targets, sizes = tuple(range(len(network.variables))), network.cardinalities
+    size = rows * sum(sizes) * algebra.dtype.itemsize
+    memory = (np.zeros(size, np.uint8) if device is None else device.host(size)).view(algebra.dtype)
+    posteriors = posteriors_in(memory, targets, sizes, rows)
+    return Answers(targets, np.zeros(rows, dtype=np.int8), np.zeros(rows), posteriors, memory=memory)
+
+
+def _measured(
+    backend: str,
+    case: Case,
+    label: str,
+    rows: int,
+    seconds: float,
+    work: npt.NDArray[np.float64],
+    plan: Sequence[float],
+) -> Measured:
+    operations, _, tables = _tree(case)
+    return Measured(backend, case.name, label, rows, seconds, tuple(work.tolist()), tuple(plan), (operations, tables))
+
+
+def _tree(case: Case) -> tuple[float, float, float]:
+    engine = RowEngine(case.network, range(len(case.network.variables)), MEMORY)
+    return engine.work(case.plan.pattern.sliced, case.plan.pattern.weighted)
+
+
+class Kept(GpuProgram):
+    """A program for a block of few cases or many, as told, whose launch parameters can be changed.
+
+    known: what is lowered already of the same program, by its tiles.
+    """
+
+    def __init__(self, program: Program, rows: int, device: Device, few: bool, known: dict[Shapes, Lowered]):
+        self._few, self._known = few, known
+        self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
+        super().__init__(program, rows, device, MEMORY, DeviceSpeeds(MeasuredDevice(device.name), {}))
+
+    def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
+        return self._few
+
+    def _lower(self, places: tuple[dict[int, int], int]) -> Lowered:
+        shapes = self._tile_shapes()
+        if shapes not in self._known:
+            self._known[shapes] = super()._lower(places)
+        return self._known[shapes]
+
+    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+        self._all = lowering, code, stages
+        return self.scheduled(self._launching)
+
+    def scheduled(self, launching: Launching) -> Schedule:
+        """Return the work of a block with some launch parameters."""
+        cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
+        return items_of(*self._all, cases, chunks, launching)
+
+    def block_seconds(self, schedule: Schedule) -> float:
+        """Return what a block takes with some launch parameters; evidence is what the last block brought."""
+        device, place = self.device, self._places[0]
+        items = device.put(np.array(schedule.items, dtype=np.int32))
+        record = place._record.copy()
+        record.view(np.int64)[FIELDS.index("items")] = device.address(items)
+        run = device.put(record)
+        work = Work(place.work.algebra, run, place.work.cleared, schedule.stages, place.work.chunks)
+        return device.seconds(device.replay(work), GPU_REPEATS)
+
+
+def fixed(few: Few, many: Many) -> Launching:
+    """Return launch parameters that are the same for all stages."""
+    return Launching(np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK)), (few,), (many,))
+
+
+def measure_gpu(case: Case, device: Device, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)) -> list[Measured]:
+    """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
+    found: list[Measured] = []
+    for algebra in algebras:
+        program = Program(case.plan, case.network, algebra)
+        known: dict[Shapes, Lowered] = {}
+        for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
+            most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
+            for rows in (rows for rows in sizes if rows == 1 or rows <= most):
+                # What does not fit a small device, or its kernels, is not what it will be asked for.
+                with suppress(MemoryError, OverflowError):
+                    found += measure_block(case, Kept(program, rows, device, few, known), algebra)
+    return found
+
+
+def _tried(program: Kept) -> list[Launching]:
+    if not program.many:
+        return [fixed(few, MANY_TRIED[0]) for few in FEW_TRIED]
+    settings = MANY_TRIED if program.cases <= SETTING_ROWS else MANY_TRIED[:1]
+    return [fixed(FEW_TRIED[0], many) for many in settings]
+
+
+def bring(case: Case, program: Kept, algebra: Algebra) -> None:
+    """Bring the evidence of a block to the device, and answer it."""
+    rows = np.arange(program.cases)
+    block = block_of(case.batch, rows % case.batch.rows, case.plan.pattern, case.network.cardinalities)
+    program.answer(block, rows, unwritten(case.network, program.cases, algebra, program.device))
+
+
+def measure_block(case: Case, program: Kept, algebra: Algebra) -> list[Measured]:
+    """Measure a block with several launch parameters."""
+    bring(case, program, algebra)
+    name = f"{'many' if program.many else 'few'}-{algebra.name}"
+    found = []
+    for launching in _tried(program):
+        schedule = program.scheduled(launching)
+        seconds = program.block_seconds(schedule)
+        plan = plan_work(case.plan, len(program.stages), program.cases, program.cases)
+        setting = launching.many_settings[0] if program.many else launching.few_settings[0]
+        label = f"{case.label}, {setting}"
+        found.append(_measured(name, case, label, program.cases, seconds, schedule.work, plan))
+    return found

@@ -1,0 +1,1 @@
+"""Stored clique tables (Hugin architecture) and joint posteriors."""

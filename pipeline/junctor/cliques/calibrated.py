@@ -1,0 +1,126 @@
+"""Calibrated clique tables: joint posteriors of variables that share a clique, now or later from files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.tables import stored
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.tables.views import view, whole
+
+from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
+from junctor.model.network import Variable
+
+FORMAT_VERSION = 1
+_INDEX = "cliques.json"
+_ALGEBRAS = {algebra.name: algebra for algebra in (SINGLE, DOUBLE, LOG)}
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedCliques:
+    """The calibrated clique tables of one case.
+
+    scopes: variables of each clique (indices into `variables`), the order of its table's axes. table: returns the flat
+    table of a clique in the algebra `algebra`; every table is P(clique, e) up to a factor of its own. log_evidence: the
+    natural log of P(e), -inf for impossible evidence.
+    """
+
+    variables: tuple[Variable, ...]
+    scopes: tuple[tuple[int, ...], ...]
+    table: Callable[[int], npt.NDArray[Any]]
+    algebra: Algebra
+    log_evidence: float
+
+    def posterior(self, *names: str) -> npt.NDArray[np.float64]:
+        """Return P(names | e), one axis a variable in the order given; no further propagation.
+
+        Raises ModelError for unknown names, EvidenceError for names that no clique holds together and where the
+        evidence is impossible.
+        """
+        wanted = tuple(self._find(name) for name in names)
+        if len(set(wanted)) != len(wanted):
+            raise EvidenceError(f"found a variable twice in {list(names)}, expected each once")
+        if self.log_evidence == -math.inf:
+            raise EvidenceError("the evidence is impossible, so nothing has a posterior")
+        scope, table = self._smallest(wanted)
+        sizes = [variable.cardinality for variable in self.variables]
+        shape = [sizes[v] for v in wanted]
+        sums = np.full(math.prod(shape), self.algebra.zero, dtype=self.algebra.dtype)
+        stored.reduce(table, view(scope, whole([sizes[v] for v in scope]), wanted, sizes), sums, self.algebra)
+        masses = sums.astype(np.float64)
+        if not self.algebra.tiny:
+            masses = np.exp(masses - masses.max())
+        shares: npt.NDArray[np.float64] = masses / masses.sum()
+        return shares.reshape(shape)
+
+    def log_probability(self, *names: str) -> npt.NDArray[np.float64]:
+        """Return the natural log of P(names, e), as `posterior`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.posterior(*names)) + self.log_evidence
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write all tables into a folder, one .npy file a clique, and an index beside them.
+
+        The index is written last: a folder that has one is whole.
+        """
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / _INDEX).unlink(missing_ok=True)
+        for i in range(len(self.scopes)):
+            np.save(home / f"clique-{i}.npy", self.table(i))
+        index = {
+            "format_version": FORMAT_VERSION,
+            "numbers": self.algebra.name,
+            "log_evidence": None if self.log_evidence == -math.inf else self.log_evidence,
+            "variables": {variable.name: variable.states for variable in self.variables},
+            "cliques": self.scopes,
+        }
+        aside = home / f".{_INDEX}"
+        aside.write_text(json.dumps(index))
+        aside.rename(home / _INDEX)
+
+    def _find(self, name: str) -> int:
+        names = [variable.name for variable in self.variables]
+        if name not in names:
+            raise ModelError(f"no variable named {name!r}{nearest(name, names)}")
+        return names.index(name)
+
+    def _smallest(self, wanted: Sequence[int]) -> tuple[tuple[int, ...], npt.NDArray[Any]]:
+        holding = [i for i, scope in enumerate(self.scopes) if set(wanted) <= set(scope)]
+        if not holding:
+            names = ", ".join(repr(self.variables[v].name) for v in wanted)
+            raise EvidenceError(f"no clique holds {names} together; ask about variables that share a clique")
+        size = {i: math.prod(self.variables[v].cardinality for v in self.scopes[i]) for i in holding}
+        i = min(holding, key=lambda i: (size[i], i))
+        return self.scopes[i], self.table(i)
+
+
+def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
+    """Open what `CalibratedCliques.save` wrote; tables are read from their files as they are needed.
+
+    Raises InputError where there is nothing whole of this format.
+    """
+    home = Path(folder)
+    try:
+        index = json.loads((home / _INDEX).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"found no calibrated cliques ({error})", Place(str(home / _INDEX))) from None
+    if index.get("format_version") != FORMAT_VERSION:
+        found = index.get("format_version")
+        raise InputError(f"found format version {found}, expected {FORMAT_VERSION}", Place(str(home / _INDEX)))
+    log_evidence = index["log_evidence"]
+    return CalibratedCliques(
+        tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),
+        tuple(tuple(scope) for scope in index["cliques"]),
+        lambda i: np.load(home / f"clique-{i}.npy", mmap_mode="r"),
+        _ALGEBRAS[index["numbers"]],
+        -math.inf if log_evidence is None else log_evidence,
+    )

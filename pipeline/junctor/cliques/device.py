@@ -1,0 +1,266 @@
+"""Stored cliques on a GPU: what lies where, the tasks of a pass, and all tables in the memory of the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.gpu.stored import Device, Placed, upload_batch
+from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, Batch, Launch, Message, swaps_back
+from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.views import Box, View, view, whole
+
+from junctor.cliques.host import Initial, Likelihoods, Outcome, log_evidence, scaled_evidence, scope_of
+from junctor.planning.budget import Budget
+from junctor.planning.cliques import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
+
+# Where addresses of tables begin.
+ALIGNED = 256
+
+Array = npt.NDArray[Any]
+Make = Callable[[int], Initial]
+
+
+class Room:
+    """Bytes handed out by name, one after the other, aligned."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._at: dict[object, int] = {}
+
+    def take(self, name: object, size: int) -> int:
+        """Hand out bytes; returns where they begin."""
+        self._at[name] = self.size
+        self.size += -(-size // ALIGNED) * ALIGNED
+        return self._at[name]
+
+    def at(self, name: object) -> int:
+        """Return where the bytes of `name` begin."""
+        return self._at[name]
+
+
+class Separators:
+    """Where messages, evidence, their largest entries and the mark of a loss lie on a device, from `base` on."""
+
+    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any], room: Room) -> None:
+        self._plan, self._dtype, self._room, self.base = plan, dtype, room, 0
+        count, item = len(plan.cliques), dtype.itemsize
+        self._lost = room.take("lost", item)
+        self._largest = room.take("largest", 2 * count * item)
+        for kind in (UP, DOWN):
+            for i in range(count):
+                room.take(Operand(kind, i), plan.separator_entries(i) * item)
+        self._end = room.size
+        # Evidence is scaled when it comes: to multiply by the power for this entry changes nothing.
+        self._half = room.take("half", item)
+        for v, size in enumerate(plan.sizes):
+            room.take(Operand(EVIDENCE, v), size * item)
+
+    @property
+    def lost(self) -> int:
+        """The address of the mark."""
+        return self.base + self._lost
+
+    def message(self, operand: Operand) -> Message:
+        """Return the addresses of a message or of evidence."""
+        number = operand.number + (len(self._plan.cliques) if operand.kind == DOWN else 0)
+        largest = self._half if operand.kind == EVIDENCE else self._largest + number * self._dtype.itemsize
+        return Message(self.base + self._room.at(operand), self.base + largest)
+
+    def sums(self, work: Pass, number: int) -> Message:
+        """Return the message that a pass sums for a separator."""
+        return self.message(Operand(UP if number == work.clique else DOWN, number))
+
+    def begin(self, device: Device, evidence: dict[int, Initial], stream: Any) -> list[Array]:
+        """Enqueue evidence, and zeros everywhere else; returns arrays that have to live until they are copied."""
+        device.clear(self.base, self._end, stream)
+        arrays = []
+        for operand, values in [(Operand(EVIDENCE, v), each.table) for v, each in evidence.items()]:
+            arrays.append(_sent(device, values, self.message(operand).values, stream))
+        half = np.array([0.5], dtype=self._dtype)
+        return [*arrays, _sent(device, half, self.base + self._half, stream)]
+
+    def outcome(
+        self, device: Device, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
+    ) -> Outcome:
+        """Wait for what is enqueued, and return what was found."""
+        count = len(self._plan.cliques)
+        mark, largest = device.host(1, np.int32), device.host(count, self._dtype)
+        device.download(self.lost, mark, stream)
+        device.download(self.base + self._largest, largest, stream)
+        device.synchronize(device.record(stream))
+        exponents = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
+        up_scales = {i: float(exponent) * math.log(2) for i, exponent in enumerate(exponents)}
+        # The separator of a root has one entry, which is the largest one.
+        totals = {i: math.log(total) if total > 0 else -math.inf for i, total in enumerate(largest.tolist())}
+        found = log_evidence(self._plan, scales, evidence, up_scales, totals)
+        return Outcome(found, bool(mark[0]) or lost or any(each.lost for each in evidence.values()))
+
+
+def _sent(device: Device, values: Array, address: int, stream: Any) -> Array:
+    host = device.host(len(values), values.dtype)
+    host[:] = values
+    device.upload(host, address, stream)
+    return host
+
+
+def add_pass(
+    batch: Batch,
+    separators: Separators,
+    plan: StoredPlan,
+    work: Pass,
+    box: Box,
+    table: tuple[int, int],
+    parts: int,
+    adds: bool,
+) -> int:
+    """Add the tasks of a pass over a box of a table; returns the bytes of parts of sums.
+
+    table: addresses that are read and written. parts: address for those parts. adds: whether sums are added to what
+    is there.
+    """
+    clique, item = plan.cliques[work.clique], batch.itemsize
+    source, target = table
+
+    def along(scope: Sequence[int]) -> View:
+        return view(clique.layout, box, scope, plan.sizes)
+
+    factors = [(along(scope_of(plan, operand)), separators.message(operand)) for operand in work.factors]
+    own = (along(clique.separator), separators.sums(work, work.clique).values) if work.clique in work.sums else None
+    changes = bool(factors) or source != target
+    used = 0
+    if own or changes:
+        entries = math.prod(last - first for first, last in box)
+        used += item * batch.scatter((source, target if changes else 0), entries, factors, own, adds, parts)
+    for i in work.sums:
+        if i != work.clique:
+            sums = separators.sums(work, i).values
+            used += item * batch.gather(target, along(plan.cliques[i].separator), sums, adds, parts + used)
+    return used
+
+
+def settle_pass(batch: Batch, separators: Separators, plan: StoredPlan, work: Pass) -> None:
+    """Add the tasks that make messages of the sums of a pass."""
+    for i in work.sums:
+        before = None if i == work.clique else separators.message(Operand(UP, i))
+        batch.settle(separators.sums(work, i), plan.separator_entries(i), before)
+
+
+class ResidentExecutor:
+    """All tables on a device; the launches of a propagation are one graph, replayed for every case of a pattern.
+
+    make: returns the natural table of a clique. allowed: bytes on the device. Raises BudgetError.
+    """
+
+    def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: Device, allowed: int) -> None:
+        self._plan, self._dtype, self._device = plan, algebra.dtype, device
+        self._algebra = algebra
+        self._layout(allowed)
+        self._stream = device.stream()
+        self._scales, self._lost = self._bring(make)
+        self._ready: tuple[frozenset[int], Any] | None = None
+
+    def _layout(self, allowed: int) -> None:
+        """Settle where everything lies, and allocate it."""
+        plan, item, self._room = self._plan, self._dtype.itemsize, Room()
+        self._separators = Separators(plan, self._dtype, self._room)
+        for kind in ("initial", "table"):
+            for i in range(len(plan.cliques)):
+                self._room.take((kind, i), plan.entries(i) * item)
+        self._base = self._batch = 0
+        # Where all variables are observed there are the most tasks.
+        batch, parts = self._tasks(frozenset(range(len(plan.sizes))), 0)
+        permutations, swaps = self._permutations()
+        tasks = max(batch.size(), permutations.size() + swaps.nbytes)
+        self._parts, self._batch = self._room.take("parts", parts), self._room.take("batch", tasks)
+        if self._room.size > allowed or max(map(plan.entries, range(len(plan.cliques)))) > MOST_ENTRIES:
+            raise Budget(allowed).refuse(self._room.size, "holding all cliques on the device", "stream them through it")
+        self._memory = self._device.allocate(self._room.size)
+        self._base = self._separators.base = self._memory.ptr
+
+    def _bring(self, make: Make) -> tuple[list[float], bool]:
+        """Copy the natural tables to the device and bring their separators to the front; returns scales and losses."""
+        scales, lost = [], False
+        for i in range(len(self._plan.cliques)):
+            table, scale, flushed = make(i)
+            scales.append(scale)
+            lost |= flushed
+            kept = _sent(self._device, table, self._at("table", i), self._stream)
+            self._device.synchronize(self._device.record(self._stream))
+            del kept
+        self.preprocess()
+        return scales, lost
+
+    def preprocess(self) -> None:
+        """Bring the separators of the tables as they are to the front, all in one launch; makes the initial tables."""
+        # Nothing is summed yet, so there is room for swaps and tasks.
+        batch, swaps = self._permutations()
+        at = self._base + self._batch
+        sent = _sent(self._device, swaps, at, self._stream)
+        launches, placed, host = upload_batch(self._device, batch, at + swaps.nbytes, self._stream)
+        self._launch(launches, placed)
+        self._device.synchronize(self._device.record(self._stream))
+        del sent, host
+
+    def _permutations(self) -> tuple[Batch, npt.NDArray[np.int64]]:
+        batch, all_swaps, begin = Batch(self._dtype), [np.zeros(0, dtype=np.int64)], self._base + self._batch
+        for i, clique in enumerate(self._plan.cliques):
+            at = begin + sum(swaps.nbytes for swaps in all_swaps)
+            all_swaps.append(swaps_back(clique.swaps))
+            batch.permute(self._at("table", i), self._at("initial", i), self._plan.entries(i), at, len(clique.swaps))
+        batch.close()
+        return batch, np.concatenate(all_swaps)
+
+    def _at(self, kind: str, clique: int) -> int:
+        return self._base + self._room.at((kind, clique))
+
+    def _launch(self, launches: Sequence[Launch], placed: Placed) -> None:
+        for work in launches:
+            self._device.launch(self._dtype, work, placed, self._separators.lost, self._stream)
+
+    def _tasks(self, observed: frozenset[int], parts: int) -> tuple[Batch, int]:
+        """Return the tasks of all stages, and the bytes that parts of sums take in any of them."""
+        batch, most, plan = Batch(self._dtype), 0, self._plan
+        for stage in passes(plan, observed):
+            used = 0
+            for work in stage:
+                table = self._at("table", work.clique)
+                reads = self._at("initial", work.clique) if work.first else table
+                box = whole(plan.cliques[work.clique].shape(plan.sizes))
+                used += add_pass(batch, self._separators, plan, work, box, (reads, table), parts + used, False)
+            most = max(most, used)
+            batch.close()
+            for work in stage:
+                settle_pass(batch, self._separators, plan, work)
+            batch.close()
+        return batch, most
+
+    def _graph(self, observed: frozenset[int]) -> Any:
+        """Return the launches for a pattern of evidence, ready to be replayed."""
+        if self._ready is None or self._ready[0] != observed:
+            batch, _ = self._tasks(observed, self._base + self._parts)
+            launches, placed, host = upload_batch(self._device, batch, self._base + self._batch, self._stream)
+            self._device.synchronize(self._device.record(self._stream))
+            del host
+            self._ready = observed, self._device.graph(self._stream, lambda: self._launch(launches, placed))
+        return self._ready[1]
+
+    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+        """Calibrate all tables."""
+        evidence = scaled_evidence(likelihoods, self._algebra)
+        graph = self._graph(frozenset(likelihoods))
+        kept = self._separators.begin(self._device, evidence, self._stream)
+        graph.launch(self._stream)
+        outcome = self._separators.outcome(self._device, self._scales, evidence, self._lost, self._stream)
+        del kept
+        return outcome
+
+    def table(self, clique: int) -> Array:
+        """Return a copy of the calibrated table of a clique."""
+        host = self._device.host(self._plan.entries(clique), self._dtype)
+        self._device.download(self._at("table", clique), host, self._stream)
+        self._device.synchronize(self._device.record(self._stream))
+        return host

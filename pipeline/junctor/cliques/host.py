@@ -1,0 +1,244 @@
+"""Stored cliques in the memory of this machine: initial tables of a network, and the passes over them on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.tables import stored
+from junctor_kernels.tables.permutation import Swap, permute, permute_parallel
+from junctor_kernels.tables.reference import DOUBLE, Algebra
+from junctor_kernels.tables.views import View, boxes, place, view
+
+from junctor.model.network import Network
+from junctor.planning.cliques import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
+
+Array = npt.NDArray[Any]
+Likelihoods = Mapping[int, npt.NDArray[np.float64]]
+
+# Entries from which on compiled kernels are worth loading.
+COMPILED_ENTRIES = 1 << 20
+# Entries of a table that kernels take at a time, and arrays of that size that they need beside the table.
+CHUNK, CHUNK_ARRAYS = 1 << 20, 4
+
+
+class Kernels(NamedTuple):
+    """What is done to a chunk of a table, as `junctor_kernels.stored` specifies it, and the order of a table."""
+
+    scatter: Callable[[Array, View, Array], bool]
+    reduce: Callable[[Array, View, Array], None]
+    permute: Callable[[Array, Sequence[Swap]], Array]
+
+
+@dataclass(eq=False, slots=True)
+class Outcome:
+    """What a propagation found: the natural log of P(e) (-inf where it is 0), and whether any product lost digits."""
+
+    log_evidence: float
+    lost: bool
+
+
+class Executor(Protocol):
+    """Holds the tables of a plan in one number format, somewhere, and calibrates them."""
+
+    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+        """Calibrate all tables with a likelihood of each observed variable, the largest entry of each about 1."""
+
+    def table(self, clique: int) -> Array:
+        """Return the calibrated table of a clique, flat, in the order of its layout, up to a factor."""
+
+
+def kernels_for(algebra: Algebra, entries: int) -> Kernels:
+    """Return the compiled kernels where the tables are worth it and the algebra has them, else those of NumPy."""
+    if entries < COMPILED_ENTRIES or not algebra.tiny:
+        return Kernels(
+            lambda table, view, values: stored.scatter(table, view, values, algebra),
+            lambda table, view, sums: stored.reduce(table, view, sums, algebra),
+            permute if entries < COMPILED_ENTRIES else permute_parallel,
+        )
+    from junctor_kernels.cpu import stored as stored_cpu
+
+    return Kernels(stored_cpu.scatter, stored_cpu.reduce, permute_parallel)
+
+
+class Initial(NamedTuple):
+    """The product of a clique's factors, flat, its largest entry about 1; and whether entries lost digits."""
+
+    table: Array
+    log_scale: float
+    lost: bool
+
+
+def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
+    """Multiply the factors of a clique, in the natural order of its variables.
+
+    Products are made in double precision whatever the format, and rounded once.
+    """
+    node, wide = plan.cliques[clique], algebra if not algebra.tiny else DOUBLE
+    table = np.full(plan.entries(clique), wide.one, dtype=wide.dtype)
+    log_scale, lost = 0.0, False
+    shape = [plan.sizes[v] for v in node.natural]
+    for number in node.factors:
+        factor = network.factors[number]
+        values, scale, flushed = scaled(plain(factor.table.reshape(-1), wide), wide)
+        log_scale += scale
+        lost |= flushed
+        for box in boxes(shape, CHUNK):
+            start, entries = place(shape, box)
+            along = view(node.natural, box, factor.scope, plan.sizes)
+            lost |= kernels.scatter(table[start : start + entries], along, values)
+    made = rounded(table, algebra)
+    return Initial(made.table, log_scale + made.log_scale, lost | made.lost)
+
+
+def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
+    """Return the product of a clique's factors in the order of its layout, its separator in front."""
+    natural, swaps = natural_table(plan, network, clique, algebra, kernels), plan.cliques[clique].swaps
+    return natural._replace(table=kernels.permute(natural.table, swaps)) if swaps else natural
+
+
+def rounded(table: Array, algebra: Algebra) -> Initial:
+    """Scale a table in double precision (or of logarithms), and round it to the format of an algebra."""
+    table, log_scale, lost = scaled(table, DOUBLE if algebra.tiny else algebra)
+    with np.errstate(under="ignore"):
+        result = table.astype(algebra.dtype, copy=False)
+    return Initial(result, log_scale, lost | bool(algebra.tiny and ((table > 0) & (result < algebra.tiny)).any()))
+
+
+def plain(numbers: npt.NDArray[np.float64], algebra: Algebra) -> Array:
+    """Return a copy of plain numbers, or their logarithms where an algebra wants those."""
+    if algebra.tiny:
+        return numbers.copy()
+    with np.errstate(divide="ignore"):
+        return np.log(numbers)
+
+
+def scaled(table: Array, algebra: Algebra) -> tuple[Array, float, bool]:
+    """Scale a table in place: its largest entry into [0.5, 1) by a power of two, or to 0 where it holds logarithms.
+
+    Returns the table, the natural log of what it was divided by, and whether an entry lost digits.
+    """
+    largest = float(table.max())
+    if not algebra.tiny:
+        shift = largest if largest > -math.inf else 0.0
+        table -= shift
+        return table, shift, False
+    _, exponent = math.frexp(largest)
+    possible = table > 0
+    with np.errstate(under="ignore"):
+        np.ldexp(table, -exponent, out=table)
+    return table, exponent * math.log(2), bool((possible & (table < algebra.tiny)).any())
+
+
+def scaled_evidence(likelihoods: Likelihoods, algebra: Algebra) -> dict[int, Initial]:
+    """Return the likelihoods in an algebra, the largest entry of each about 1."""
+    return {v: rounded(plain(likelihood, algebra), algebra) for v, likelihood in likelihoods.items()}
+
+
+def log_evidence(
+    plan: StoredPlan,
+    clique_scales: Sequence[float],
+    evidence: Mapping[int, Initial],
+    up_scales: Mapping[int, float],
+    totals: Mapping[int, float],
+) -> float:
+    """Return the natural log of P(e) from the logs of what was divided by, and of the totals of the roots before."""
+    scales, found = list(clique_scales), 0.0
+    for i, clique in enumerate(plan.cliques):
+        scales[i] += sum(evidence[v].log_scale for v in clique.variables if v in evidence)
+        if clique.parent is None:
+            found += scales[i] + totals[i]
+        else:
+            scales[clique.parent] += scales[i] + up_scales[i]
+    return found
+
+
+def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
+    """Return the bytes that stored tables take on the host: `copies` of each, messages, and the work on the largest."""
+    numbers, wide = range(len(plan.cliques)), DOUBLE.dtype.itemsize
+    largest = max(plan.entries(i) for i in numbers)
+    separators = [plan.separator_entries(i) for i in numbers]
+    # What a message is made of lies beside all messages; a table is made in double precision, in one order and then in
+    # another, with marks of one byte where digits may get lost.
+    messages = 2 * sum(separators) + max(separators)
+    making = (2 * wide + 4) * largest
+    scratch = CHUNK_ARRAYS * wide * min(CHUNK, largest)
+    return algebra.dtype.itemsize * (copies * plan.total_entries() + messages) + making + scratch
+
+
+class HostExecutor:
+    """The tables in this machine's memory; passes run on the CPU, chunk by chunk.
+
+    initial: of every clique. in_place: whether the initial tables themselves become the calibrated ones, so that they
+    serve once. chunk: the most entries of a table that a kernel takes at a time.
+    """
+
+    def __init__(
+        self,
+        plan: StoredPlan,
+        initial: Sequence[Initial],
+        algebra: Algebra,
+        kernels: Kernels,
+        in_place: bool = False,
+        chunk: int = CHUNK,
+    ) -> None:
+        self._plan, self._initial, self._algebra, self._kernels = plan, initial, algebra, kernels
+        self._tables = [each.table if in_place else np.empty_like(each.table) for each in initial]
+        self._chunk = chunk
+
+    def table(self, clique: int) -> Array:
+        """Return the calibrated table of a clique."""
+        return self._tables[clique]
+
+    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+        """Calibrate all tables."""
+        values: dict[Operand, Array] = {}
+        evidence = scaled_evidence(likelihoods, self._algebra)
+        for v, (table, _, _) in evidence.items():
+            values[Operand(EVIDENCE, v)] = table
+        lost = any(each.lost for each in (*self._initial, *evidence.values()))
+        up_scales, totals = {}, {}
+        for work in (each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage):
+            sums, flushed = self._pass(work, values)
+            lost |= flushed
+            for number, table in sums.items():
+                if number == work.clique:
+                    totals[number] = self._log(float(table[0]))
+                    values[Operand(UP, number)], up_scales[number], flushed = scaled(table, self._algebra)
+                else:
+                    change = stored.ratio(table, values[Operand(UP, number)], self._algebra)
+                    values[Operand(DOWN, number)], _, flushed = scaled(change, self._algebra)
+                lost |= flushed
+        clique_scales = [each.log_scale for each in self._initial]
+        return Outcome(log_evidence(self._plan, clique_scales, evidence, up_scales, totals), lost)
+
+    def _log(self, number: float) -> float:
+        if not self._algebra.tiny:
+            return number
+        return math.log(number) if number > 0 else -math.inf
+
+    def _pass(self, work: Pass, values: Mapping[Operand, Array]) -> tuple[dict[int, Array], bool]:
+        """Go over a table once; returns the sums for each separator, and whether a product lost digits."""
+        clique, plan, lost = self._plan.cliques[work.clique], self._plan, False
+        shape = clique.shape(plan.sizes)
+        sums = {i: np.full(plan.separator_entries(i), self._algebra.zero, dtype=self._algebra.dtype) for i in work.sums}
+        for box in boxes(shape, self._chunk):
+            start, entries = place(shape, box)
+            chunk = self._tables[work.clique][start : start + entries]
+            if work.first:
+                chunk[...] = self._initial[work.clique].table[start : start + entries]
+            for operand in work.factors:
+                along = view(clique.layout, box, scope_of(plan, operand), plan.sizes)
+                lost |= self._kernels.scatter(chunk, along, values[operand])
+            for i, total in sums.items():
+                self._kernels.reduce(chunk, view(clique.layout, box, plan.cliques[i].separator, plan.sizes), total)
+        return sums, lost
+
+
+def scope_of(plan: StoredPlan, operand: Operand) -> tuple[int, ...]:
+    """Return the variables of what a pass multiplies by."""
+    return (operand.number,) if operand.kind == EVIDENCE else plan.cliques[operand.number].separator

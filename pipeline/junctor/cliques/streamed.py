@@ -1,0 +1,300 @@
+"""Stored cliques that are larger than the device: chunks of them go through it, from pinned host memory and back.
+
+Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other; copies either way in one
+queue beside the kernels, for devices with one copy engine (their figure 7); a queue for either way, for devices with
+two (figure 8). At most so many chunks are under way at a time, each in its own slot of the device's memory (figure 9).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.gpu.stored import Device, Placed, upload_batch
+from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, Batch, Launch
+from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.views import Box, boxes, place
+
+from junctor.cliques.device import Room, Separators, add_pass, settle_pass
+from junctor.cliques.host import Initial, Likelihoods, Outcome, scaled_evidence
+from junctor.planning.budget import Budget
+from junctor.planning.cliques import Pass, StoredPlan, passes, widest
+
+Array = npt.NDArray[Any]
+
+# Chunks whose tasks are copied to the device together.
+GROUP = 64
+PipelineName = Literal["synchronous", "one-engine", "two-engines"]
+PIPELINES: tuple[PipelineName, ...] = get_args(PipelineName)
+
+
+class Store(NamedTuple):
+    """A chunk that has to go back: its slot, where it is copied to, the event behind its kernels, and its table."""
+
+    slot: int
+    target: Array
+    ready: Any
+    table: Hashable
+
+
+class Pipeline:
+    """Brings chunks into slots, works on them and takes them out.
+
+    slots: addresses on the device, one for each chunk that may be under way. places: addresses for tasks, used in turn.
+    trace: None, or a list that gets a tuple (what, event before, event behind) for every copy and every work.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        name: PipelineName,
+        slots: Sequence[int],
+        places: Sequence[int],
+        trace: list[tuple[str, Any, Any]] | None = None,
+    ) -> None:
+        self._device, self._slots, self._places, self._trace = device, slots, places, trace
+        self.work = device.stream()
+        self._in = self.work if name == "synchronous" else device.stream()
+        self._out = device.stream() if name == "two-engines" else self._in
+        self._synchronous = name == "synchronous"
+        self._free: list[Any] = [None] * len(slots)
+        self._stored: dict[Hashable, Any] = {}
+        self._waiting: deque[Store] = deque()
+        self._chunks = self._groups = 0
+        # Of each place: the event behind the last kernels that read it, and the memory that it was copied from.
+        self._done: list[Any] = [None] * len(places)
+        self._sent: list[Any] = [None] * len(places)
+
+    def next_slots(self, count: int) -> list[int]:
+        """Return the addresses of the slots that the next chunks go to."""
+        return [self._slots[(self._chunks + n) % len(self._slots)] for n in range(count)]
+
+    def put_tasks(self, batch: Batch) -> tuple[list[Launch], Placed]:
+        """Enqueue the tasks of the next chunks in front of them; returns their launches and where they lie."""
+        self._groups += 1
+        turn = self._groups % len(self._places)
+        if (before := self._done[turn]) is not None:
+            # Behind the kernels that read this place, the memory it was copied from may be used again as well.
+            self._device.synchronize(before)
+        launches, placed, self._sent[turn] = upload_batch(self._device, batch, self._places[turn], self._in)
+        return launches, placed
+
+    def read(self, table: Hashable) -> None:
+        """Let the next chunks wait for all that was stored of a table: they are read from it."""
+        if any(store.table == table for store in self._waiting):
+            self._store_all()
+        if table in self._stored:
+            self._device.wait(self._in, self._stored[table])
+
+    def put(self, source: Array, target: Array | None, table: Hashable, work: Callable[[Any], None]) -> None:
+        """Enqueue a chunk: copied from `source`, worked on, and copied to `target`, a part of `table`, if there is one.
+
+        work: enqueues the kernels in a stream.
+        """
+        device, slot = self._device, self._chunks % len(self._slots)
+        if any(store.slot == slot for store in self._waiting):
+            self._store_all()
+        if self._free[slot] is not None:
+            device.wait(self._in, self._free[slot])
+        ready = self._timed("in", self._in, lambda: device.upload(source, self._slots[slot], self._in))
+        device.wait(self.work, ready)
+        ready = self._timed("work", self.work, lambda: work(self.work))
+        self._done[self._groups % len(self._places)] = ready
+        # Copies out wait until the next chunk is on its way in: in one queue they would hold it up.
+        self._store_all()
+        self._free[slot] = ready
+        if target is not None:
+            self._waiting.append(Store(slot, target, ready, table))
+        self._chunks += 1
+        if self._synchronous:
+            self._store_all()
+            device.synchronize(device.record(self.work))
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+        self._store_all()
+        for stream in (self._in, self.work, self._out):
+            self._device.synchronize(self._device.record(stream))
+
+    def _store_all(self) -> None:
+        while self._waiting:
+            slot, target, ready, table = self._waiting.popleft()
+            self._device.wait(self._out, ready)
+            address = self._slots[slot]
+
+            def copy(address: int = address, target: Array = target) -> None:
+                self._device.download(address, target, self._out)
+
+            self._free[slot] = self._stored[table] = self._timed("out", self._out, copy)
+
+    def _timed(self, what: str, stream: Any, enqueue: Callable[[], None]) -> Any:
+        """Enqueue something; returns the event behind it."""
+        before = None if self._trace is None else self._device.record(stream)
+        enqueue()
+        behind = self._device.record(stream)
+        if self._trace is not None:
+            self._trace.append((what, before, behind))
+        return behind
+
+
+class Layout(NamedTuple):
+    """What lies where on the device, in bytes: separators, parts of sums, tasks (two places in turn), slots for chunks.
+
+    chunk: the most entries of a chunk.
+    """
+
+    room: Room
+    separators: Separators
+    parts: int
+    batches: tuple[int, ...]
+    slots: tuple[int, ...]
+    chunk: int
+
+
+class Group(NamedTuple):
+    """Chunks of a table whose tasks are copied to the device together; the last one has those of the messages."""
+
+    work: Pass
+    boxes: tuple[Box, ...]
+    last: bool
+
+
+def groups(plan: StoredPlan, work: Pass, chunk: int) -> Iterator[Group]:
+    """Cut the table of a pass into chunks, and those into groups."""
+    cut = boxes(plan.cliques[work.clique].shape(plan.sizes), chunk)
+    here = tuple(islice(cut, GROUP))
+    while here:
+        following = tuple(islice(cut, GROUP))
+        yield Group(work, here, not following)
+        here = following
+
+
+def tasks_of(
+    plan: StoredPlan, separators: Separators, group: Group, dtype: np.dtype[Any], slots: Sequence[int], parts: int
+) -> tuple[Batch, list[int], int]:
+    """Return the tasks of a group, how many launches there are up to each chunk, and the bytes for parts of sums.
+
+    slots: address of each chunk. The launches that make messages count to the last chunk.
+    """
+    batch, ends, most = Batch(dtype), [], 0
+    for box, slot in zip(group.boxes, slots, strict=False):
+        most = max(most, add_pass(batch, separators, plan, group.work, box, (slot, slot), parts, True))
+        ends.append(batch.close())
+    if group.last:
+        settle_pass(batch, separators, plan, group.work)
+        ends[-1] = batch.close()
+    return batch, ends, most
+
+
+def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> Layout:
+    """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
+
+    in_flight: chunks under way at most (max_s, where tables are larger than the device). Raises BudgetError where not
+    even chunks of one entry fit.
+    """
+    work = [widest(plan, i) for i in range(len(plan.cliques))]
+    largest = max(plan.entries(i) for i in range(len(plan.cliques)))
+    entries = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * dtype.itemsize)))
+    while True:
+        layout = _laid_out(plan, dtype, work, in_flight, entries)
+        if layout.room.size <= allowed:
+            return layout
+        if entries == 1:
+            advice = "allow more device memory, or ask for posteriors without stored cliques"
+            raise Budget(allowed).refuse(layout.room.size, "streaming stored cliques through the device", advice)
+        entries = max(1, entries * 3 // 4)
+
+
+def _laid_out(plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[Pass], in_flight: int, entries: int) -> Layout:
+    room = Room()
+    separators = Separators(plan, dtype, room)
+    parts = tasks = 0
+    for each in work:
+        # Chunks of a table are alike: the first and the last group tell what all of them take.
+        found = list(groups(plan, each, entries))
+        for group in (found[0], found[-1]):
+            batch, _, used = tasks_of(plan, separators, group, dtype, [0] * GROUP, 0)
+            parts, tasks = max(parts, used), max(tasks, batch.size())
+    return Layout(
+        room,
+        separators,
+        room.take("parts", parts),
+        tuple(room.take(("tasks", n), tasks) for n in range(2)),
+        tuple(room.take(("slot", n), entries * dtype.itemsize) for n in range(in_flight)),
+        entries,
+    )
+
+
+class StreamedExecutor:
+    """The tables in memory of this machine, streamed through a device that need not hold any of them.
+
+    initial: of every clique, in pinned memory of the device (`Device.host`) or slow. in_place: whether they become the
+    calibrated ones. layout: as `lay_out` returns it.
+    """
+
+    def __init__(
+        self,
+        plan: StoredPlan,
+        initial: Sequence[Initial],
+        algebra: Algebra,
+        device: Device,
+        layout: Layout,
+        pipeline: PipelineName = "two-engines",
+        in_place: bool = False,
+    ) -> None:
+        self._plan, self._algebra, self._dtype, self._device = plan, algebra, algebra.dtype, device
+        self._pipeline, self._initial = pipeline, initial
+        self.layout = layout
+        self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
+        self._memory = device.allocate(self.layout.room.size)
+        self._base = self.layout.separators.base = self._memory.ptr
+
+    def table(self, clique: int) -> Array:
+        """Return the calibrated table of a clique."""
+        return self._tables[clique]
+
+    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+        """Calibrate all tables."""
+        evidence, stream = scaled_evidence(likelihoods, self._algebra), self._device.stream()
+        separators = self.layout.separators
+        kept = separators.begin(self._device, evidence, stream)
+        self._device.synchronize(self._device.record(stream))
+        del kept
+        self.run([each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage])
+        scales, lost = [each.log_scale for each in self._initial], any(each.lost for each in self._initial)
+        return separators.outcome(self._device, scales, evidence, lost, stream)
+
+    def run(self, work: Sequence[Pass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
+        """Do passes one after the other, and wait for them; trace as for `Pipeline`."""
+        places, slots = ([self._base + at for at in each] for each in (self.layout.batches, self.layout.slots))
+        pipeline = Pipeline(self._device, self._pipeline, slots, places, trace)
+        for each in work:
+            pipeline.read(each.clique)
+            for group in groups(self._plan, each, self.layout.chunk):
+                self._go_over(group, pipeline)
+        pipeline.finish()
+
+    def _go_over(self, group: Group, pipeline: Pipeline) -> None:
+        """Enqueue the chunks of a group."""
+        plan, layout, work = self._plan, self.layout, group.work
+        slots = pipeline.next_slots(len(group.boxes))
+        parts = self._base + layout.parts
+        batch, ends, _ = tasks_of(plan, layout.separators, group, self._dtype, slots, parts)
+        launches, placed = pipeline.put_tasks(batch)
+        table = self._tables[work.clique]
+        source = self._initial[work.clique].table if work.first else table
+        changes = bool(work.factors) or source is not table
+        shape = plan.cliques[work.clique].shape(plan.sizes)
+        for box, first, end in zip(group.boxes, [0, *ends], ends, strict=False):
+            start, entries = place(shape, box)
+            piece = slice(start, start + entries)
+
+            def enqueue(stream: Any, mine: Sequence[Launch] = launches[first:end]) -> None:
+                for launch in mine:
+                    self._device.launch(self._dtype, launch, placed, layout.separators.lost, stream)
+
+            pipeline.put(source[piece], table[piece] if changes else None, work.clique, enqueue)

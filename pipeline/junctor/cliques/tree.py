@@ -1,0 +1,230 @@
+"""Stored clique tables: calibrate them once for a case, then ask about any variables that share a clique.
+
+The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), beside the engine for tables of evidence, which
+stores no clique. It is the right one where calibrated clique tables are wanted: joint posteriors within a clique need
+no further propagation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.gpu.stored import Device
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+
+from junctor.cliques.calibrated import CalibratedCliques
+from junctor.cliques.device import ResidentExecutor
+from junctor.cliques.host import (
+    Executor,
+    HostExecutor,
+    Initial,
+    Outcome,
+    initial_table,
+    kernels_for,
+    natural_table,
+    projected_bytes,
+)
+from junctor.cliques.streamed import Layout, PipelineName, StreamedExecutor, lay_out
+from junctor.cliques.streaming_choice import Streaming, streamings
+from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
+from junctor.model.network import Network
+from junctor.model.query import Precision, one_of
+from junctor.planning.budget import Budget, parse_bytes
+from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import Shape
+from junctor.runtime.devices import DeviceChoice, check_device, has_gpu
+from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+
+Said = str | int | Sequence[float] | npt.NDArray[np.float64]
+Evidence = Mapping[str, Said]
+
+# The next wider format where a product lost digits.
+LADDERS: dict[Precision, tuple[Algebra, ...]] = {
+    "single": (SINGLE, DOUBLE, LOG),
+    "double": (DOUBLE, LOG),
+    "log": (LOG,),
+}
+# Share of the free memory of a device that tables may take where nobody says how much.
+DEVICE_SHARE = 0.7
+
+
+class StoredTree:
+    """A network's junction tree with stored clique tables.
+
+    cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
+    may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
+    device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
+    `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError,
+    EvidenceError for names that are not known; and
+    BudgetError, for a device at the first propagation, before any table is made.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        precision: Precision = "double",
+        *,
+        cases: int = 1,
+        memory: int | str | None = None,
+        device: DeviceChoice | Device = "cpu",
+        device_memory: int | str | None = None,
+        pipeline: PipelineName | None = None,
+        in_flight: int | None = None,
+        chunk: int | str | None = None,
+    ) -> None:
+        one_of("precision", precision, Precision)
+        if pipeline is not None:
+            one_of("pipeline", pipeline, PipelineName)
+        if in_flight is not None and in_flight < 1:
+            raise EvidenceError(f"found {in_flight} chunks in flight, expected 1 or more")
+        self.network = network
+        shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
+        self.plan = plan_stored(shape, cases)
+        self._ladder = LADDERS[precision]
+        self._budget = Budget(_bytes(memory) or int(DEFAULT_SHARE * available_memory()))
+        self._device = _opened_device(device) if isinstance(device, str) else device
+        self._device_memory, self._wanted = _bytes(device_memory), (pipeline, in_flight, _bytes(chunk))
+        self._executor: tuple[Algebra, Executor] | None = None
+        self._reusable = True
+        self._case = 0
+        if self._device is None:
+            self._check(self._ladder[0], 1)
+
+    def propagate(self, evidence: Evidence) -> CalibratedCliques:
+        """Calibrate all tables for one case.
+
+        evidence: for each observed variable a state (its name or number), or a likelihood of every state. Where a
+        product loses digits, the next wider format does the work again, in the end logarithms, on the CPU.
+
+        The result reads the tables of this tree until the next call; `save` keeps them. Raises ModelError,
+        EvidenceError and BudgetError.
+        """
+        likelihoods = likelihoods_of(self.network, evidence)
+        self._case += 1
+        for algebra in self._ladder:
+            # Nobody else keeps the executor: its tables are gone before those of the next format are made.
+            outcome = self._opened(algebra).propagate(likelihoods)
+            if not outcome.lost:
+                break
+        return self._result(algebra, outcome)
+
+    def projected(self, algebra: Algebra, copies: int) -> int:
+        """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
+        return projected_bytes(self.plan, algebra, copies)
+
+    def _opened(self, algebra: Algebra) -> Executor:
+        """Return the executor of a format; the tables of one are in memory at a time."""
+        if self._executor is not None and self._executor[0] is algebra and self._reusable:
+            return self._executor[1]
+        self._executor = None
+        on_device = self._device if algebra.tiny else None
+        executor = self._on_host(algebra) if on_device is None else self._on_device(algebra, on_device)
+        self._executor = (algebra, executor)
+        return executor
+
+    def _on_host(self, algebra: Algebra) -> Executor:
+        kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
+        initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
+        return HostExecutor(self.plan, initial, algebra, kernels, in_place)
+
+    def _on_device(self, algebra: Algebra, device: Device) -> Executor:
+        """Return the tables on the device where they fit, else streamed through it."""
+        kernels = kernels_for(algebra, self.plan.total_entries())
+        allowed = self._device_memory or int(DEVICE_SHARE * device.free())
+        plan, network = self.plan, self.network
+        self._check(algebra, 0)
+        self._reusable = True
+        try:
+            return ResidentExecutor(
+                plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, allowed
+            )
+        except BudgetError:
+            in_place = self._must_be_in_place(algebra)
+            layout, pipeline = self._streaming(algebra, allowed, device)
+
+        def pinned(i: int) -> Initial:
+            made = initial_table(plan, network, i, algebra, kernels)
+            host = device.host(len(made.table), made.table.dtype)
+            host[:] = made.table
+            return made._replace(table=host)
+
+        initial = [pinned(i) for i in range(len(plan.cliques))]
+        return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
+
+    def _streaming(self, algebra: Algebra, allowed: int, device: Device) -> tuple[Layout, PipelineName]:
+        """Return the fastest way through a device that fits the bytes allowed."""
+        itemsize, (pipeline, in_flight, chunk) = algebra.dtype.itemsize, self._wanted
+        entries = None if chunk is None else max(1, chunk // itemsize)
+        ways = streamings(self.plan, itemsize, allowed, device.copy_engines(), pipeline, in_flight, entries)
+        fastest: dict[int, Streaming] = {}
+        for way in ways:
+            fastest.setdefault(way.in_flight, way)
+        refused: dict[int, BudgetError] = {}
+        for count, way in fastest.items():
+            try:
+                return lay_out(self.plan, algebra.dtype, allowed, count, way.chunk), way.pipeline
+            except BudgetError as error:
+                refused[count] = error
+        raise refused[min(refused)]
+
+    def _must_be_in_place(self, algebra: Algebra) -> bool:
+        """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
+        self._check(algebra, 1)
+        self._reusable = self.projected(algebra, 2) <= self._budget.free
+        return not self._reusable
+
+    def _check(self, algebra: Algebra, copies: int) -> None:
+        needed = self.projected(algebra, copies)
+        if needed > self._budget.free:
+            advice = "allow more memory, or ask for posteriors without stored cliques"
+            raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
+
+    def _result(self, algebra: Algebra, outcome: Outcome) -> CalibratedCliques:
+        case = self._case
+
+        def table(clique: int) -> npt.NDArray[Any]:
+            if self._case != case or self._executor is None:
+                raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
+            return self._executor[1].table(clique)
+
+        scopes = tuple(clique.layout for clique in self.plan.cliques)
+        return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
+
+
+def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:
+    """Return the likelihood of every state of each observed variable; raises ModelError and EvidenceError."""
+    return {network.find(name): _likelihood(network, name, said) for name, said in evidence.items()}
+
+
+def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float64]:
+    states = network.variables[network.find(name)].states
+    if isinstance(said, str):
+        if said not in states:
+            raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")
+        said = states.index(said)
+    if isinstance(said, (int, np.integer)):
+        if not 0 <= said < len(states):
+            raise EvidenceError(f"{name!r} has no state {said}, expected 0 to {len(states) - 1}")
+        observed = np.zeros(len(states))
+        observed[said] = 1.0
+        return observed
+    likelihood = np.array(said, dtype=np.float64)
+    if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
+        raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
+    return likelihood
+
+
+def _bytes(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(str(size))
+
+
+def _opened_device(choice: DeviceChoice) -> Device | None:
+    check_device(choice)
+    if choice == "cpu" or (choice == "auto" and not has_gpu()):
+        return None
+    from junctor_kernels.gpu.stored import CudaDevice
+
+    return CudaDevice()

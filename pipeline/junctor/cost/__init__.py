@@ -1,0 +1,1 @@
+"""What a plan costs in seconds: features counted, measurements, fitted coefficients."""

@@ -1,0 +1,158 @@
+"""Measured plans: what they counted as work and how long they took, as Parquet files, shipped or of this machine.
+
+A file is of one device. Those in the package are of devices that we had; `junctor tune` puts others into the user's
+cache directory, and these go first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.cost.features.chunked_cpu import CHUNK_WORK
+from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK
+from junctor.cost.features.cliques import STORED_WORK
+from junctor.cost.features.cpu_blocks import CPU_WORK
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK
+from junctor.runs.storage import aside
+from junctor.runtime.machine import own_measurements
+
+Floats = npt.NDArray[np.float64]
+
+FORMAT_VERSION = 1
+# Counts of a plan that is not bound to numbers yet.
+PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
+# What there are measurements of, and the counts of work of each: blocks in compiled code; contractions over entries and
+# NumPy, with numbers and with logarithms; few cases and many on a GPU; rows in chunks, by compiled contractions, by
+# NumPy and on a GPU; stored clique tables on a CPU.
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "cpu": CPU_WORK,
+    **{f"{kind}-{name}": PLAN_WORK for kind in ("entries", "plain") for name in ("double", "log")},
+    **{f"few-{name}": FEW_WORK for name in ("single", "double", "log")},
+    **{f"many-{name}": MANY_WORK for name in ("single", "double")},
+    **{f"chunks{kind}-{name}": CHUNK_WORK for kind in ("", "-plain") for name in ("single", "double", "log")},
+    **{f"chunks-gpu-{name}": GPU_CHUNK_WORK for name in ("single", "double")},
+    **{f"stored-{name}": STORED_WORK for name in ("single", "double")},
+}
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One plan on `rows` cases: counts of its work, in the order of its backend, and seconds.
+
+    network, label: what it was, for people. plan: PLAN_WORK. tree: entry operations and tables of the tree that the row
+    engine makes of its pattern.
+    """
+
+    backend: str
+    network: str
+    label: str
+    rows: int
+    seconds: float
+    work: tuple[float, ...]
+    plan: tuple[float, ...]
+    tree: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that something was measured on; figures: numbers by which devices are alike or not."""
+
+    name: str
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: those have figures."""
+        return bool(self.figures)
+
+
+def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> None:
+    """Write measurements of a device, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: [getattr(row, name) for row in rows] for name in Measured.__slots__}
+    facts = {
+        "format_version": FORMAT_VERSION,
+        "date": date,
+        "device": asdict(device),
+        "counts": _counts({row.backend for row in rows}),
+    }
+    table = pa.table(columns).replace_schema_metadata({"junctor": json.dumps(facts)})
+    with aside(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def device_of(path: Path) -> Device:
+    """Return the device of a file; raises ValueError for one that has no measurements, or of other counts of work."""
+    return _facts(path)[0]
+
+
+def backends_of(path: Path) -> frozenset[str]:
+    """Return what a file has measurements of; raises ValueError as `device_of`."""
+    return _facts(path)[1]
+
+
+def _facts(path: Path) -> tuple[Device, frozenset[str]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        facts = json.loads((pq.read_schema(path).metadata or {})[b"junctor"])
+        version, counts, device = facts["format_version"], facts["counts"], Device(**facts["device"])
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
+    backends = frozenset(counts.keys() - {"plan"})
+    if version != FORMAT_VERSION or counts != _counts(backends):
+        raise ValueError(f"{path}: measurements of another version of junctor")
+    return device, backends
+
+
+def read(path: Path, backend: str | None = None) -> list[Measured]:
+    """Return the measurements of a file, or those of a backend; raises ValueError as `device_of`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    _facts(path)
+    table, vectors = pq.read_table(path), ("work", "plan", "tree")
+    wanted = [backend in (None, each) for each in table["backend"].to_pylist()]
+    rows = table.filter(pa.array(wanted, pa.bool_())).to_pylist()
+    return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
+
+
+def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
+    return {**{name: list(BACKENDS.get(name, ())) for name in sorted(backends)}, "plan": list(PLAN_WORK)}
+
+
+def shipped() -> Path:
+    """Return the folder of measurements that are part of the package."""
+    return Path(__file__).parent / "measured"
+
+
+def shipped_files() -> Iterator[tuple[Device, Path]]:
+    """Yield the measurements of the package."""
+    for path in sorted(shipped().glob("*.parquet")):
+        yield device_of(path), path
+
+
+def own_files() -> Iterator[tuple[Device, Path]]:
+    """Yield the user's own measurements; a file that cannot be read is named and left out."""
+    for path in sorted(own_measurements().glob("*.parquet")):
+        try:
+            yield device_of(path), path
+        except ValueError as error:
+            logger.warning("%s: run junctor tune again", error)
+
+
+def file_name(device: Device) -> str:
+    """Return the name of a device's file."""
+    return "-".join("".join(c if c.isalnum() else " " for c in device.name.lower()).split()) + ".parquet"

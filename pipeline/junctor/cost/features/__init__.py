@@ -1,0 +1,1 @@
+"""Counts of work by which the cost model is fitted, one module for each backend."""

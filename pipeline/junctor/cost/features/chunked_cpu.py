@@ -1,0 +1,108 @@
+"""What a case in chunks takes of a CPU, in counts whose prices a cost model learns; from a cut plan alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from junctor_kernels.tables.axes import Contraction, contraction
+
+from junctor.cost.features.contraction import COMPILED_WORK, NUMPY_WORK, compiled_work, numpy_work
+from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.plan import Plan, Reduce
+
+# The cache that the tables of a step may exceed, in bytes: coarse, what exceeding it costs is measured.
+CACHE = 1_000_000
+# Operations that are worth compiled code, as in `junctor_kernels.entries`, which loads a compiler.
+PREPARED = 1 << 13
+CHUNK_WORK = (
+    # Of the case: one; entries of factors and evidence; passes, and the steps of all of them.
+    *("cases", "leaf_entries", "passes", "steps"),
+    # Of each task: one, and its contractions, in NumPy and in compiled code.
+    *("tasks", "contractions", *NUMPY_WORK, *COMPILED_WORK),
+    # Entries that are made and looked through, added to others, taken out; tables on disk, and their entries.
+    *("entries", "added", "stored", "files", "spilled"),
+    # Entries of steps whose tables exceed the cache.
+    "far",
+)
+# What is prepared once for contractions that lie alike.
+ONCE = ("prepared", "tabulated")
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How contractions are done: bytes of an entry, entries of a block in NumPy, whether large ones are compiled."""
+
+    itemsize: int
+    scratch: int
+    compiled: bool
+
+
+def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
+    """Return what a case takes, in the order of CHUNK_WORK."""
+    plan, found, known = chunks.plan, Counter[str](), dict[Contraction, dict[str, int]]()
+    steps = [step for step in plan.steps if isinstance(step, Reduce)]
+    leaves = {table for step in steps for table in step.operands} - {step.out for step in steps}
+    found["cases"] = 1
+    found["leaf_entries"] = sum(plan.tables[table].entries for table in leaves)
+    found["stored"] = chunks.stored
+    found["files"] = len(chunks.on_disk)
+    found["spilled"] = sum(plan.tables[table].entries for table in chunks.on_disk)
+    for each in chunks.passes:
+        found.update(_pass_work(chunks, each, how, known))
+    return tuple(float(found[name]) for name in CHUNK_WORK)
+
+
+def least_work(plan: Plan, how: Arithmetic) -> tuple[float, ...]:
+    """Return what a case takes at the least, however its plan is cut: every contraction once, its tables at hand."""
+    steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
+    whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
+    found = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
+    return tuple(0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK)
+
+
+def _pass_work(
+    chunks: ChunkPlan, each: Pass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
+) -> dict[str, int]:
+    """Return what the tasks of a pass take; known: what contractions of the case take, those of the pass are added."""
+    plan, fixed, sizes = chunks.plan, frozenset(each.fixed), dict(enumerate(chunks.plan.shape.cardinalities))
+    parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
+    task, once = Counter[str](tasks=1, contractions=len(each.steps)), Counter[str](passes=1, steps=len(each.steps))
+    task["added"] = parts[each.out] if each.summed else 0
+    for step in each.steps:
+        tables = parts[step.out] + sum(parts[table] for table in step.operands)
+        task["entries"] += parts[step.out]
+        task["far"] += max(0, tables - CACHE // how.itemsize)
+        what = _lowered(chunks, step, fixed, sizes)
+        if what not in known:
+            known[what] = _work(what, how)
+            # What is prepared is remembered for other tasks, and for other steps that lie alike.
+            once.update({name: known[what].pop(name, 0) for name in ONCE})
+        task.update(known[what])
+    tasks = plan.shape.entries(each.fixed)
+    return {name: tasks * count for name, count in task.items()} | once
+
+
+def _work(what: Contraction, how: Arithmetic) -> dict[str, int]:
+    operations = what.kept_entries * what.eliminated_entries * len(what.operands)
+    if how.compiled and operations >= PREPARED:
+        return compiled_work(what, how.itemsize)
+    return numpy_work(what, how.scratch)
+
+
+def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapping[int, int]) -> Contraction:
+    """Return the contraction of a step in a task, its operands in the order in which they combine."""
+
+    def left(variables: Iterable[int]) -> list[int]:
+        return [v for v in variables if v not in fixed]
+
+    tables = sorted(step.operands, key=lambda table: chunks.plan.tables[table].entries)
+    scopes = [left(chunks.layout(table)) for table in tables]
+    return contraction(left(chunks.layout(step.out)), left(step.eliminated), scopes, sizes)
+
+
+def scatters(cuts: Sequence[int], fixed: frozenset[int]) -> bool:
+    """Tell whether a part lies in several pieces: a chunk variable that varies comes before one that is constant."""
+    varies = [v not in fixed for v in cuts]
+    return any(varies[n] and not varies[n + 1] for n in range(len(varies) - 1))

@@ -1,0 +1,147 @@
+"""What a block of cases takes of the compiled CPU backend, in counts whose prices a cost model learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import (
+    COUNT,
+    ENTRIES,
+    FIRST,
+    HOW,
+    KIND,
+    LIKELIHOOD,
+    LINES,
+    PAIRS,
+    PRODUCTS,
+    REDUCE,
+    SLICE,
+    SPAN,
+    STRIDE,
+    TERMS,
+    TILES,
+    VARIABLES,
+    Code,
+)
+
+from junctor.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from junctor.backends.cpu import CompiledProgram
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Caches that a step's tables may exceed, in bytes: coarse, what exceeding them costs is measured.
+CACHES = (48_000, 1_000_000, 32_000_000)
+# Bytes that the loops over cases take at a time.
+STRIDE_BYTES = 128
+CPU_WORK = (
+    # Terms of tiles with a factor, of tiles with two tables, of single entries; operands of those with several.
+    *("line_terms", "pair_terms", "single_terms", "scaled_terms", "product_terms", "listed_terms"),
+    # Tiles and single entries that begin and end, and entries that are rescaled.
+    *("tiles", "single_entries", "rescaled"),
+    # Numbers of evidence and answers, one by one for every case.
+    *("sliced", "likelihoods", "slice_variables", "edges", "marginals", "states", "observed"),
+    # Steps of a block, cases, blocks, calls.
+    *("reductions", "steps", "step_cases", "cases", "calls"),
+    # Vectors that are loaded in steps whose tables exceed a cache, tables that do, and all tables of plans that do.
+    *("near_loads", "far_loads", "farthest_loads", "near_tables", "far_tables", "farthest_tables"),
+    *("far_plan", "farthest_plan"),
+)
+
+
+def cpu_work(compiled: CompiledProgram, plan: Plan, rows: int) -> Floats:
+    """Return what answering `rows` cases takes, in the order of CPU_WORK."""
+    lanes, itemsize = compiled.cases, compiled.itemsize
+    blocks = -(-rows // lanes)
+    vectors = blocks * lanes * itemsize / STRIDE_BYTES
+    parts = [
+        _terms(compiled.code) * vectors,
+        _evidence(compiled.code) * blocks * lanes,
+        np.array([sum(plan.shape.cardinalities), len(plan.pattern.sliced)]) * float(rows),
+        _steps(compiled.code, blocks, lanes, rows),
+        _loads(compiled.code, plan, lanes * itemsize) * vectors,
+        _traffic(plan, compiled.arena_bytes) * vectors,
+    ]
+    return np.concatenate(parts)
+
+
+def spans(reductions: Ints, code: Code) -> Ints:
+    """Return the terms that the tiles (or entries) of each reduction have together."""
+    listed = reductions[:, STRIDE] > 0
+    last = np.where(listed, reductions[:, SPAN] + reductions[:, TILES], 0)
+    found: Ints = np.where(
+        listed, code.span[last] - code.span[reductions[:, SPAN]], reductions[:, TILES] * reductions[:, TERMS]
+    )
+    return found
+
+
+def reductions_of(code: Code) -> Ints:
+    """Return the steps that are contractions."""
+    found: Ints = code.steps[code.steps[:, KIND] == REDUCE]
+    return found
+
+
+def _terms(code: Code) -> Floats:
+    steps = reductions_of(code)
+    terms, how, rows = spans(steps, code), steps[:, HOW], steps[:, COUNT] - 1
+    products = how == PRODUCTS
+    scaled = products & (code.operands[steps[:, FIRST], 0] >= 0) if len(steps) else products
+    return np.array(
+        [
+            terms[how == LINES].sum(),
+            terms[how == PAIRS].sum(),
+            terms[products & (rows == 1)].sum(),
+            terms[scaled].sum(),
+            (terms * rows)[products & (rows > 1)].sum(),
+            terms[steps[:, STRIDE] > 0].sum(),
+            steps[~products][:, TILES].sum(),
+            steps[products][:, TILES].sum(),
+            steps[:, ENTRIES].sum(),
+        ],
+        dtype=np.float64,
+    )
+
+
+def _evidence(code: Code) -> Floats:
+    steps, results = code.steps, code.results
+    slices = steps[steps[:, KIND] == SLICE]
+    return np.array(
+        [
+            slices[:, ENTRIES].sum(),
+            steps[steps[:, KIND] == LIKELIHOOD][:, ENTRIES].sum(),
+            slices[:, VARIABLES].sum(),
+            steps[results[:, 2] >= 0][:, ENTRIES].sum(),
+            steps[results[:, 1] >= 0][:, ENTRIES].sum(),
+        ],
+        dtype=np.float64,
+    )
+
+
+def _steps(code: Code, blocks: int, lanes: int, rows: int) -> Floats:
+    count = len(code.steps)
+    return np.array([len(reductions_of(code)) * blocks, count * blocks, count * blocks * lanes, rows, 1], np.float64)
+
+
+def _loads(code: Code, plan: Plan, width: int) -> Floats:
+    """Return the loads of steps whose tables exceed each cache, then those tables; width: bytes of an entry."""
+    steps = reductions_of(code)
+    each = np.where(steps[:, HOW] == PAIRS, 5, np.where(steps[:, HOW] == LINES, 1, np.maximum(1, steps[:, COUNT] - 1)))
+    loads, tables = spans(steps, code) * each, _tables(plan)
+    beyond = [np.clip(1 - cache / (width * np.maximum(1, tables)), 0, 1) for cache in CACHES]
+    return np.array([*((loads * share).sum() for share in beyond), *((tables * share).sum() for share in beyond)])
+
+
+def _tables(plan: Plan) -> Ints:
+    """Return the entries that each contraction touches, results included."""
+    entries = [table.entries if table.per_case else 0 for table in plan.tables]
+    steps = plan.reductions(per_case=True)
+    return np.array([entries[step.out] + sum(entries[o] for o in step.operands) for step in steps], dtype=np.int64)
+
+
+def _traffic(plan: Plan, arena_bytes: int) -> Floats:
+    tables = _tables(plan).sum()
+    return np.array([tables * max(0.0, 1 - cache / arena_bytes) for cache in CACHES[1:]], dtype=np.float64)

@@ -1,0 +1,250 @@
+"""What a stage of a plan takes on a GPU, in counts whose prices a cost model learns, and the launch parameters it gets.
+
+A stage is one launch: as fast as its longest thread, and as all its work. Launch parameters trade one for the other;
+they are those for which the model says the least, of a few that are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import (
+    COUNT,
+    ENTRIES,
+    FIRST,
+    HOW,
+    LINES,
+    LINES_OF_TILE,
+    PAIRS,
+    SIZE,
+    SPAN,
+    STRIDE,
+    TERMS,
+    TILES,
+    Code,
+)
+from junctor_kernels.gpu import blocks as gpu
+
+from junctor.cost.features.cpu_blocks import spans
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FEW_WORK = (
+    # Of each stage: one; steps of its longest thread block, of all of them side by side, the larger of both; blocks.
+    *("stages", "longest", "side_by_side", "slower", "blocks"),
+    # Offsets of the whole plan; parts of lines of the cache that loads touch, entries that are stored, and of the
+    # largest message.
+    *("offsets", "sectors", "stored", "most_stored"),
+    # States of likelihoods and posteriors that one thread goes through beside contractions, of each stage the most.
+    *("likelihoods", "posteriors"),
+)
+MANY_WORK = (
+    # Of each stage: one, rows that its longest warp loads one after the other.
+    *("stages", "longest"),
+    # For each chunk of cases: products, rows and factors that are loaded, items that begin, entries that are stored.
+    *("products", "rows", "factors", "items", "stored"),
+    # Beside contractions: rows that are made, bounds, posteriors.
+    *("made", "bounds", "marginals"),
+)
+
+
+class Few(NamedTuple):
+    """Launch parameters of a stage for few cases: terms that a thread sums, and entries that it does one by one."""
+
+    terms: int
+    rounds: int
+
+
+class Many(NamedTuple):
+    """Launch parameters for many: terms of tiles in an item of a warp, and from how many on warps share a tile."""
+
+    terms: int
+    shared: int
+
+
+# Steps of a block that summing up what its threads have found counts as, each time by half, and its beginning.
+MEETING, BEGINNING = 4, 8
+# Thread blocks that run side by side, about.
+SIDE_BY_SIDE = 1024
+# Numbers of a part of a line of the cache, the least that is read at once.
+SECTOR = 8
+
+# What is tried. Fewer terms than these are not worth a thread, nor more worth a warp of its own.
+FEW_SETTINGS = tuple(Few(1 << n, rounds) for n in range(2, 13) for rounds in (1, 2, 4))
+MANY_SETTINGS = tuple(Many(terms, shared) for terms in (8, 16, 32, 64) for shared in (64, 128, 256, 1024))
+
+
+class Beside(NamedTuple):
+    """What a launch does beside contractions.
+
+    made: rows of evidence. bounds: of messages. marginals: entries of posteriors. likelihood, marginal: entries of the
+    largest of that kind.
+    """
+
+    made: int = 0
+    bounds: int = 0
+    marginals: int = 0
+    likelihood: int = 0
+    marginal: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """The contractions of a launch: rows of `Code.steps`, and for each the terms of its longest entry or tile, and all.
+
+    along: whether neighbouring threads that share an entry have neighbouring terms. apart: [2, contractions], parts of
+    a line that neighbouring threads touch for a number, where they have neighbouring entries, and terms.
+    """
+
+    steps: Ints
+    longest: Ints
+    total: Ints
+    along: npt.NDArray[np.bool_]
+    apart: Floats
+    beside: Beside
+
+    @cached_property
+    def operands(self) -> Ints:
+        """Loads of a term: its operands."""
+        found: Ints = self.steps[:, COUNT]
+        return found
+
+    @cached_property
+    def tile(self) -> tuple[Ints, Ints, Ints]:
+        """Rows, factors and products of a term of a tile."""
+        lines = self.steps[:, LINES_OF_TILE]
+        width = self.steps[:, SIZE] // np.maximum(1, lines)
+        how = self.steps[:, HOW]
+        rows = np.where(how == PAIRS, lines + width, np.where(how == LINES, lines, self.operands - 1))
+        return rows, np.where(how == LINES, width, 1), np.where(how < 2, lines * width, self.operands)
+
+
+def stage_of(code: Code, members: Sequence[int], beside: Beside) -> Stage:
+    """Return a stage with the contractions `members`."""
+    steps = code.steps[list(members)].reshape(len(members), code.steps.shape[1])
+    walked = [_strides(step, code) for step in steps]
+    along = np.array([terms_follow(strides) for strides in walked], np.bool_)
+    apart = np.array([[_apart(strides, which) for strides in walked] for which in (0, 1)]).reshape(2, len(members))
+    longest = np.array([longest_terms(step, code) for step in steps], np.int64)
+    return Stage(steps, longest, spans(steps, code), along, apart, beside)
+
+
+def _strides(step: Ints, code: Code) -> list[tuple[int, int]]:
+    """Return how far the next kept entry and the next term of each operand are; 0 where there is no other."""
+    found = []
+    for kept, terms, _ in code.operands[step[FIRST] : step[FIRST] + step[COUNT]]:
+        if kept >= 0:
+            next_kept = code.offsets[kept + 1] - code.offsets[kept] if step[ENTRIES] > 1 else 0
+            found.append((int(next_kept), int(code.offsets[terms + 1] - code.offsets[terms]) if step[TERMS] > 1 else 0))
+    return found
+
+
+def terms_follow(strides: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether more operands have the next term beside an entry than the next kept entry."""
+    return sum((terms == 1) - (kept == 1) for kept, terms in strides) > 0
+
+
+def _apart(strides: Sequence[tuple[int, int]], which: int) -> float:
+    # A number that all threads read costs as much as one that lies beside its neighbours.
+    return sum(min(SECTOR, max(1, abs(stride[which]))) for stride in strides) / SECTOR
+
+
+def longest_terms(step: Ints, code: Code) -> int:
+    """Return the most terms that an entry (or tile) of a contraction has."""
+    if not step[STRIDE]:
+        return int(step[TERMS])
+    return max(1, int(np.diff(code.span[step[SPAN] : step[SPAN] + step[TILES] + 1]).max()))
+
+
+def splits(stage: Stage, terms: npt.ArrayLike) -> Ints:
+    """Return how many threads share an entry of each contraction so that each has so many terms: powers of two."""
+    wanted = np.maximum(1, -(-stage.longest // np.asarray(terms)[..., None]))
+    found: Ints = np.minimum(gpu.FEW_THREADS, 1 << np.ceil(np.log2(wanted)).astype(np.int64))
+    return found
+
+
+def each_block(stage: Stage, settings: Sequence[Few], cases: int) -> tuple[Ints, Ints]:
+    """Return splits, and entries of a block, [settings, contractions]."""
+    split = splits(stage, [setting.terms for setting in settings])
+    rounds = np.array([setting.rounds for setting in settings])[:, None]
+    return split, np.maximum(1, rounds * (gpu.FEW_THREADS // split) // cases)
+
+
+def few_work(stage: Stage, settings: Sequence[Few], cases: int) -> Floats:
+    """Return [settings, FEW_WORK] of a stage for few cases, without what the whole plan has."""
+    split, each = each_block(stage, settings, cases)
+    entries, sharing = stage.steps[:, ENTRIES], np.log2(split)
+    blocks = -(-entries // each)
+    rounds = -(-np.minimum(each, entries) * cases // (gpu.FEW_THREADS // split))
+    steps = rounds * (-(-stage.longest // split) * stage.operands + MEETING * sharing + BEGINNING)
+    longest, together = steps.max(axis=1, initial=0), (steps * blocks).sum(axis=1) / SIDE_BY_SIDE
+    # Cases lie side by side.
+    apart = (
+        np.where(stage.along & (split > 1), stage.apart[1], stage.apart[0]) if cases == 1 else stage.operands / SECTOR
+    )
+    beside = stage.beside
+    columns = [
+        1,
+        longest,
+        together,
+        np.maximum(longest, together),
+        blocks.sum(axis=1),
+        0,
+        (stage.total * apart).sum(axis=-1) * cases,
+        entries.sum() * cases,
+        entries.max(initial=0) * cases,
+        *(beside.likelihood, beside.marginal),
+    ]
+    return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
+
+
+def many_work(stage: Stage, settings: Sequence[Many], chunks: int) -> Floats:
+    """Return [settings, MANY_WORK] of a stage for so many chunks of cases."""
+    rows, factors, products = stage.tile
+    each = np.maximum(1, np.array([setting.terms for setting in settings])[:, None] // stage.longest)
+    shared = stage.longest >= np.array([setting.shared for setting in settings])[:, None]
+    warps = np.where(shared, gpu.MANY_THREADS // gpu.WARP, 1)
+    items = -(-stage.steps[:, TILES] // each) * warps
+    beside = stage.beside
+    columns = [
+        1,
+        (-(-stage.longest * each // warps) * rows).max(axis=1, initial=0),
+        (stage.total * products).sum() * chunks,
+        (stage.total * rows).sum() * chunks,
+        (stage.total * factors).sum() * chunks,
+        items.sum(axis=1) * chunks,
+        stage.steps[:, ENTRIES].sum() * chunks,
+        *(number * chunks for number in (beside.made, beside.bounds, beside.marginals)),
+    ]
+    return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Launching:
+    """How launch parameters are chosen: by prices of FEW_WORK or MANY_WORK, of the settings that are tried.
+
+    With a single setting there is nothing to choose, and prices do not matter.
+    """
+
+    few: Floats
+    many: Floats
+    few_settings: tuple[Few, ...] = FEW_SETTINGS
+    many_settings: tuple[Many, ...] = MANY_SETTINGS
+
+    def for_few(self, stage: Stage, cases: int) -> tuple[Few, Floats]:
+        """Return the launch parameters of a stage for few cases, and its work with them."""
+        work = few_work(stage, self.few_settings, cases)
+        at = int(np.argmin(work @ self.few)) if len(work) > 1 else 0
+        return self.few_settings[at], work[at]
+
+    def for_many(self, stage: Stage, chunks: int) -> tuple[Many, Floats]:
+        """Return the launch parameters of a stage for many cases, and its work with them."""
+        work = many_work(stage, self.many_settings, chunks)
+        at = int(np.argmin(work @ self.many)) if len(work) > 1 else 0
+        return self.many_settings[at], work[at]

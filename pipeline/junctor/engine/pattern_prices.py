@@ -1,0 +1,77 @@
+"""What rows take, in seconds of one core, before any of them is planned: the prices that a choice of groups asks for.
+
+What a row takes was measured (`speeds`); the constants here are coarse: medians over networks of ten to a thousand
+variables, good to a factor of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from junctor.backends.plan_memory import OPERATION_SECONDS
+from junctor.engine.patterns import Patterns, Prices
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+
+if TYPE_CHECKING:
+    from junctor.backends.row_trees import RowEngine
+
+# Entry operations of a tree of the row engine, entries of its messages, and tables.
+Work = tuple[float, float, float]
+
+# Planning for NumPy and binding, for each variable that is left, and what the steps of a block take beside its cases.
+PLAIN_VARIABLE_SECONDS = 4e-4
+# What NumPy takes for each entry of the tables of a case, to find the largest and smallest and to divide by a scale.
+ENTRY_SECONDS = 5e-9
+# What planning, binding and lowering take, for each of its tables and their entries.
+ONCE_TABLE_SECONDS = 1.6e-4
+ONCE_ENTRY_SECONDS = 3e-8
+# What bringing the evidence of a cell into the form of a likelihood takes.
+LIKELIHOOD_SECONDS = 1e-7
+# Patterns that are looked at for what a row of its own takes.
+SAMPLED_PATTERNS = 16
+
+
+def plain_seconds(plan: Plan) -> float:
+    """Return the seconds that a case takes in NumPy: its operations, and what scales and bounds take of its tables."""
+    entries = sum(table.entries for table in plan.tables if table.per_case)
+    # Capped, because integers of any size do not fit a float.
+    return min(plan.case_operations, 10**30) * OPERATION_SECONDS + min(entries, 10**30) * ENTRY_SECONDS
+
+
+def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable[[Pattern], bool]) -> Prices:
+    """Return prices from plans, for batches that are not worth loading compiled code for."""
+    return Prices(
+        row=lambda pattern: plain_seconds(plan(pattern)),
+        once=lambda pattern: (variables - len(pattern.sliced)) * PLAIN_VARIABLE_SECONDS,
+        fits=fits,
+    )
+
+
+def compiled_prices(work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float]) -> Prices:
+    """Return prices from the trees of the row engine, which are found in a millisecond.
+
+    work: entry operations, entries and number of the tables of such a tree. allowed: bytes that a plan may take. alone:
+    seconds of a row by itself, infinite where that cannot be. speed: seconds of an entry operation and of a table.
+    """
+
+    def row(pattern: Pattern) -> float:
+        operations, _, tables = work(pattern)
+        likelihoods = len(pattern.weighted) * LIKELIHOOD_SECONDS
+        return operations * speed[0] + tables * speed[1] + likelihoods
+
+    def once(pattern: Pattern) -> float:
+        _, entries, tables = work(pattern)
+        return tables * ONCE_TABLE_SECONDS + entries * ONCE_ENTRY_SECONDS
+
+    def fits(pattern: Pattern) -> bool:
+        return work(pattern)[1] * 8 < allowed
+
+    return Prices(row, once, fits, alone)
+
+
+def alone_seconds(rows: RowEngine, found: Patterns) -> float:
+    """Return what a row by itself takes, the mean over some patterns."""
+    sampled = range(0, len(found.counts), -(-len(found.counts) // SAMPLED_PATTERNS))
+    return sum(rows.seconds(found.observed(p), found.soft(p)) for p in sampled) / len(sampled)

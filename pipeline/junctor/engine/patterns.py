@@ -1,0 +1,243 @@
+"""Which rows share a plan: evidence patterns of a batch, and the cheapest way to answer all of them.
+
+A plan that cuts out exactly what its rows observe is the cheapest to run, but takes time to make, and a row of a rare
+pattern pays for all of that. So patterns may be made coarser: some columns are *loose*, their evidence enters as
+likelihoods and no longer tells patterns apart. What is still rare then shares one plan, with everything loose that is
+not common to all, or goes row by row through the row engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.deduplicate import Distinct
+from junctor.planning.shape import Pattern
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+# Patterns that a choice looks at; of more, every so many-th.
+MOST_PATTERNS = 4096
+# Sets of loose columns that are tried.
+MOST_TRIALS = 24
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Patterns:
+    """The evidence patterns of the valid rows of a batch, most frequent first.
+
+    variables: of the columns, those with observed states before those with likelihoods. hard: columns of the former.
+    marks: bool [patterns, columns], where there is evidence. counts: rows of each pattern. numbers: the pattern of each
+    row in `rows`, which lists the valid rows.
+    """
+
+    variables: tuple[int, ...]
+    hard: int
+    marks: Mask
+    counts: Rows
+    numbers: Rows
+    rows: Rows
+
+    def observed(self, pattern: int) -> frozenset[int]:
+        """Return the variables that a pattern observes."""
+        return frozenset(self.variables[i] for i in np.flatnonzero(self.marks[pattern, : self.hard]))
+
+    def soft(self, pattern: int) -> frozenset[int]:
+        """Return the variables on which a pattern has likelihoods."""
+        return frozenset(self.variables[self.hard + i] for i in np.flatnonzero(self.marks[pattern, self.hard :]))
+
+    def exact(self, rows: Rows) -> list[Group]:
+        """Return some of the rows (ascending) in groups of one pattern each."""
+        numbers = self.numbers[np.searchsorted(self.rows, rows)]
+        return [Group(Pattern(self.observed(p), self.soft(p)), rows[numbers == p]) for p in np.unique(numbers).tolist()]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Group:
+    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`alone`).
+
+    few: the different ones among the rows, where only those are answered.
+    """
+
+    pattern: Pattern
+    rows: Rows
+    patterns: int = 1
+    alone: bool = False
+    few: Distinct | None = None
+
+    @property
+    def answered(self) -> int:
+        """How many rows are answered, and not copied from others."""
+        return len(self.rows) if self.few is None else self.few.batch.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What an engine asks for, in seconds.
+
+    row: a row of a plan for a pattern. once: to make that plan. alone: a row by itself, infinite where that cannot be.
+    fits: whether a plan for a pattern fits the memory.
+    """
+
+    row: Callable[[Pattern], float]
+    once: Callable[[Pattern], float]
+    fits: Callable[[Pattern], bool]
+    alone: float = math.inf
+
+
+def patterns_of(batch: EvidenceBatch) -> Patterns:
+    """Return the evidence patterns of a batch."""
+    valid = np.ones(batch.rows, dtype=np.bool_)
+    valid[list(batch.invalid)] = False
+    rows = np.flatnonzero(valid)
+    hard, soft = sorted(batch.states), sorted(batch.likelihoods)
+    ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
+    apart: dict[int, Mask] = {}
+    for column, all_seen in enumerate(_columns(batch, hard, soft)):
+        seen = all_seen if rows.size == batch.rows else all_seen[rows]
+        often = np.count_nonzero(seen)
+        ever[column] = often > 0
+        # Columns that are the same in all rows tell none apart, and often all are.
+        if 0 < often < rows.size:
+            apart[column] = seen
+    told = np.array(list(apart.values()), dtype=np.bool_).reshape(len(apart), rows.size).T
+    told, counts, numbers = _distinct(told, np.ones(rows.size, dtype=np.int64))
+    marks = np.repeat(ever[None, :], len(told), axis=0)
+    marks[:, list(apart)] = told
+    return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
+
+
+def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> Iterator[Mask]:
+    """Yield for each column in which rows there is evidence."""
+    for variable in hard:
+        yield batch.states[variable] != UNOBSERVED
+    for variable in soft:
+        seen = np.zeros(batch.rows, dtype=np.bool_)
+        seen[batch.likelihoods[variable].rows] = True
+        yield seen
+
+
+class Choice:
+    """The cheapest way found to answer the rows of a batch of several patterns: `groups`, and the `seconds` it takes.
+
+    search: whether sets of loose columns are tried; each of them asks for some prices.
+    """
+
+    def __init__(self, found: Patterns, prices: Prices, search: bool = False) -> None:
+        self._found = found
+        self._prices = prices
+        self._is_hard = np.arange(len(found.variables)) < found.hard
+        shared = self._pattern(found.marks, ~self._common(found.marks))
+        together = prices.row(shared) if prices.fits(shared) else math.inf
+        self._alone = prices.alone < together
+        self._rest = min(prices.alone, together)
+        step = -(-len(found.counts) // MOST_PATTERNS)
+        self._marks, self._counts = found.marks[::step], found.counts[::step]
+        self._scale = found.counts.sum() / self._counts.sum()
+        self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
+        self.seconds = self._total(self._loose)
+        if search:
+            self._search()
+
+    def _search(self) -> None:
+        """Find columns that are better left loose: they cost little and are often missing."""
+        share = self._found.counts @ self._found.marks / self._found.counts.sum()
+        # What is observed in fewer rows than not would only tell rows apart.
+        seldom = (share < 0.5) | ~self._is_hard
+        order = self._by_price(seldom, share)
+        for count in sorted({round(len(order) * i / MOST_TRIALS) for i in range(MOST_TRIALS + 1)}):
+            loose = seldom.copy()
+            loose[order[:count]] = True
+            total = self._total(loose)
+            if total < self.seconds:
+                self._loose, self.seconds = loose, total
+
+    def groups(self) -> list[Group]:
+        """Return the groups: patterns that are worth a plan, then the rest."""
+        found, loose = self._found, self._loose
+        marks, counts, numbers = _distinct(found.marks & ~loose, found.counts)
+        worth = self._worth(counts, self._seconds(marks[0], loose))
+        patterns = [self._pattern(found.marks[numbers == p], loose) for p in range(worth)]
+        group_of_pattern = np.minimum(numbers, len(patterns))
+        group_of_row = group_of_pattern[found.numbers]
+        members = [np.flatnonzero(group_of_pattern == g) for g in range(len(patterns) + 1)]
+        groups = [Group(pattern, found.rows[group_of_row == g], len(members[g])) for g, pattern in enumerate(patterns)]
+        if members[-1].size:
+            marks = found.marks[members[-1]]
+            shared = self._pattern(marks, ~self._common(marks))
+            groups.append(Group(shared, found.rows[group_of_row == len(patterns)], len(members[-1]), self._alone))
+        return groups
+
+    def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:
+        """Return the columns that are often observed but not always, the cheapest to leave loose first."""
+        often = np.flatnonzero(~seldom & (share < 1))
+        # Rounded, so that the next batch of the same kind gets the same order, and its plans serve again.
+        missing = 2.0 ** np.round(np.log2(1 - share[often]))
+        base = self._price(~seldom, seldom)
+        added = []
+        for column, rows in zip(often, missing, strict=True):
+            loose = seldom.copy()
+            loose[column] = True
+            added.append((self._price(~loose, loose) - base) / rows)
+        return [int(often[i]) for i in np.argsort(added, kind="stable")]
+
+    def _total(self, loose: Mask) -> float:
+        marks, counts, _ = _distinct(self._marks & ~loose, self._counts)
+        seconds = self._seconds(marks[0], loose)
+        worth = self._worth(counts * self._scale, seconds)
+        once, row = seconds
+        planned = float(counts[:worth].sum())
+        return float(self._scale) * (planned * row + float(counts[worth:].sum()) * self._rest) + worth * once
+
+    def _seconds(self, marks: Mask, loose: Mask) -> tuple[float, float]:
+        """Return the price of a plan, once and for each row: that of the most frequent pattern stands for all."""
+        pattern = self._pattern((marks | loose)[None, :], loose)
+        if not self._prices.fits(pattern):
+            return math.inf, math.inf
+        return self._prices.once(pattern), self._prices.row(pattern)
+
+    def _worth(self, counts: npt.NDArray[Any], seconds: tuple[float, float]) -> int:
+        """Return how many of the patterns (most frequent first) are worth a plan of their own."""
+        once, row = seconds
+        if math.isinf(self._rest):
+            return len(counts)
+        if row >= self._rest:
+            return 0
+        return int(np.count_nonzero(counts * (self._rest - row) > once))
+
+    def _price(self, sliced: Mask, loose: Mask) -> float:
+        return self._prices.row(self._pattern((sliced | loose)[None, :], loose))
+
+    def _pattern(self, marks: Mask, loose: Mask) -> Pattern:
+        """Return the pattern that serves all `marks`: what all have is cut out unless it is loose, the rest enters."""
+        sliced = self._common(marks) & ~loose
+        weighted = marks.any(axis=0) & ~sliced
+        variables = np.array(self._found.variables, dtype=np.int64)
+        return Pattern(frozenset(variables[sliced].tolist()), frozenset(variables[weighted].tolist()))
+
+    def _common(self, marks: Mask) -> Mask:
+        common: Mask = marks.all(axis=0) & self._is_hard
+        return common
+
+
+def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
+    """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
+    if len(marks) and not marks.shape[1]:
+        return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
+    # A leading bit keeps the key from being empty where there are no columns at all.
+    packed = np.packbits(np.pad(marks, ((0, 0), (1, 0))), axis=1)
+    keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
+    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    numbers = numbers.ravel()
+    totals = np.bincount(numbers, weights=counts, minlength=len(first)).astype(np.int64)
+    order = np.lexsort((first, -totals))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return marks[first[order]], totals[order], place[numbers]

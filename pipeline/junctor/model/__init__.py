@@ -1,0 +1,1 @@
+"""Networks, questions about them, answers and errors: what everything else speaks of."""

@@ -1,0 +1,357 @@
+"""Networks and evidence made to measure: grids, chains, layered and random networks, hidden Markov models, samples.
+
+Everything follows from its seed alone, whatever the platform: tables come from random integers and one division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.model.errors import EvidenceError, ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network, table_size
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# How evidence rows differ in what they observe: one set of variables for all rows; that set with cells missing at
+# random; or each row its own set.
+Pattern = Literal["fixed", "missing", "random"]
+# A number of states for all variables, or the least and the most of a random number for each.
+States = int | tuple[int, int]
+
+CASE_ID = "case_id"
+# Samples are drawn in blocks of this many rows, each with its own seed, so that a stream of blocks holds the same
+# rows as one table.
+BLOCK_ROWS = 65_536
+
+# Random streams of one seed.
+_STRUCTURE, _SAMPLES, _CELLS = range(3)
+
+
+def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
+    """Return a Markov network on a grid: a random potential on every variable and on every pair of neighbours.
+
+    Variables are `x_ROW_COLUMN`, row by row; the treewidth is the smaller of `rows` and `columns`.
+    """
+    _at_least_one(rows=rows, columns=columns)
+    rng = _stream(seed, _STRUCTURE)
+    cells = [(row, column) for row in range(rows) for column in range(columns)]
+    names = {cell: f"x_{cell[0]}_{cell[1]}" for cell in cells}
+    scopes: list[tuple[str, ...]] = [(names[cell],) for cell in cells]
+    for row, column in cells:
+        neighbours = [(row, column + 1), (row + 1, column)]
+        scopes += [(names[row, column], names[other]) for other in neighbours if other in names]
+    cardinalities = dict(zip(names.values(), _cardinalities(states, len(cells), rng), strict=True))
+    tables = [(scope, _random_potential([cardinalities[name] for name in scope], rng)) for scope in scopes]
+    return _build(f"grid_{rows}x{columns}", "markov", cardinalities, tables)
+
+
+def chain(length: int, states: States = 2, seed: int = 0) -> Network:
+    """Return a Bayesian network x_0 -> x_1 -> ... of `length` variables with random tables."""
+    _at_least_one(length=length)
+    parents: list[list[int]] = [[i - 1] if i else [] for i in range(length)]
+    return _random_tables(f"chain_{length}", [f"x_{i}" for i in range(length)], parents, states, 0.0, seed)
+
+
+def layered(
+    layers: int, width: int, states: States = 2, parents: int = 2, seed: int = 0, reach: int = 1, zeros: float = 0.0
+) -> Network:
+    """Return a layered Bayesian network: `layers` x `width` variables `x_LAYER_POSITION` with random tables.
+
+    A variable has up to `parents` parents in the layer before it, at most `reach` positions away, so that
+    neighbouring causes share effects while the treewidth stays near `width`. zeros: share of table entries that are 0.
+    """
+    _at_least_one(layers=layers, width=width)
+    rng = _stream(seed, _STRUCTURE)
+    chosen: list[list[int]] = []
+    for layer in range(layers):
+        for position in range(width):
+            near = range(max(0, position - reach), min(width, position + reach + 1)) if layer else range(0)
+            chosen.append([(layer - 1) * width + i for i in _some_of(near, parents, rng)])
+    names = [f"x_{layer}_{position}" for layer in range(layers) for position in range(width)]
+    return _random_tables(f"layered_{layers}x{width}", names, chosen, states, zeros, seed)
+
+
+def random_network(
+    variables: int, states: States = (2, 4), parents: int = 3, window: int = 6, seed: int = 0, zeros: float = 0.0
+) -> Network:
+    """Return a random Bayesian network of `variables` variables `x_0`, `x_1`, ... with random tables.
+
+    Each has 0 to `parents` parents among the `window` variables before it; the window bounds the treewidth.
+    zeros: share of table entries that are 0.
+    """
+    _at_least_one(variables=variables)
+    rng = _stream(seed, _STRUCTURE)
+    chosen = [_some_of(range(max(0, i - window), i), int(rng.integers(0, parents + 1)), rng) for i in range(variables)]
+    return _random_tables(f"random_{variables}", [f"x_{i}" for i in range(variables)], chosen, states, zeros, seed)
+
+
+def hmm(
+    steps: int,
+    start: npt.ArrayLike,
+    transition: npt.ArrayLike,
+    emission: npt.ArrayLike,
+    states: Sequence[str] | None = None,
+    symbols: Sequence[str] | None = None,
+) -> Network:
+    """Return a hidden Markov model unrolled over `steps` steps: variables `state_1`, `symbol_1`, `state_2`, ...
+
+    start: [states], distribution of `state_1`. transition: [states, states], a row for each state left.
+    emission: [states, symbols]. states, symbols: names, numbers if not given. Raises ModelError where the shapes do
+    not fit each other.
+    """
+    _at_least_one(steps=steps)
+    first, move, emit = (np.asarray(table, dtype=np.float64) for table in (start, transition, emission))
+    hidden = states if states is not None else [str(i) for i in range(first.size)]
+    seen = symbols if symbols is not None else [str(i) for i in range(emit.shape[-1] if emit.ndim else 0)]
+    for what, table, shape in (
+        ("start", first, (len(hidden),)),
+        ("transition", move, (len(hidden), len(hidden))),
+        ("emission", emit, (len(hidden), len(seen))),
+    ):
+        if table.shape != shape:
+            raise ModelError(f"{what} of a hidden Markov model: found the shape {table.shape}, expected {shape}")
+    place = Place("hmm")
+    variables, tables = [], []
+    for step in range(1, steps + 1):
+        state, symbol = f"state_{step}", f"symbol_{step}"
+        variables += [DraftVariable(state, hidden, place), DraftVariable(symbol, seen, place)]
+        before = (
+            DraftTable((f"state_{step - 1}", state), move, place) if step > 1 else DraftTable((state,), first, place)
+        )
+        tables += [before, DraftTable((state, symbol), emit, place)]
+    return build_network(f"hmm_{steps}", "bayes", variables, tables)
+
+
+def sample(network: Network, rows: int, seed: int = 0) -> npt.NDArray[np.int32]:
+    """Return `rows` samples of a Bayesian network, int32 [rows, variables], by forward sampling.
+
+    The first rows do not depend on how many are asked for. Raises ModelError for a Markov network.
+    """
+    _refuse_markov(network)
+    # One variable is one contiguous run: that is how samples are drawn here and columns are built from them.
+    samples = np.empty((len(network.variables), rows), dtype=np.int32)
+    for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
+        last = min(rows, first + BLOCK_ROWS)
+        samples[:, first:last] = _sample_block(network, last - first, seed, block)
+    return samples.T
+
+
+def evidence_table(
+    network: Network,
+    samples: npt.NDArray[np.int32],
+    observed: float | Sequence[str] = 0.2,
+    pattern: Pattern = "fixed",
+    seed: int = 0,
+    missing: float = 0.05,
+) -> pa.Table:
+    """Return samples as an evidence table: `case_id` and a column of state names for each variable that is observed.
+
+    samples: int32 [rows, variables]. observed: share of the variables, picked at random, or the names of some.
+    pattern: `fixed` observes the same variables in every row, `missing` leaves out a share `missing` of those cells
+    at random (null), `random` picks such a share of the variables anew for each row. Fewer rows are a prefix of more.
+    Raises EvidenceError for settings that make no sense.
+    """
+    import pyarrow as pa
+
+    cells = _Cells(network, observed, pattern, missing, seed)
+    batches = [
+        cells.record_batch(samples[first : first + BLOCK_ROWS].T, block, first)
+        for block, first in enumerate(range(0, max(len(samples), 1), BLOCK_ROWS))
+    ]
+    return pa.Table.from_batches(batches)
+
+
+def evidence_batches(
+    network: Network,
+    rows: int,
+    observed: float | Sequence[str] = 0.2,
+    pattern: Pattern = "fixed",
+    seed: int = 0,
+    missing: float = 0.05,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an evidence table of `rows` rows without ever holding more than BLOCK_ROWS of them.
+
+    Together they equal `evidence_table(network, sample(network, rows, seed), ...)`. States of a Markov network, which
+    cannot be sampled forward, are independent and uniform instead: for timing, not for a plausible table.
+    """
+    cells = _Cells(network, observed, pattern, missing, seed)
+    draw = _sample_block if network.kind == "bayes" else _uniform_block
+    for block, first in enumerate(range(0, max(rows, 1), BLOCK_ROWS)):
+        samples = draw(network, min(rows - first, BLOCK_ROWS), seed, block)
+        yield cells.record_batch(samples, block, first)
+
+
+class _Cells:
+    """Which cells of an evidence table are shown, and their record batches."""
+
+    def __init__(
+        self, network: Network, observed: float | Sequence[str], pattern: Pattern, missing: float, seed: int
+    ) -> None:
+        if pattern not in ("fixed", "missing", "random"):
+            raise EvidenceError(f"found the pattern {pattern!r}, expected 'fixed', 'missing' or 'random'")
+        if not 0.0 <= missing <= 1.0:
+            raise EvidenceError(f"found missing={missing!r}, expected a share from 0 to 1")
+        if pattern == "random" and not isinstance(observed, (int, float)):
+            raise EvidenceError("the pattern 'random' picks the variables itself: found names, expected a share")
+        if CASE_ID in network.index:
+            raise EvidenceError(f"the network has a variable named {CASE_ID!r}, the name of the column of case numbers")
+        self.network, self.pattern, self.missing, self.seed = network, pattern, missing, seed
+        chosen = _observed_variables(network, observed, seed)
+        self.count = len(chosen)
+        self.columns = list(range(len(network.variables))) if pattern == "random" and chosen else chosen
+
+    def record_batch(self, samples: npt.NDArray[np.int32], block: int, first_case: int) -> pa.RecordBatch:
+        """Return samples, int32 [variables, rows], of one block as a record batch."""
+        import pyarrow as pa
+
+        rows = samples.shape[1]
+        hidden = self._hidden(rows, block)
+        arrays = [pa.array(np.arange(first_case, first_case + rows))]
+        for i, variable in enumerate(self.columns):
+            codes = pa.array(samples[variable], mask=None if hidden is None else hidden[i])
+            arrays.append(pa.DictionaryArray.from_arrays(codes, list(self.network.variables[variable].states)))
+        names = [CASE_ID] + [self.network.variables[variable].name for variable in self.columns]
+        return pa.record_batch(arrays, names=names)
+
+    def _hidden(self, rows: int, block: int) -> npt.NDArray[np.bool_] | None:
+        """Return which cells are null, bool [columns, rows], or None for no cell."""
+        if self.pattern == "fixed" or not self.columns:
+            return None
+        chance = _stream(self.seed, _CELLS, block).random((rows, len(self.columns)))
+        if self.pattern == "missing":
+            return np.ascontiguousarray(self.missing > chance.T)
+        # The `count` smallest numbers of a row are a random set of that size.
+        limit = np.partition(chance, self.count - 1, axis=1)[:, self.count - 1]
+        return np.ascontiguousarray(limit < chance.T)
+
+
+def _observed_variables(network: Network, observed: float | Sequence[str], seed: int) -> list[int]:
+    if not isinstance(observed, (int, float)):
+        return sorted({network.find(name) for name in observed})
+    if not 0.0 <= observed <= 1.0:
+        raise EvidenceError(f"found observed={observed!r}, expected a share from 0 to 1 or names of variables")
+    count = round(observed * len(network.variables))
+    return sorted(int(i) for i in _stream(seed, _CELLS).permutation(len(network.variables))[:count])
+
+
+def _sample_block(network: Network, rows: int, seed: int, block: int) -> npt.NDArray[np.int32]:
+    """Return int32 [variables, rows]; each variable has its own random stream, so fewer rows are a prefix of more."""
+    samples = np.empty((len(network.variables), rows), dtype=np.int32)
+    for variable in _topological_order(network):
+        *parents, _ = network.factors[variable].scope
+        table = network.factors[variable].table
+        cumulative = table.cumsum(axis=-1)
+        # Divided by the total, states of probability 0 at the end of a row have no room left for rounding errors.
+        cumulative = (cumulative / cumulative[..., -1:]).reshape(-1, table.shape[-1])
+        row = np.zeros(rows, dtype=np.int64)
+        for parent in parents:
+            row = row * network.cardinalities[parent] + samples[parent]
+        chance = _stream(seed, _SAMPLES, block, variable).random(rows)
+        state = np.zeros(rows, dtype=np.int32)
+        for bound in cumulative.T[:-1]:
+            state += chance >= bound[row]
+        samples[variable] = state
+    return samples
+
+
+def _uniform_block(network: Network, rows: int, seed: int, block: int) -> npt.NDArray[np.int32]:
+    """Return int32 [variables, rows] of independent uniform states."""
+    rng = _stream(seed, _SAMPLES, block)
+    bounds = np.array(network.cardinalities)[:, None]
+    return rng.integers(0, bounds, size=(len(bounds), rows), dtype=np.int32)
+
+
+def _topological_order(network: Network) -> list[int]:
+    """Return the variables of a Bayesian network, parents first."""
+    order: list[int] = []
+    placed: set[int] = set()
+    for root in range(len(network.variables)):
+        waiting = [root]
+        while waiting:
+            missing = [p for p in network.factors[waiting[-1]].scope[:-1] if p not in placed]
+            if missing:
+                waiting += missing
+                continue
+            done = waiting.pop()
+            if done not in placed:
+                placed.add(done)
+                order.append(done)
+    return order
+
+
+def _refuse_markov(network: Network) -> None:
+    if network.kind != "bayes":
+        raise ModelError(
+            f"{network.name!r} is a Markov network, which cannot be sampled forward: expected a Bayesian network"
+        )
+
+
+def _stream(seed: int, *key: int) -> np.random.Generator:
+    """Return the random stream `key` of a seed; streams with different keys are independent."""
+    return np.random.default_rng([seed, *key])
+
+
+def _some_of(candidates: range, count: int, rng: np.random.Generator) -> list[int]:
+    picked = rng.permutation(len(candidates))[: min(count, len(candidates))]
+    return sorted(candidates[int(i)] for i in picked)
+
+
+def _cardinalities(states: States, count: int, rng: np.random.Generator) -> list[int]:
+    least, most = states if isinstance(states, tuple) else (states, states)
+    if not 1 <= least <= most:
+        raise ModelError(f"found states={states!r}, expected a number of states or (least, most), from 1 on")
+    return [int(drawn) for drawn in rng.integers(least, most + 1, size=count)]
+
+
+def _random_tables(
+    title: str, names: Sequence[str], parents: Sequence[Sequence[int]], states: States, zeros: float, seed: int
+) -> Network:
+    """Fill a structure (the parents of each variable) with random conditional tables."""
+    if not 0.0 <= zeros < 1.0:
+        raise ModelError(f"found zeros={zeros!r}, expected a share from 0 to below 1")
+    rng = _stream(seed, _STRUCTURE, 1)
+    cardinalities = dict(zip(names, _cardinalities(states, len(names), rng), strict=True))
+    tables = []
+    for name, chosen in zip(names, parents, strict=True):
+        scope = (*(names[i] for i in chosen), name)
+        tables.append((scope, _random_conditional([cardinalities[member] for member in scope], zeros, rng)))
+    return _build(title, "bayes", cardinalities, tables)
+
+
+def _random_conditional(shape: Sequence[int], zeros: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return rows that sum to 1, most of them clearly in favour of one state, as people's tables are."""
+    table_size(shape, "a generated table")
+    drawn = rng.integers(1, 2**16, size=shape)
+    weights = drawn * drawn * drawn
+    if zeros:
+        keep = drawn == drawn.max(axis=-1, keepdims=True)
+        weights = np.where(keep | (rng.random(shape) >= zeros), weights, 0)
+    rows: npt.NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return rows
+
+
+def _random_potential(shape: Sequence[int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    table_size(shape, "a generated table")
+    return rng.integers(1, 1001, size=shape) / 1000
+
+
+def _build(
+    title: str,
+    kind: Kind,
+    cardinalities: dict[str, int],
+    tables: Sequence[tuple[Sequence[str], npt.NDArray[np.float64]]],
+) -> Network:
+    place = Place(title)
+    variables = [DraftVariable(name, [str(i) for i in range(count)], place) for name, count in cardinalities.items()]
+    return build_network(title, kind, variables, [DraftTable(scope, values, place) for scope, values in tables])
+
+
+def _at_least_one(**sizes: int) -> None:
+    for what, size in sizes.items():
+        if size < 1:
+            raise ModelError(f"found {what}={size}, expected at least 1")

@@ -1,0 +1,289 @@
+"""Networks: variables with named states, and factors over them. Immutable, and valid once they exist."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.model.errors import ModelError, Place, nearest
+
+Kind = Literal["bayes", "markov"]
+
+# A table that a file asks for may not have more entries than this (1 GiB of doubles): a short file can name a huge one.
+MAX_TABLE_ENTRIES = 2**27
+# And not more variables: NumPy's limit, which only tables over one-state variables reach.
+MAX_TABLE_VARIABLES = 64
+
+# Rows of a conditional table may miss 1 by this much: files with three printed digits do. Such rows are divided
+# by their sum; anything further off is refused.
+ROW_SUM_TOLERANCE = 1e-2
+# Rows this close to 1 are taken as written: dividing would only move the last digits.
+ROW_SUM_EXACT = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A discrete variable: a name and its state names, in the order that tables use."""
+
+    name: str
+    states: tuple[str, ...]
+
+    @property
+    def cardinality(self) -> int:
+        """Number of states."""
+        return len(self.states)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Factor:
+    """A non-negative table over the variables `scope` (indices into the network).
+
+    `table` is float64, C order, one axis a variable of `scope`, and read-only. In a Bayesian network the last
+    variable is the child and each row over it sums to 1.
+    """
+
+    scope: tuple[int, ...]
+    table: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A Bayesian (`kind="bayes"`, factor i is the table of variable i) or Markov network."""
+
+    name: str
+    variables: tuple[Variable, ...]
+    factors: tuple[Factor, ...]
+    kind: Kind = "bayes"
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Variable name to index."""
+        return {variable.name: i for i, variable in enumerate(self.variables)}
+
+    @cached_property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Number of states of each variable."""
+        return tuple(variable.cardinality for variable in self.variables)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that an answer depends on; equal for equal networks whatever file they came from."""
+        sha = hashlib.sha256(self.kind.encode())
+        for variable in self.variables:
+            sha.update(repr((variable.name, variable.states)).encode())
+        for factor in self.factors:
+            sha.update(repr(factor.scope).encode())
+            sha.update(np.ascontiguousarray(factor.table).tobytes())
+        return sha.hexdigest()
+
+    def find(self, name: str) -> int:
+        """Return the index of the variable `name`; raises ModelError with the nearest names where there is none."""
+        try:
+            return self.index[name]
+        except KeyError:
+            hint = nearest(name, self.index) or f": the network has {len(self.variables)} variables"
+            raise ModelError(f"no variable named {name!r}{hint}") from None
+
+    def __repr__(self) -> str:
+        return f"Network({self.name!r}, {self.kind}, {len(self.variables)} variables, {len(self.factors)} factors)"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVariable:
+    """A variable as a reader found it."""
+
+    name: str
+    states: Sequence[str]
+    place: Place
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftTable:
+    """A table as a reader found it: `values` flat, last name of `scope` fastest (the child, in a Bayesian network)."""
+
+    scope: Sequence[str]
+    values: npt.ArrayLike
+    place: Place
+
+
+def build_network(
+    name: str,
+    kind: Kind,
+    variables: Sequence[DraftVariable],
+    tables: Sequence[DraftTable],
+    place: Place | None = None,
+) -> Network:
+    """Check a draft and return the network; the one gate that every reader goes through.
+
+    Raises ModelError, with the place of the culprit, for duplicate or empty names, variables without states, unknown
+    or repeated variables in a scope, tables of the wrong size, negative or non-finite entries, tables with nothing
+    but zeros, and in Bayesian networks for missing or second tables, cycles and rows that do not sum to 1. Rows that
+    miss 1 by up to `ROW_SUM_TOLERANCE` are divided by their sum unless they are within `ROW_SUM_EXACT`.
+    """
+    if not variables:
+        raise ModelError("no variables found, expected at least one", place)
+    known = tuple(_checked_variable(draft) for draft in variables)
+    index: dict[str, int] = {}
+    for i, draft in enumerate(variables):
+        if draft.name in index:
+            raise ModelError(
+                f"variable {draft.name!r} is defined twice (first at {variables[index[draft.name]].place})",
+                draft.place,
+            )
+        index[draft.name] = i
+    factors = [_checked_factor(draft, known, index, kind) for draft in tables]
+    if kind == "bayes":
+        factors = _one_table_a_variable(known, factors, variables, tables)
+        _refuse_cycles(known, factors, [draft.place for draft in variables])
+    return Network(name, known, tuple(factors), kind)
+
+
+def table_size(shape: Sequence[int], what: str, place: Place | None = None) -> int:
+    """Return the number of entries of a table; raises ModelError above MAX_TABLE_ENTRIES. Ask before allocating."""
+    if len(shape) > MAX_TABLE_VARIABLES:
+        raise ModelError(f"{what} has {len(shape):,} variables, allowed are {MAX_TABLE_VARIABLES}", place)
+    entries = math.prod(shape)
+    if entries > MAX_TABLE_ENTRIES:
+        raise ModelError(f"{what} would have {entries:,} entries, allowed are {MAX_TABLE_ENTRIES:,}", place)
+    return entries
+
+
+def _checked_variable(draft: DraftVariable) -> Variable:
+    if not draft.name:
+        raise ModelError("a variable has an empty name", draft.place)
+    if not draft.states:
+        raise ModelError(f"variable {draft.name!r} has no states, expected at least one", draft.place)
+    seen: set[str] = set()
+    for state in draft.states:
+        if state in seen:
+            raise ModelError(f"variable {draft.name!r} has the state {state!r} twice", draft.place)
+        seen.add(state)
+    return Variable(draft.name, tuple(draft.states))
+
+
+def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind) -> Factor:
+    what = f"table of {draft.scope[-1]!r}" if kind == "bayes" and draft.scope else f"table over {list(draft.scope)}"
+    for name in draft.scope:
+        if name not in index:
+            raise ModelError(f"{what}: unknown variable {name!r}{nearest(name, index)}", draft.place)
+    if len(set(draft.scope)) != len(draft.scope):
+        raise ModelError(f"{what}: a variable stands twice in its scope {list(draft.scope)}", draft.place)
+    scope = tuple(index[name] for name in draft.scope)
+    shape = tuple(variables[i].cardinality for i in scope)
+    expected = table_size(shape, what, draft.place)
+    values = np.array(draft.values, dtype=np.float64).ravel()
+    if values.size != expected:
+        sizes = " x ".join(map(str, shape)) or "1"
+        raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", draft.place)
+    table = values.reshape(shape)
+    _refuse_bad_numbers(table, what, draft, variables, scope)
+    if kind == "bayes":
+        table = _with_rows_of_one(table, what, draft, variables, scope)
+    table.setflags(write=False)
+    return Factor(scope, table)
+
+
+def _refuse_bad_numbers(
+    table: npt.NDArray[np.float64],
+    what: str,
+    draft: DraftTable,
+    variables: Sequence[Variable],
+    scope: tuple[int, ...],
+) -> None:
+    bad = ~np.isfinite(table) | (table < 0)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = _configuration(variables, scope, at)
+        raise ModelError(
+            f"{what}: found {float(table[at])!r}{where}, expected a finite number that is not negative", draft.place
+        )
+    if not table.any():
+        raise ModelError(f"{what}: all its entries are 0, so nothing is possible", draft.place)
+
+
+def _with_rows_of_one(
+    table: npt.NDArray[np.float64],
+    what: str,
+    draft: DraftTable,
+    variables: Sequence[Variable],
+    scope: tuple[int, ...],
+) -> npt.NDArray[np.float64]:
+    if not scope:
+        raise ModelError("a table of a Bayesian network names no variable", draft.place)
+    sums = table.sum(axis=-1, keepdims=True)
+    off = np.abs(sums - 1.0)
+    if off.max() > ROW_SUM_TOLERANCE:
+        at = tuple(int(i) for i in np.unravel_index(int(off[..., 0].argmax()), sums.shape[:-1]))
+        where = _configuration(variables, scope[:-1], at)
+        raise ModelError(
+            f"{what}: the row{where} sums to {float(sums[(*at, 0)]):.9g}, expected 1 (up to {ROW_SUM_TOLERANCE:g} "
+            "off is divided out)",
+            draft.place,
+        )
+    return np.where(off > ROW_SUM_EXACT, table / sums, table)
+
+
+def _configuration(variables: Sequence[Variable], scope: Sequence[int], at: Sequence[int]) -> str:
+    if not scope:
+        return ""
+    pairs = (f"{variables[i].name}={variables[i].states[state]}" for i, state in zip(scope, at, strict=True))
+    return f" at {', '.join(pairs)}"
+
+
+def _one_table_a_variable(
+    variables: Sequence[Variable],
+    factors: Sequence[Factor],
+    drafts: Sequence[DraftVariable],
+    tables: Sequence[DraftTable],
+) -> list[Factor]:
+    of_child: dict[int, int] = {}
+    for i, factor in enumerate(factors):
+        child = factor.scope[-1]
+        if child in of_child:
+            first = tables[of_child[child]].place
+            raise ModelError(
+                f"variable {variables[child].name!r} has a second table (first at {first})", tables[i].place
+            )
+        of_child[child] = i
+    for i, variable in enumerate(variables):
+        if i not in of_child:
+            raise ModelError(f"variable {variable.name!r} has no table", drafts[i].place)
+    return [factors[of_child[i]] for i in range(len(variables))]
+
+
+def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], places: Sequence[Place]) -> None:
+    waiting = {i: set(factor.scope[:-1]) for i, factor in enumerate(factors)}
+    children: dict[int, list[int]] = {i: [] for i in waiting}
+    for child, parents in waiting.items():
+        for parent in parents:
+            children[parent].append(child)
+    ready = [i for i, parents in waiting.items() if not parents]
+    while ready:
+        done = ready.pop()
+        del waiting[done]
+        for child in children[done]:
+            waiting[child].discard(done)
+            if not waiting[child]:
+                ready.append(child)
+    if waiting:
+        cycle = list(_walk_to_a_cycle(waiting))
+        names = " <- ".join(variables[i].name for i in cycle)
+        raise ModelError(f"the parents form a cycle: {names}", places[cycle[0]])
+
+
+def _walk_to_a_cycle(waiting: dict[int, set[int]]) -> Iterator[int]:
+    """Follow unresolved parents until a variable comes again, and yield that loop, its first variable twice."""
+    path: list[int] = []
+    here = min(waiting)
+    while here not in path:
+        path.append(here)
+        here = min(waiting[here])
+    yield from path[path.index(here) :]
+    yield here

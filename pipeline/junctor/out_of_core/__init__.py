@@ -1,0 +1,1 @@
+"""Propagation in chunks, one case at a time, of plans that exceed the memory."""

@@ -1,0 +1,1 @@
+"""Propagation in chunks over the workers of a Dask cluster."""

@@ -1,0 +1,102 @@
+"""Stored tables of a propagation on the workers of a Dask cluster: which part is where."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from junctor.out_of_core import pass_program as chunk_tasks
+from junctor.out_of_core.pass_program import Array, Source
+from junctor.planning.chunks import ChunkPlan
+from junctor.runtime.dask_cluster import RETRIES, result_of
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+# Memory files that wait on a worker for what others read next take at most so many times what a task does.
+KEPT_TASKS = 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """A part of a table on a worker, as a task made it; `bytes` of it."""
+
+    source: Source
+    future: Future
+    worker: str
+    bytes: int
+
+
+class Stock:
+    """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
+
+    room: bytes that each worker has for them, as long as another one has more. bytes: on every worker. crossed: bytes
+    that were read on other workers than the one where they are.
+    """
+
+    def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int, room: float = math.inf) -> None:
+        self.client, self.chunks, self.itemsize, self.room = client, chunks, itemsize, room
+        # No other propagation of the cluster has the same keys.
+        self._name = uuid.uuid4().hex
+        # What tasks under way read of a worker, at the most.
+        self._kept = KEPT_TASKS * chunks.working * itemsize
+        # By what the tasks that made them held constant.
+        self.parts: dict[int, dict[tuple[int, ...], Held]] = {}
+        self.bytes: Counter[str] = Counter()
+        self.crossed = 0
+        self.machines: dict[str, object] = {}
+
+    def look_around(self) -> None:
+        """See which workers are on one machine; those that come later count as if they were on others."""
+        self.machines = self.client.run(chunk_tasks.machine, on_error="ignore")
+
+    def kept_for(self, owner: str, reader: str) -> int | None:
+        """Return the bytes of memory files that a worker may keep for what another one reads, None if that has none."""
+        machine = self.machines.get(owner)
+        return self._kept if machine is not None and machine == self.machines.get(reader) else None
+
+    def submit(
+        self,
+        what: str,
+        at: Sequence[int | str],
+        function: Any,
+        *of: Any,
+        worker: str | None = None,
+        first: bool = False,
+    ) -> Future:
+        """Start a function on some worker, or on a certain one as long as that is there; `first`: before others."""
+        where = {"workers": [worker], "allow_other_workers": True} if worker else {}
+        key = (f"chunk-{what}-{self._name}", *at)
+        return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
+
+    def keep(self, held: Held) -> None:
+        """Note where a part of a stored table is."""
+        self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
+        self.bytes[held.worker] += held.bytes
+
+    def has_room(self, worker: str, size: int) -> bool:
+        """Tell whether a worker has room for so many bytes more."""
+        return self.bytes[worker] + size <= self.room
+
+    def drop(self, table: int) -> None:
+        """Forget a table; the workers give it back."""
+        for held in self.parts.pop(table).values():
+            self.bytes[held.worker] -= held.bytes
+
+    def fetch(self, table: int) -> Array:
+        """Return a whole table, as a `ChunkStore` keeps it."""
+        parts = self.parts[table].values()
+        entries = [result_of(held.future, f"table {table}") for held in parts]
+        slices = [(held.source, held.source.slice_of(each, {})) for held, each in zip(parts, entries, strict=True)]
+        return chunk_tasks.join(slices, {}).reshape(-1)
+
+    def agreeing(self, table: int, states: Mapping[int, int]) -> list[Held]:
+        """Return the parts of a table in which something agrees with `states`."""
+        parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
+        constant = next(iter(parts.values())).source.states
+        return [parts[at] for at in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]

@@ -1,0 +1,1 @@
+"""Propagation in chunks on the GPUs of one process."""

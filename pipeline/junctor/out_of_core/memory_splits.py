@@ -1,0 +1,264 @@
+"""Ways to divide the memory for rows in chunks, and the seconds that a plan takes that is cut for one of them.
+
+On a CPU a task has its tables and the scratch of its contractions, the rest is for stored tables. On a GPU memory is
+divided into slots for tasks under way; what is left keeps stored tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
+from junctor_kernels.gpu.entries import PARTIAL_ENTRIES
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.backends.plan_memory import STEP_BYTES
+from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
+from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
+from junctor.cost.model import Prices
+from junctor.out_of_core.gpu.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
+from junctor.placement.placement import slot_bytes
+from junctor.planning.chunk_search import Room
+from junctor.planning.chunks import ChunkPlan
+from junctor.planning.plan import Likelihood, Plan, Potential, Slice
+
+# Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
+# task, the sooner copies and kernels overlap.
+SHARES, CACHED_BYTES = (3 / 4, 1 / 2, 1 / 4, 1 / 8), 1 << 25
+GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+# Groups of tasks under way at once on a GPU, of which the number is chosen.
+SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
+# Most that sums of terms take on a GPU.
+PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
+# Share of a task's memory that scratch may take: of NumPy, and of compiled contractions for more than one thread.
+SCRATCH_SHARE = 1 / 4
+# Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
+MOST_THREADS = 64
+# What NumPy takes for each entry of a block. Beside each entry of a table there may be a byte of a mask.
+NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
+# What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
+INTERPRETER_BYTES = 1 << 19
+# A launch that is kept for the next case, with what Python takes for it.
+LAUNCH_BYTES = 3072
+# Seconds that compiled contractions have to save to be worth being loaded, which takes 0.4 s here.
+COMPILED_SECONDS = 0.5
+# Seconds of a byte to a disk or from there, beside what the process does for it; not measured, as disks differ.
+DISK_SECONDS = 1e-9
+
+
+# A GPU of which nothing was measured in chunks: what is busiest of a pass takes as long as its rates say.
+NOMINAL = Prices(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rows in chunks may take, in bytes.
+
+    memory: of everything in this machine's memory. task: of the tables and the scratch of a task, None where only
+    `memory` bounds it. disk: of files, which lie in `folder`. threads: of contractions. on_gpu: whether tasks have the
+    memory of a GPU, `task` of it, and none of `memory`.
+    """
+
+    memory: int
+    task: int | None
+    disk: int
+    folder: Path
+    threads: int = 1
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRoom(Room):
+    """Room with `scratch` bytes for contractions of a task, done by `arithmetic`, on so many threads if compiled."""
+
+    scratch: int = 0
+    arithmetic: Arithmetic = field(default_factory=lambda: Arithmetic(8, reference.SCRATCH_ENTRIES, False))
+    threads: int = 0
+
+
+class CpuRooms:
+    """Ways to divide the memory of this machine. prices: of its CPU, by backend. rows: cases to come."""
+
+    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], rows: int) -> None:
+        self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
+        self._prices = {compiled: prices[backend_of(algebra, compiled)] for compiled in (True, False)}
+
+    @staticmethod
+    def fixed(plan: Plan) -> int:
+        """Return what a plan takes of the memory however it is divided."""
+        return fixed_bytes(plan)
+
+    def rooms(self, plan: Plan) -> list[CpuRoom]:
+        """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
+        free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
+        saved = self._rows * (self._least(plan, False) - self._least(plan, True))
+        shares = [int(free * share) for share in SHARES]
+        sizes = [*shares, min(CACHED_BYTES, shares[-1])]
+        sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
+        found: list[CpuRoom] = []
+        for task in sizes:
+            kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task
+            if kept < task:
+                threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
+                found.append(self._room(free, task, kept, reference.SCRATCH_ENTRIES, threads))
+            # Where compiled contractions leave the tables little room, NumPy may need fewer chunks.
+            if kept >= task or kept > SCRATCH_SHARE * task:
+                entries = min(reference.SCRATCH_ENTRIES, max(1, int(task * SCRATCH_SHARE) // NUMPY_ENTRY))
+                found.append(self._room(free, task, entries * NUMPY_ENTRY, entries, 0))
+        return found
+
+    def _room(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuRoom:
+        tables = (task - scratch) * self._itemsize // (self._itemsize + MASK_BYTES)
+        arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
+        return CpuRoom(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
+
+    def least(self, plan: Plan) -> float:
+        """Return about what a case of a plan takes at the least."""
+        return min(self._least(plan, compiled) for compiled in (True, False))
+
+    def _least(self, plan: Plan, compiled: bool) -> float:
+        how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
+        return self._prices[compiled].of_work(least_work(plan, how))
+
+    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+        """Return about what a case takes on one thread."""
+        assert isinstance(room, CpuRoom)
+        work = self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
+        return work + disk_seconds(chunks, self._itemsize)
+
+    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+        """Return what a plan takes that was cut for a room."""
+        assert isinstance(room, CpuRoom)
+        working = room.scratch + chunks.working * (self._itemsize + MASK_BYTES)
+        seconds, scratch = self.seconds(chunks, room), room.arithmetic.scratch
+        return Chunking(chunks, self._limits, self._itemsize, working, working, seconds, scratch, room.threads)
+
+
+class GpuRooms:
+    """Ways to divide the memory of GPUs that share the tasks. prices: of one of them, by backend."""
+
+    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], gpus: int) -> None:
+        self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
+        self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
+        self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
+
+    @staticmethod
+    def fixed(plan: Plan) -> int:
+        """Return what a plan takes of the memory however it is divided."""
+        return fixed_bytes(plan) + launch_bytes(plan)
+
+    def rooms(self, plan: Plan) -> list[Room]:
+        """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
+        free = self._limits.memory - self.fixed(plan)
+        # More tasks, where there are several to do them.
+        smaller = [GPU_SHARES[-1] / 2**n for n in range(1, self._gpus.bit_length())]
+        shares = (*GPU_SHARES, *smaller)
+        return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in shares]
+
+    def least(self, plan: Plan) -> float:
+        """Return about what a case of a plan takes at the least."""
+        return self._prices.of_work(least_gpu_work(plan, self._itemsize))
+
+    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+        """Return about what a case takes, with as many slots as are usually best."""
+        found = self.seconds_with(chunks, USUAL_SLOTS)
+        return found if found is not None else self._with_slots(chunks, self._most(chunks))
+
+    def seconds_with(self, chunks: ChunkPlan, slots: int) -> float | None:
+        """Return about what a case takes with so many slots, None where there is no room for them."""
+        return self._with_slots(chunks, slots) if slots <= self._most(chunks) else None
+
+    def _most(self, chunks: ChunkPlan) -> int:
+        """Return the number of slots that there is room for; one has to fit."""
+        return max(1, self._whole // slot_bytes(chunks, self._itemsize))
+
+    def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
+        left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
+        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
+        return work + disk_seconds(chunks, self._itemsize)
+
+    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+        """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
+        most = self._most(chunks)
+        seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
+        working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
+        beside = launch_bytes(chunks.plan)
+        return Chunking(chunks, self._limits, self._itemsize, working, beside, seconds, slots=slots)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunking:
+    """A plan cut for some limits.
+
+    itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
+    offsets. beside: bytes of tasks and launches in the memory of stored tables. seconds: of a row. scratch: entries of
+    a block in NumPy. entry_threads: of compiled contractions, 0 where there are none. slots: groups of tasks under way
+    at once on a GPU. workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
+    """
+
+    chunks: ChunkPlan
+    limits: Limits
+    itemsize: int
+    working: int
+    beside: int
+    seconds: float
+    scratch: int = reference.SCRATCH_ENTRIES
+    entry_threads: int = 0
+    slots: int = 0
+    workers: int = 0
+
+    @cached_property
+    def memory(self) -> int:
+        """The peak bytes of everything that is not on a disk or a GPU."""
+        return fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.beside
+
+    @cached_property
+    def disk(self) -> int:
+        """The peak bytes of files."""
+        return self.chunks.peak(on_disk=True) * self.itemsize
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that come into the memory of tasks."""
+        return self.chunks.loaded * self.itemsize
+
+    @property
+    def stored(self) -> int:
+        """Bytes that go out of it."""
+        return self.chunks.stored * self.itemsize
+
+
+def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
+    """Return about what a disk takes to write and read the tables that go there."""
+    return 2 * itemsize * DISK_SECONDS * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
+
+
+def compiled_bytes(task: int) -> int:
+    """Return what compiled contractions of a task take, however many threads there are in the end."""
+    threads = max(1, min(MOST_THREADS, (int(task * SCRATCH_SHARE) - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
+    return ENTRIES_BYTES + threads * ENTRIES_THREAD_BYTES
+
+
+def backend_of(algebra: Algebra, compiled: bool) -> str:
+    """Return the name of the prices of a CPU for contractions that are compiled, or NumPy's."""
+    return f"chunks-{'' if compiled else 'plain-'}{algebra.name}"
+
+
+def launch_bytes(plan: Plan) -> int:
+    """Return what passes on a GPU take in the memory of the machine: records of their launches, and staging."""
+    return STAGING_BYTES + min(len(plan.steps), MOST_KEPT) * LAUNCH_BYTES
+
+
+def fixed_bytes(plan: Plan) -> int:
+    """Return what the program of a plan in chunks takes beside tasks and stored tables."""
+    made = [plan.tables[step.out].entries for step in plan.steps if isinstance(step, Potential | Slice | Likelihood)]
+    sliced = [plan.shape.entries(plan.shape.scopes[factor]) for factor in plan.sliced_factors()]
+    # While a table is bound there are copies of it; results stay beside their posteriors.
+    binding = 5 * max((*made, *sliced), default=0)
+    results = 2 * sum(plan.tables[table].entries for _, table in plan.marginals)
+    tables = 2 * sum(made) + 3 * sum(sliced) + binding + results
+    return 8 * tables + len(plan.steps) * STEP_BYTES + INTERPRETER_BYTES

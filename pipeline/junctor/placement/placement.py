@@ -1,0 +1,202 @@
+"""Where the tables of a cut plan lie: parts in a slot of a GPU, whole tables on the GPUs and in pinned memory.
+
+Pure arithmetic: what lies where, and when another one takes the place of one, is known before anything runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
+
+from junctor.placement.fusion import Group, groups_of
+from junctor.placement.sharding import Deal
+from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.first_fit import first_gap
+
+# Tables and parts begin at multiples of so many bytes.
+ALIGNED = 256
+# Results of the tasks of a pass are added up on the host where all of them take no more bytes.
+SPREAD_BYTES = 1 << 26
+# Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
+LEAF_SHARE = 1 / 8
+
+# The launches of a pass.
+Grouping = Callable[[ChunkPlan, Pass], Sequence[Group]]
+# First and last pass (or launch) of a table.
+Lives = Mapping[int, tuple[int, int]]
+
+
+def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = groups_of) -> int:
+    """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
+    most = max((task_places(chunks, each, itemsize, groups)[1] for each in chunks.passes), default=0)
+    return most + 2 * PARTIAL_ENTRIES * itemsize
+
+
+def task_places(
+    chunks: ChunkPlan, each: Pass, itemsize: int, groups: Grouping = groups_of
+) -> tuple[dict[int, int], int]:
+    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
+    lives: dict[int, tuple[int, int]] = {}
+    for n, group in enumerate(groups(chunks, each)):
+        for table in (*group.operands, group.out):
+            lives[table] = (lives.get(table, (n, n))[0], n)
+    if each.summed:
+        # What tasks add to is there from the beginning of the next one.
+        lives[each.out] = (0, len(each.steps))
+    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
+
+
+def spreads(chunks: ChunkPlan, each: Pass, itemsize: int) -> bool:
+    """Tell whether results of tasks are added up on the host, so that such tasks need not wait for each other."""
+    size = part(chunks.plan, each.out, each.fixed) * itemsize
+    return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+
+
+def outer_variables(chunks: ChunkPlan, each: Pass, itemsize: int) -> list[int]:
+    """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
+    apart = spreads(chunks, each, itemsize)
+    return [v for v in each.fixed if apart or v not in each.summed]
+
+
+def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
+    """Return where the tables that are there at the beginning go on every GPU, and the bytes in all.
+
+    For each its first byte, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
+    piece where it is. None where all take more than LEAF_SHARE of the room that there is on each GPU.
+    """
+    places, end = dict[int, tuple[int, int]](), 0
+    for table in sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0):
+        apart = -(-chunks.piece(table) // VECTOR) * VECTOR
+        places[table] = end, apart
+        end = aligned(end + chunks.plan.tables[table].entries // chunks.piece(table) * apart * itemsize)
+    return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
+
+
+class Stay(NamedTuple):
+    """Where a table lies on GPUs: its first byte on each that has a share of it, and how it is dealt over them.
+
+    since: the pass that makes it or, where it is `brought`, the first one that reads it and brings it from the host.
+    """
+
+    at: int
+    deal: Deal
+    since: int
+    brought: bool
+
+
+Resident = Mapping[int, Stay]
+
+
+def crosses(resident: Resident, table: int, number: int) -> bool:
+    """Tell whether a pass that makes or reads a table moves it between host and GPUs."""
+    stay = resident.get(table)
+    return stay is None or number < stay.since or (stay.brought and number == stay.since)
+
+
+def share_bytes(chunks: ChunkPlan, table: int, deal: Deal, itemsize: int) -> int:
+    """Return the bytes of a table that a GPU has at most if it is dealt so."""
+    return aligned(chunks.plan.tables[table].entries // deal.count * deal.most * itemsize)
+
+
+def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
+    """Return where every other table that tasks read or store begins in pinned memory, and the bytes in all.
+
+    Those that are brought to a GPU lie there until then. Small ones too, and those that are there at the beginning: a
+    copy to other memory waits until the device has done all that comes before.
+    """
+    sizes, lives = _all_stored(chunks, itemsize)
+    return _placed(_pinned_lives(chunks, lives, resident), sizes)
+
+
+def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
+    found = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
+    return found | {t: (lives[t][0], stay.since) for t, stay in resident.items() if stay.brought}
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """For a table the last pass that needs anything of what lay where it goes, in pinned memory and on GPUs; none where
+    nothing did."""
+
+    pinned: Mapping[int, int]
+    resident: Mapping[int, int]
+
+
+def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> Before:
+    """Return what has to be done before a table goes where it lies."""
+    sizes, lives = _all_stored(chunks, itemsize)
+    on_gpus: dict[int, int] = {}
+    shares = {table: share_bytes(chunks, table, stay.deal, itemsize) for table, stay in resident.items()}
+    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
+    for gpu in {gpu for stay in resident.values() for gpu in stay.deal.used}:
+        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
+        for table, last in _before(there, shares, stays).items():
+            on_gpus[table] = max(last, on_gpus.get(table, -1))
+    return Before(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
+
+
+def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -> dict[int, int]:
+    """The same for tables of one memory, where each begins."""
+    # Pieces side by side: where each ends, and the last pass of what lies there.
+    ends, lasts = [max((places[table] + sizes[table] for table in places), default=0)], [-1]
+    found: dict[int, int] = {}
+    for table in sorted(places, key=lambda table: (lives[table][0], table)):
+        start, end, last = places[table], places[table] + sizes[table], lives[table][1]
+        if start == end:
+            continue
+        first, behind = bisect.bisect_right(ends, start), bisect.bisect_left(ends, end)
+        before = max(lasts[first : behind + 1])
+        if before >= 0:
+            found[table] = before
+        begins = ends[first - 1] if first else 0
+        rest = ([start], [lasts[first]]) if begins < start else ([], [])
+        kept = ([], []) if ends[behind] == end else ([ends[behind]], [lasts[behind]])
+        ends[first : behind + 1] = [*rest[0], end, *kept[0]]
+        lasts[first : behind + 1] = [*rest[1], last, *kept[1]]
+    return found
+
+
+def stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """Return the bytes of the tables that passes store, and their first and last passes."""
+    lives = {table: life for table, life in chunks.lifetimes().items() if life[0] >= 0}
+    for table in results(chunks) & lives.keys():
+        lives[table] = (lives[table][0], len(chunks.passes))
+    return {table: aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
+
+
+def _all_stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """The same with the tables that are there at the beginning."""
+    sizes, lives = stored(chunks, itemsize)
+    there = {table: life for table, life in chunks.lifetimes().items() if table not in lives}
+    return sizes | {t: aligned(chunks.plan.tables[t].entries * itemsize) for t in there}, lives | there
+
+
+def results(chunks: ChunkPlan) -> set[int]:
+    """Return the tables that a case answers with."""
+    return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
+
+
+def aligned(size: int) -> int:
+    """Return a number of bytes, made up to a multiple of ALIGNED."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
+    alive: list[tuple[int, int]] = []
+    ends: list[tuple[int, int, int]] = []
+    places: dict[int, int] = {}
+    most = 0
+    for table, (first, last) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
+        while ends and ends[0][0] < first:
+            alive.remove(ends.pop(0)[1:])
+        size = aligned(sizes[table])
+        places[table] = start = first_gap(alive, size)
+        bisect.insort(alive, (start, start + size))
+        bisect.insort(ends, (last, start, start + size))
+        most = max(most, start + size)
+    return places, most

@@ -1,0 +1,1 @@
+"""A run from files to files: ingestion, partitions, storage, results."""

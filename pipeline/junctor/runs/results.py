@@ -1,0 +1,221 @@
+"""Answers as an Arrow table: one row a case, one column a target, and what the schema says about them.
+
+Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
+state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
+logarithm; `status`; `reason`. A row that is not `ok` has its reason and is null in its targets and its logarithm.
+A target named like one of the others keeps its name: the other one gets a trailing underscore.
+
+Where rows are sampled there are more: beside each target `NAME_error`, a list with the standard error of each number;
+after the logarithm its standard error, `log_evidence_error`; `effective_samples`, `samples` and `method`. An exact row
+among sampled ones has errors of 0 and no samples. A row that is `ok` may have a reason too: an error that was asked for
+and not reached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
+
+from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers
+from junctor.model.network import Network
+from junctor.model.query import Query, target_names
+from junctor.runtime.arrow import list_array, number_array, string_array
+
+FORMAT_VERSION = 1
+# Schema metadata: what holds for every part of a run, and what holds for one part.
+METADATA_KEY = b"junctor"
+PART_KEY = b"junctor.part"
+
+# A partition has at most this many rows, and at most this many bytes of answers: about a second of work (half a minute
+# where rows are sampled), and a file that is worth opening.
+PARTITION_ROWS = 65_536
+SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
+PARTITION_BYTES = 64 * 2**20
+
+# Bytes of a logarithm and a status; of what comes with them where rows are sampled.
+_BESIDE, _SAMPLED_BESIDE = 9, 34
+
+# How a row was answered, by `SampledAnswers.sampled`.
+METHODS = ("exact", "sampling")
+
+_STATUS_TYPE = pa.dictionary(pa.int8(), pa.string())
+_STATE_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of the columns that are not targets."""
+
+    case_id: str
+    log: str
+    status: str
+    reason: str
+    log_error: str
+    effective: str
+    samples: str
+    method: str
+    errors: tuple[str, ...]
+
+
+def columns_for(query: Query, targets: Sequence[str]) -> Columns:
+    """Return the names of the bookkeeping columns beside `targets`."""
+    taken = set(targets)
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        return name
+
+    log = "log_evidence" if query.kind == "posteriors" else "log_probability"
+    errors = tuple(free(f"{name}_error") for name in targets)
+    taken.update(errors)
+    sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
+    return Columns(free("case_id"), free(log), free("status"), free("reason"), *sampled, errors)
+
+
+def status_names(query: Query) -> tuple[str, ...]:
+    """Return the statuses that rows may have, by number."""
+    return STATUS_NAMES if query.method == "exact" else SAMPLED_STATUS_NAMES
+
+
+def default_partition_rows(network: Network, query: Query) -> int:
+    """Return how many rows a partition has where nobody says: a power of two, from the width of the answers alone."""
+    most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
+    fitting = max(1, min(most, PARTITION_BYTES // answer_width(network, query)))
+    return 1 << (fitting.bit_length() - 1)
+
+
+def answer_width(network: Network, query: Query) -> int:
+    """Return the bytes that the answers to one row take in memory."""
+    cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
+    if query.kind == "mpe":
+        return 4 * len(cardinalities) + _BESIDE
+    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _BESIDE
+    return width if query.method == "exact" else 2 * width + _SAMPLED_BESIDE
+
+
+def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of `answers_table`, with the state names of each target in its metadata."""
+    targets = target_names(network, query)
+    names = columns_for(query, targets)
+    number = pa.float32() if query.precision == "single" else pa.float64()
+    sampled = query.method != "exact"
+    fields = [pa.field(names.case_id, case_id_type)]
+    for name, error in zip(targets, names.errors, strict=True):
+        states = len(network.variables[network.index[name]].states)
+        fields.append(pa.field(name, pa.list_(number, states) if query.kind == "posteriors" else _STATE_TYPE))
+        if sampled:
+            fields.append(pa.field(error, pa.list_(number, states)))
+    fields.append(pa.field(names.log, pa.float64()))
+    if sampled:
+        fields += [
+            pa.field(names.log_error, pa.float64()),
+            pa.field(names.effective, pa.float64()),
+            pa.field(names.samples, pa.int64()),
+            pa.field(names.method, _STATUS_TYPE),
+        ]
+    fields += [
+        pa.field(names.status, _STATUS_TYPE, nullable=False),
+        pa.field(names.reason, pa.string()),
+    ]
+    return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
+
+
+def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
+    """Return the answers to one batch as a table of `answers_schema`, rows in the order of the batch.
+
+    case_ids: one for each row. The number of rows of each status goes into the metadata under `junctor.part`.
+    """
+    schema = answers_schema(network, query, case_ids.type)
+    bad = answers.status != OK
+    columns = [case_ids]
+    for variable in answers.targets:
+        if query.kind == "posteriors":
+            columns.append(list_array(answers.posteriors[variable], bad))
+            if isinstance(answers, SampledAnswers):
+                columns.append(list_array(answers.errors[variable], bad))
+        else:
+            names = string_array(network.variables[variable].states)
+            columns.append(pa.DictionaryArray.from_arrays(number_array(answers.states[variable], bad), names))
+    statuses = status_names(query)
+    columns.append(number_array(answers.log_value, bad))
+    if isinstance(answers, SampledAnswers):
+        columns += _sampled_columns(answers, bad)
+    columns += [
+        pa.DictionaryArray.from_arrays(number_array(answers.status), string_array(statuses)),
+        _reasons(answers),
+    ]
+    table = pa.Table.from_arrays(columns, schema=schema)
+    counts = np.bincount(answers.status, minlength=len(statuses)).tolist()
+    part = {"statuses": dict(zip(statuses, counts, strict=True))}
+    return table.replace_schema_metadata({**(schema.metadata or {}), PART_KEY: json.dumps(part).encode()})
+
+
+def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_]) -> list[pa.Array]:
+    methods = pa.DictionaryArray.from_arrays(number_array(answers.sampled.astype(np.int8), bad), string_array(METHODS))
+    return [
+        number_array(answers.log_error, bad),
+        number_array(answers.effective, bad | ~answers.sampled),
+        number_array(answers.samples, bad),
+        methods,
+    ]
+
+
+def write_answers(table: pa.Table, path: Path) -> None:
+    """Write a result table as Parquet."""
+    # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
+    # try them on posteriors can take four times as long as all the rest. Nobody asks for the least posterior either.
+    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
+    beside = [field.name for field in table.schema if not pa.types.is_fixed_size_list(field.type)]
+    options = {"use_dictionary": words, "write_statistics": beside}
+    parquet.write_table(table, path, compression="zstd", compression_level=1, **options)
+
+
+def states_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return target name to state names, as the schema of a result says them."""
+    states: dict[str, list[str]] = json.loads(schema.metadata[METADATA_KEY])["states"]
+    return states
+
+
+def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the state names of all columns of lists: targets, and their standard errors where rows are sampled."""
+    description, states = json.loads(schema.metadata[METADATA_KEY]), states_of(schema)
+    return states | {error: states[name] for name, error in description.get("errors", {}).items()}
+
+
+def statuses_of(schema: pa.Schema) -> dict[str, int]:
+    """Return status name to number of rows, as the schema of one part says them."""
+    statuses: dict[str, int] = json.loads(schema.metadata[PART_KEY])["statuses"]
+    return statuses
+
+
+def _description(network: Network, query: Query, targets: Sequence[str]) -> dict[str, object]:
+    description: dict[str, object] = {
+        "format_version": FORMAT_VERSION,
+        "network": network.name,
+        "network_digest": network.digest,
+        "query": query.kind,
+        "precision": query.precision,
+        "states": {name: list(network.variables[network.index[name]].states) for name in targets},
+    }
+    if query.method != "exact":
+        errors = columns_for(query, targets).errors
+        description |= {"method": query.method, "sampling": asdict(query.sampling)}
+        description["errors"] = dict(zip(targets, errors, strict=True))
+    return description
+
+
+def _reasons(answers: Answers) -> pa.Array:
+    if not answers.reasons:
+        return pa.nulls(len(answers.status), pa.string())
+    reasons: list[str | None] = [None] * len(answers.status)
+    for row, reason in answers.reasons.items():
+        reasons[row] = reason
+    return string_array(reasons)

@@ -1,0 +1,349 @@
+"""The run directory: what lies where, how it gets there, and how an interrupted run is known again.
+
+    DIR/run.json                        what the run answers; written first, and compared when the run goes on
+    DIR/speeds.json                     what was known of devices when the run began; its choices go by that to its end
+    DIR/network.parquet                 the network in our own form
+    DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
+    DIR/evidence/done.json              written when all evidence is there
+    DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
+    DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, same rows, same order
+    DIR/manifest.json                   written last: the parts, their rows and how they went
+
+A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
+Every file is written under another name, synced and renamed, so one that has its name is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, ClassVar, Generic, TypeVar
+
+from junctor.model.errors import RunError
+from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.model.query import Stages as SampledStages
+
+FORMAT_VERSION = 1
+# Of runs of either kind: one directory holds one run, whatever it is of.
+_KINDS = ("posteriors", "mpe", "viterbi")
+_INPUTS = ("evidence", "sequences")
+_MODELS = ("network.parquet", "model.parquet")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """All that the answers of a run depend on. Two runs with equal specs write equal parts."""
+
+    network_digest: str
+    evidence_digest: str
+    query: QueryKind
+    targets: tuple[str, ...] | None
+    precision: Precision
+    partition_rows: int
+    case_id: str | None
+    ignore_extra: bool
+    strict: bool
+    junctor_version: str
+    format_version: int = FORMAT_VERSION
+    method: Method = "exact"
+    sampler: Sampler | None = None
+    samples: int | None = None
+    error: float | None = None
+    seed: int | None = None
+    stages: SampledStages | None = None
+
+    def as_query(self) -> Query:
+        """Return what is asked of every row."""
+        if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
+            return Query(self.query, self.targets, self.precision)
+        sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
+        return Query(self.query, self.targets, self.precision, self.method, sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """How much evidence a run has."""
+
+    rows: int
+    partitions: int
+
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True)
+class Directory(Generic[Spec]):
+    """The files of one run, whatever it is of. Making one touches nothing.
+
+    model_file, inputs: names of the file of the model and of the folder of its inputs.
+    """
+
+    path: Path
+    model_file: ClassVar[str]
+    inputs: ClassVar[str]
+
+    @staticmethod
+    def parse(record: dict[str, Any]) -> Any:
+        """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+        raise NotImplementedError
+
+    @property
+    def network(self) -> Path:
+        """The network, or model, in Parquet."""
+        return self.path / self.model_file
+
+    @property
+    def manifest(self) -> Path:
+        """The list of parts, written last."""
+        return self.path / "manifest.json"
+
+    @property
+    def ingested(self) -> Path:
+        """The mark that all evidence is encoded."""
+        return self.path / self.inputs / "done.json"
+
+    @property
+    def budget(self) -> Path:
+        """What decides which rows are sampled, where that is left to us."""
+        return self.path / "budget.json"
+
+    @property
+    def spec_file(self) -> Path:
+        """What the run answers, written first."""
+        return self.path / "run.json"
+
+    def evidence_part(self, part: int) -> Path:
+        """The encoded evidence of one partition."""
+        return self.path / self.inputs / f"part-{part:05d}.parquet"
+
+    def answers_part(self, kind: str, part: int) -> Path:
+        """The answers to one partition."""
+        return self.path / kind / f"part-{part:05d}.parquet"
+
+    def csv(self, kind: str) -> Path:
+        """The answers as one CSV file."""
+        return self.path / f"{kind}.csv"
+
+    def read_spec(self) -> Spec:
+        """Return what the run answers; raises RunError where there is no run or it cannot be read."""
+        found = self._read_spec()
+        if found is None:
+            raise RunError(f"{self.path}: no run here (run.json is missing)")
+        return found
+
+    def read_ingested(self) -> Ingested | None:
+        """Return how much evidence is encoded, or None while it is not complete."""
+        found = read_json(self.ingested)
+        return Ingested(**found) if found is not None else None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for this process; raises RunError while another one holds it.
+
+        The kernel drops the lock with its process, however that ends. What a killed process left unfinished is removed.
+        """
+        with self._lock():
+            for folder in (".", *_INPUTS, *_KINDS):
+                for stray in (self.path / folder).glob(".*.tmp"):
+                    stray.unlink(missing_ok=True)
+            yield
+
+    def claim(self, spec: Spec, overwrite: bool = False) -> None:
+        """Start a run of `spec` here, or go on with it.
+
+        Raises RunError where another run lies here, with what differs. That run is removed instead with `overwrite`,
+        and where it answered nothing: what failed before its first part must not be in the way of a second attempt.
+        """
+        with explained(self.path):
+            replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
+            if replaced:
+                self._clear()
+            found = self._read_spec()
+            if found is None:
+                if not replaced:
+                    self._refuse_foreign_files()
+                write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
+            elif found != spec:
+                raise RunError(_difference(self.path, found, spec))
+
+    def _lock(self) -> IO[str]:
+        with explained(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise RunError(f"{self.path} is a file: name a directory with --output")
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read() or "?"
+                lock.close()
+                raise RunError(f"{self.path} is in use by another junctor (process {holder})") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            return lock
+
+    def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
+        """Return whether the run that lies here is to be removed for one of `spec`."""
+        try:
+            return self._read_spec() != spec and (overwrite or not self._has_answers())
+        except RunError:
+            return overwrite
+
+    def _has_answers(self) -> bool:
+        parts = (part for kind in _KINDS for part in (self.path / kind).glob("part-*.parquet"))
+        tables = (self.csv(kind) for kind in _KINDS)
+        return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
+
+    def _refuse_foreign_files(self) -> None:
+        for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
+            if (self.path / name).exists():
+                raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
+
+    def _clear(self) -> None:
+        # The files of a run and nothing else: the user may keep their own beside them. run.json says that the others
+        # are ours, so it goes last.
+        self.manifest.unlink(missing_ok=True)
+        self.budget.unlink(missing_ok=True)
+        for folder in (*_INPUTS, *_KINDS):
+            (self.path / folder / "done.json").unlink(missing_ok=True)
+            for part in (self.path / folder).glob("part-*.parquet"):
+                part.unlink()
+            (self.path / f"{folder}.csv").unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.path / folder).rmdir()
+        for name in (*_MODELS, "speeds.json"):
+            (self.path / name).unlink(missing_ok=True)
+        self.spec_file.unlink()
+
+    def _read_spec(self) -> Spec | None:
+        path = self.spec_file
+        found = read_json(path)
+        if found is None:
+            return None
+        version = found.get("format_version")
+        if version != FORMAT_VERSION:
+            raise RunError(
+                f"{path}: found format_version {version!r}, expected {FORMAT_VERSION}: another version of junctor "
+                "wrote it; name another directory with --output, or start afresh with --overwrite"
+            )
+        try:
+            spec: Spec = self.parse(found)
+            return spec
+        except (TypeError, KeyError) as error:
+            raise RunError(
+                f"{path}: not a run, or one of another kind ({error}): name another directory with --output, or start "
+                "afresh with --overwrite"
+            ) from error
+
+
+class RunDirectory(Directory[RunSpec]):
+    """The files of a run of evidence through a network."""
+
+    model_file, inputs = "network.parquet", "evidence"
+
+    @property
+    def speeds(self) -> Path:
+        """The speeds of devices by which the run makes its choices."""
+        return self.path / "speeds.json"
+
+    @staticmethod
+    def parse(record: dict[str, Any]) -> RunSpec:
+        """Return the spec that a record is."""
+        return spec_of(record)
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` to write to; afterwards the file is synced and takes its name.
+
+    Raises RunError where the disk is full or the place cannot be written; then `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses at `path` into a RunError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise RunError(
+                f"{path}: no space left: free some and run the same command again, finished parts are kept"
+            ) from error
+        raise RunError(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `path`, None where there is no such file; raises RunError for anything else."""
+    with explained(path):
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RunError(f"{path}: not JSON ({error}): start afresh with --overwrite") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: expected a JSON object: start afresh with --overwrite")
+    return found
+
+
+def spec_of(record: dict[str, Any]) -> RunSpec:
+    """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+    targets = record["targets"]
+    return RunSpec(**{**record, "targets": None if targets is None else tuple(targets)})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` to `path`, whole or not at all."""
+    with aside(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _difference(path: Path, old: Any, new: Any) -> str:
+    before, after = asdict(old), asdict(new)
+    changed = [
+        f"{name} was {_brief(before[name])}, now {_brief(after[name])}"
+        for name in before
+        if before[name] != after[name]
+    ]
+    return (
+        f"{path} holds another run: {'; '.join(changed)}. Name another directory with --output, or replace that run "
+        "with --overwrite"
+    )
+
+
+def _brief(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else repr(value)
+    return text if len(text) <= 40 else f"{text[:36]}..."

@@ -1,0 +1,1 @@
+"""The machine: cores, memory, devices, files, threads, Dask clusters, settings."""

@@ -1,0 +1,378 @@
+"""Tasks over processes and clusters, by Dask: a bounded number under way, and none lost when a worker dies."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import queue
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from junctor.model.errors import DeviceError, JunctorError, RunError
+from junctor.runtime.devices import DeviceChoice, count_gpus
+from junctor.runtime.machine import DEFAULT_SHARE, available_memory, usable_cores
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+# Tasks under way for each worker: enough that none waits for its next one, few enough that a scheduler with ten
+# thousand partitions to go stays small.
+WINDOW = 4
+# Threads of a worker with a GPU: it reads, propagates and writes at the same time.
+GPU_WORKER_THREADS = 4
+# Times that a task is tried again after an unexpected exception (a network drive that stumbled).
+RETRIES = 2
+# Times that a local cluster is built again after its workers died.
+REBUILDS = 2
+# Seconds without a single worker before the cluster counts as lost; a worker takes some seconds to come back.
+PATIENCE = 60.0
+# Seconds for a scheduler to answer.
+CONNECT_SECONDS = 30
+
+# One thread a worker. Dask would also have the allocator give back all memory at once (MALLOC_TRIM_THRESHOLD_), only
+# to fault it in again for the next block: that took a third more time.
+_WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "DASK_LOGGING__DISTRIBUTED": "critical",
+}
+
+logger = logging.getLogger("junctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Where the partitions are worked on.
+
+    workers: processes on this machine; None for as many as the work is worth, 0 or 1 for this process itself, without
+    Dask.
+    memory: bytes that propagation may take in all workers together; None for a share of what is free.
+    scheduler: address of a Dask scheduler whose workers are used instead.
+    threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
+    device: "auto" is a GPU where there is one and the work is worth it; with several, each worker process has one.
+    device_memory: bytes that blocks and tasks may take of each GPU, None for a share of what is free there; on CPUs
+    what their tables may take, None for no limit beside `memory`.
+    spill: folder for tables that exceed the memory, None for each machine's temporary one. disk: bytes of files there,
+    of all processes of this machine together, of each worker of a scheduler; None for half of what is free.
+    """
+
+    workers: int | None = None
+    memory: int | None = None
+    scheduler: str | None = None
+    insecure_scheduler: bool = False
+    threads: int | None = None
+    device: DeviceChoice = "auto"
+    device_memory: int | None = None
+    spill: str | None = None
+    disk: int | None = None
+
+
+class WorkersLostError(Exception):
+    """The workers of a cluster died; `task` is the one that they died of, where that is known."""
+
+    def __init__(self, task: object = None) -> None:
+        self.task = task
+        super().__init__(f"workers lost at {task}")
+
+
+def distribute(
+    function: Callable[[Task, int], Result],
+    tasks: Sequence[Task],
+    resources: Resources,
+    here: Callable[[Sequence[Task], int], Iterator[Result]] | None = None,
+) -> Iterator[Result]:
+    """Yield `function(task, memory)` for every task, in the order in which they finish.
+
+    memory: the bytes that one call may take. here: does all tasks in this process, where that is what is asked for; by
+    default one after the other. Functions, tasks and results have to be small and picklable. A
+    JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
+    worker that dies goes to another one. Raises RunError where no worker survives.
+    """
+    if not tasks:
+        return
+    if resources.scheduler is not None:
+        yield from _on_scheduler(function, tasks, resources, resources.scheduler)
+        return
+    allowed = allowed_memory(resources)
+    workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
+    if resources.device == "gpu":
+        workers = min(workers, count_gpus())
+    if workers > 1:
+        yield from _on_this_machine(function, tasks, workers, allowed // workers, resources.device == "gpu")
+    elif here is not None:
+        yield from here(tasks, allowed)
+    else:
+        yield from (function(task, allowed) for task in tasks)
+
+
+def threads_for(resources: Resources, workers: int) -> int | None:
+    """Return the threads of each of so many worker processes; None where each has to see for itself."""
+    if resources.threads is not None or resources.scheduler is not None:
+        return resources.threads
+    return max(1, usable_cores() // max(1, workers))
+
+
+def threads_here() -> int:
+    """Return the threads of the Dask worker that this is, one where it is none."""
+    from distributed import get_worker
+
+    try:
+        return int(get_worker().state.nthreads)
+    except ValueError:
+        return 1
+
+
+def allowed_memory(resources: Resources) -> int:
+    """Return the bytes that propagation may take in all workers together."""
+    return resources.memory if resources.memory is not None else int(DEFAULT_SHARE * available_memory())
+
+
+def check_scheduler(address: str, insecure: bool = False) -> None:
+    """Raise RunError for an address whose traffic others could read or forge: whoever speaks Dask runs code."""
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    if not parts.hostname:
+        raise RunError(f"found the scheduler address {address!r}, expected something like tls://host:8786")
+    if parts.scheme in ("tls", "wss") or _is_loopback(parts.hostname) or insecure:
+        return
+    raise RunError(
+        f"refused to use the scheduler {address}: its connection is not encrypted, and whoever can reach it can run "
+        "code here and there; use tls:// (certificates come from Dask's configuration), or --insecure-scheduler on "
+        "a network that you trust"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _on_this_machine(
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], workers: int, memory: int, gpus: bool
+) -> Iterator[Result]:
+    remaining = dict(enumerate(tasks))
+    lost_at: object = None
+    for attempt in range(1 + REBUILDS):
+        if attempt:
+            logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
+        try:
+            with silent_dask(), local_client(workers, gpus) as client:
+                ways = workers * (GPU_WORKER_THREADS if gpus else 1)
+                for i, result in _windowed(client, function, dict(remaining), memory, ways):
+                    del remaining[i]
+                    yield result
+                return
+        except WorkersLostError as lost:
+            lost_at = lost.task
+    raise RunError(_lost(lost_at, "every worker process"))
+
+
+def _on_scheduler(
+    function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources, address: str
+) -> Iterator[Result]:
+    with _scheduler_client(resources, address) as client:
+        workers = workers_of(client)
+        memory = memory_of_each(workers.values(), resources)
+        try:
+            for _, result in _windowed(client, function, dict(enumerate(tasks)), memory, len(workers)):
+                yield result
+        except WorkersLostError as lost:
+            raise RunError(_lost(lost.task, f"every worker of {address}")) from lost
+
+
+@contextmanager
+def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
+    from distributed import Client
+
+    check_scheduler(address, resources.insecure_scheduler)
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise RunError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            raise RunError(f"the scheduler {address} has no workers: start some with `dask worker {address}`") from None
+        yield client
+
+
+@contextmanager
+def cluster_client(resources: Resources) -> Iterator[Client]:
+    """Have the workers that are asked for: those of a scheduler, or processes of this machine.
+
+    Raises RunError where there are none.
+    """
+    if resources.scheduler is not None:
+        with _scheduler_client(resources, resources.scheduler) as client:
+            yield client
+        return
+    workers, gpus = resources.workers or 1, resources.device == "gpu"
+    with silent_dask(), local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
+        client.wait_for_workers(1, timeout=PATIENCE)
+        yield client
+
+
+def _lost(suspect: object, who: str) -> str:
+    at = f" at {suspect}" if suspect is not None else ""
+    return (
+        f"{who} died{at}, more than once: it may need more memory than there is; try a lower --memory, fewer "
+        "--workers or fewer --partition-rows, or --workers 0 to see what happens. Finished parts are kept"
+    )
+
+
+@contextmanager
+def local_client(workers: int, gpus: bool) -> Iterator[Client]:
+    """Have a cluster of processes on this machine, each of one thread, or of one GPU."""
+    import dask
+    from distributed import Client
+
+    # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
+    quiet = {
+        "distributed.worker.profile.enabled": False,
+        "distributed.admin.system-monitor.gil.enabled": False,
+        "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
+    }
+    with dask.config.set(quiet), _keyboard_is_ours():
+        cluster = _cluster_class(gpus)(
+            n_workers=workers,
+            threads_per_worker=GPU_WORKER_THREADS if gpus else 1,
+            host="127.0.0.1",
+            memory_limit=0,
+            dashboard_address="127.0.0.1:0",
+            **({"protocol": "tcp"} if gpus else {"processes": True}),
+        )
+    with cluster, Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def _cluster_class(gpus: bool) -> Any:
+    """Return the class of a cluster on this machine; each worker of one with GPUs sees its own first."""
+    if not gpus:
+        from distributed import LocalCluster
+
+        return LocalCluster
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise DeviceError(
+            f"several GPUs need dask-cuda ({error}): install junctor[cuda12] or junctor[cuda13], or use --workers 0"
+        ) from error
+    return LocalCUDACluster
+
+
+@contextmanager
+def silent_dask() -> Iterator[None]:
+    """Keep Dask from telling of its own."""
+    # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
+    import distributed  # noqa: F401
+
+    dask = logging.getLogger("distributed")
+    before = dask.level
+    dask.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        dask.setLevel(before)
+
+
+@contextmanager
+def _keyboard_is_ours() -> Iterator[None]:
+    # A terminal interrupts workers too, each of which would print its own traceback. Threads and processes inherit
+    # what is blocked, also those that replace dead workers later; for us it only waits until the block ends. The
+    # tracker of multiprocessing unblocks it when it starts, so it has to be there before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _windowed(
+    client: Client, function: Callable[[Task, int], Result], tasks: Mapping[int, Task], memory: int, workers: int
+) -> Iterator[tuple[int, Result]]:
+    waiting = iter(tasks)
+    finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    under_way: dict[str, int] = {}
+
+    def submit(count: int) -> None:
+        for i in islice(waiting, count):
+            future = client.submit(_guarded, function, tasks[i], memory, pure=False, retries=RETRIES)
+            under_way[future.key] = i
+            future.add_done_callback(finished.put)
+
+    submit(WINDOW * workers)
+    while under_way:
+        future = next_finished(client, finished)
+        i = under_way.pop(future.key)
+        result = result_of(future, tasks[i])
+        future.release()
+        submit(1)
+        yield i, result
+
+
+def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -> Result | JunctorError:
+    # As a value, because an exception would be tried again, and a user's error stays one.
+    try:
+        return function(task, memory)
+    except JunctorError as error:
+        return error
+
+
+def result_of(future: Future, task: object) -> Any:
+    """Wait for what a future found; raises WorkersLostError where `task` killed its workers, RunError without Dask."""
+    from distributed import CancelledError
+    from distributed.scheduler import KilledWorker, NoValidWorkerError
+
+    try:
+        result = future.result()
+    except (KilledWorker, NoValidWorkerError) as error:
+        raise WorkersLostError(task) from error
+    except CancelledError as error:
+        raise RunError("the Dask scheduler went away; run the same command again to go on") from error
+    if isinstance(result, JunctorError):
+        raise result
+    return result
+
+
+def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
+    """Wait for a future to finish; raises WorkersLostError where there is no worker for `PATIENCE` seconds."""
+    seen = time.monotonic()
+    while True:
+        try:
+            return finished.get(timeout=min(5.0, PATIENCE))
+        except queue.Empty:
+            if client.status != "running":
+                raise RunError("the Dask scheduler went away; run the same command again to go on") from None
+            if workers_of(client):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > PATIENCE:
+                raise WorkersLostError from None
+
+
+def workers_of(client: Client) -> dict[str, Any]:
+    """Return what the scheduler knows of each worker, by address."""
+    workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
+
+
+def memory_of_each(workers: Collection[dict[str, Any]], resources: Resources) -> int:
+    """Return the bytes that propagation may take in each worker of a scheduler."""
+    # The same number for all workers, so that all make the same plan.
+    limits = [worker["memory_limit"] for worker in workers if worker.get("memory_limit")]
+    if resources.memory is None and limits:
+        return int(DEFAULT_SHARE * min(limits))
+    return allowed_memory(resources) // len(workers)

@@ -1,0 +1,97 @@
+"""What holds for every run on one machine: from the environment (`JUNCTOR_*`) or a TOML file, options going first.
+
+# junctor.toml, in the current directory (or where JUNCTOR_CONFIG says)
+workers = 8
+memory = "16GiB"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from junctor.model.errors import InputError, JunctorError, Place, nearest
+from junctor.planning.budget import parse_bytes
+from junctor.runtime.devices import DeviceChoice
+
+PREFIX = "JUNCTOR_"
+CONFIG = "JUNCTOR_CONFIG"
+
+
+def _bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except JunctorError as error:
+        raise ValueError(str(error)) from None
+
+
+class Settings(BaseSettings):
+    """Where the work is done; None where nobody said."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
+
+    workers: Annotated[int, Field(ge=0)] | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
+    memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
+    scheduler: str | None = None
+    insecure_scheduler: bool = False
+    device: DeviceChoice | None = None
+    device_memory: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
+    spill: str | None = None
+    disk: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
+    prefect: bool | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *args: PydanticBaseSettingsSource, **sources: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the environment go before the file."""
+        return sources["env_settings"], InitSettingsSource(settings_cls, _from_file())
+
+
+def load_settings() -> Settings:
+    """Return the settings; raises InputError for unknown names, bad values and files that are not TOML."""
+    _refuse_misspelt()
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise InputError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _from_file() -> dict[str, Any]:
+    path = Path(os.environ.get(CONFIG) or "junctor.toml")
+    if CONFIG not in os.environ and not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the settings: {error}", Place(str(path))) from error
+    for name in found:
+        if name not in Settings.model_fields:
+            raise InputError(_unknown(name), Place(str(path)))
+    return found
+
+
+def _refuse_misspelt() -> None:
+    # Other programs may have variables with this prefix; one that is nearly ours is a slip.
+    names = [name[len(PREFIX) :].lower() for name in os.environ if name.startswith(PREFIX) and name != CONFIG]
+    for name in names:
+        if name not in Settings.model_fields and nearest(name, Settings.model_fields):
+            raise InputError(f"environment variable {PREFIX}{name.upper()}: {_unknown(name)}")
+
+
+def _unknown(name: str) -> str:
+    known = Settings.model_fields
+    return f"unknown setting {name!r}{nearest(name, known)} Known are {', '.join(known)}"
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"][:1])
+    return f"setting {name!r} ({PREFIX}{name.upper()}): found {error['input']!r}: {error['msg']}"

@@ -1,0 +1,97 @@
+"""Answers to a batch as they are filled in, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.sampling.layout import STATES
+
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import INVALID, OK, SampledAnswers, posteriors_in
+from junctor.sampling.cases import Layout
+from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slots:
+    """Where a pattern's estimates go: of each slot of a target that is drawn, its place in an estimate, the target's
+    number, and the state.
+
+    observed: numbers of targets whose state is known, and their variables.
+    """
+
+    places: Places
+    targets: Places
+    states: Places
+    observed: tuple[tuple[int, int], ...]
+
+
+def slots_of(targets: Sequence[int], layout: Layout) -> Slots:
+    """Return where the estimates of a pattern go; targets: variables, in their order."""
+    starts = np.cumsum([0, *layout.nodes[:, STATES]]).tolist()
+    place = layout.node_of()
+    found = [
+        (slot, target, slot - starts[place[v]])
+        for target, v in enumerate(targets)
+        if v in place
+        for slot in range(starts[place[v]], starts[place[v] + 1])
+    ]
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+    at, number, state = (np.ascontiguousarray(columns[:, i]) for i in range(3))
+    observed = tuple((number, v) for number, v in enumerate(targets) if v not in place)
+    return Slots(at, number, state, observed)
+
+
+class Sheet:
+    """The answers to a batch. Rows are not answered, and invalid, until something is written."""
+
+    def __init__(
+        self, cardinalities: Sequence[int], targets: tuple[int, ...], batch: EvidenceBatch, dtype: np.dtype[np.floating]
+    ) -> None:
+        rows = batch.rows
+        self._sizes = np.array([cardinalities[v] for v in targets], dtype=np.int64)
+        self._starts = rows * (np.cumsum(self._sizes) - self._sizes)
+        self._posteriors, self._errors = (np.full(rows * int(self._sizes.sum()), np.nan, dtype) for _ in range(2))
+        posteriors, errors = (
+            posteriors_in(flat, targets, cardinalities, rows) for flat in (self._posteriors, self._errors)
+        )
+        log_value, log_error, effective = (np.full(rows, np.nan) for _ in range(3))
+        self.answers = SampledAnswers(
+            targets,
+            np.full(rows, INVALID, dtype=np.int8),
+            log_value,
+            posteriors,
+            reasons=dict(batch.invalid),
+            errors=errors,
+            log_error=log_error,
+            effective=effective,
+            samples=np.zeros(rows, dtype=np.int64),
+            sampled=np.ones(rows, dtype=np.bool_),
+        )
+
+    def write(self, row: int, slots: Slots, hard: Mapping[int, int], found: Estimate) -> None:
+        """Write what samples say of a row; hard: its observed states."""
+        answers = self.answers
+        # All targets at once: one after the other would take as long as all the rest of a row on a GPU.
+        at = self._starts[slots.targets] + row * self._sizes[slots.targets] + slots.states
+        errors = found.errors[slots.places]
+        self._posteriors[at], self._errors[at] = found.posteriors[slots.places], errors
+        for number, v in slots.observed:
+            start = int(self._starts[number] + row * self._sizes[number])
+            self._posteriors[start : start + int(self._sizes[number])] = 0.0
+            self._errors[start : start + int(self._sizes[number])] = 0.0
+            self._posteriors[start + hard[v]] = 1.0
+        answers.status[row], answers.log_value[row] = OK, found.log_evidence
+        answers.log_error[row], answers.effective[row] = found.log_error, found.effective
+        answers.samples[row] = found.samples
+        if not found.reached:
+            largest = float(errors.max(initial=0.0))
+            answers.reasons[row] = f"the largest error is {largest:.2g} after {found.samples:,} samples"
+        elif found.effective < LEAST_EFFECTIVE:
+            few = f"{found.effective:.2g} effective samples"
+            answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"

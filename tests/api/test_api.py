@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import junctor
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from junctor.model.errors import JunctorError
+from junctor.runs.results import default_partition_rows
+
+ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
+ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
+
+
+@pytest.fixture(scope="module")
+def asia() -> junctor.Network:
+    return junctor.read_network(ASIA)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        ROWS,
+        {"smoke": ["yes", None, None], "xray": ["no", None, None], "asia": [None, "yes", None]},
+        pd.DataFrame(ROWS),
+        pa.Table.from_pylist([{**dict.fromkeys(["smoke", "xray", "asia"]), **row} for row in ROWS]),
+    ],
+    ids=["rows", "columns", "pandas", "arrow"],
+)
+def test_any_table_will_do(asia: junctor.Network, evidence: object) -> None:
+    table = junctor.posteriors(asia, evidence, ["lung", "smoke"])
+    assert table.column_names == ["case_id", "lung", "smoke", "log_evidence", "status", "reason"]
+    assert table["status"].to_pylist() == ["ok"] * 3
+    assert table["smoke"].to_pylist()[0] == [1.0, 0.0]
+    # P(lung = yes) = 0.5 * 0.1 + 0.5 * 0.01, from the published tables.
+    np.testing.assert_allclose(table["lung"].to_pylist()[2], [0.055, 0.945], atol=1e-12)
+    np.testing.assert_allclose(table["log_evidence"].to_pylist()[1:], [np.log(0.01), 0.0], atol=1e-12)
+
+
+def test_explanations(asia: junctor.Network) -> None:
+    table = junctor.most_probable(ASIA, ROWS, "lung")
+    assert table.column_names == ["case_id", "lung", "log_probability", "status", "reason"]
+    assert table["lung"].to_pylist() == ["no"] * 3
+    full = junctor.most_probable(asia, ROWS)
+    assert full["smoke"].to_pylist()[0] == "yes"
+
+
+@pytest.mark.parametrize("precision", ["double", "single", "log"])
+def test_precisions(asia: junctor.Network, precision: str) -> None:
+    table = junctor.posteriors(asia, ROWS, precision=precision)  # type: ignore[arg-type]
+    number = pa.float32() if precision == "single" else pa.float64()
+    assert table.schema.field("dysp").type.value_type == number
+
+
+def test_a_long_table_is_taken_in_pieces(asia: junctor.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = junctor.posteriors(asia, ROWS * 5)
+    monkeypatch.setattr("junctor.runs.results.PARTITION_ROWS", 4)
+    assert default_partition_rows(asia, junctor.api.Query()) == 4
+    pieces = junctor.posteriors(asia, ROWS * 5)
+    assert pieces["case_id"].to_pylist() == list(range(15)) == whole["case_id"].to_pylist()
+    for name in whole.column_names:
+        assert pieces[name].to_pylist() == whole[name].to_pylist()
+
+
+def test_no_rows_have_the_columns(asia: junctor.Network) -> None:
+    table = junctor.posteriors(asia, [])
+    assert table.num_rows == 0
+    assert table.schema.field("lung").type == pa.list_(pa.float64(), 2)
+
+
+def test_no_columns_are_priors(asia: junctor.Network) -> None:
+    assert junctor.posteriors(asia, [{}, {}])["lung"].to_pylist() == [pytest.approx([0.055, 0.945])] * 2
+
+
+def test_errors_are_ours(asia: junctor.Network) -> None:
+    with pytest.raises(junctor.EvidenceError, match="unknown target 'lungs', did you mean 'lung'"):
+        junctor.posteriors(asia, ROWS, ["lungs"])
+    with pytest.raises(junctor.EvidenceError, match="smok"):
+        junctor.posteriors(asia, [{"smok": "yes"}])
+    assert junctor.posteriors(asia, [{"smok": "yes"}], ignore_extra=True).num_rows == 1
+    with pytest.raises(junctor.EvidenceError, match="perhaps"):
+        junctor.posteriors(asia, [{"smoke": "perhaps"}], strict=True)
+    with pytest.raises(junctor.BudgetError, match="allowed are"):
+        junctor.posteriors(asia, ROWS, memory=1000)
+    with pytest.raises(junctor.ModelError, match="nowhere"):
+        junctor.posteriors("nowhere.bif", ROWS)
+    assert issubclass(junctor.ModelError, junctor.InputError)
+    with pytest.raises(AttributeError, match="no attribute 'posterior'"):
+        junctor.posterior  # noqa: B018
+
+
+def test_public_names() -> None:
+    for name in junctor.__all__:
+        assert getattr(junctor, name).__name__ == name
+        assert name in dir(junctor)
+    assert junctor.__version__
+
+
+def test_neither_prefect_nor_dask_is_imported() -> None:
+    script = (
+        "import sys, junctor\n"
+        "assert 'numpy' not in sys.modules, 'import junctor has to be light'\n"
+        f"junctor.posteriors({str(ASIA)!r}, [{{'smoke': 'yes'}}])\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'prefect', 'dask', 'distributed', 'typer'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"precision": "half"}, "found precision 'half', expected 'double' or 'single' or 'log'"),
+        ({"memory": "much"}, "found the size 'much'"),
+        ({"memory": -1}, "found the size '-1'"),
+        ({"targets": []}, "no targets given"),
+    ],
+)
+def test_bad_arguments_are_ours(arguments: dict, message: str) -> None:
+    with pytest.raises(JunctorError, match=message):
+        junctor.posteriors(ASIA, {"asia": [None]}, **arguments)
+
+
+def test_what_is_no_device_is_refused(asia: junctor.Network) -> None:
+    with pytest.raises(JunctorError, match="found device 'tpu', expected cpu or gpu or auto"):
+        junctor.posteriors(asia, [{}], device="tpu")
+    with pytest.raises(JunctorError, match="found device 'tpu', expected cpu or gpu or auto"):
+        junctor.most_probable(asia, [{}], device="tpu")

@@ -1,0 +1,253 @@
+"""The compiled backend against the NumPy reference: one body for every algebra, network, evidence and block size."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor.backends import lowering
+from junctor.backends import register_tiles as tiles
+from junctor.backends.cpu import CompiledProgram
+from junctor.backends.numpy import Block, Outcome, Program
+from junctor.engine.engine import shape_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.errors import Place
+from junctor.model.generate import layered
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.planning.compile import compile_plan
+from junctor.planning.shape import Pattern
+from junctor_kernels.tables.axes import contraction
+from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algebra
+
+TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 2e-6, "max": 1e-12}
+
+
+def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tuple[Pattern, Block]:
+    """Put hard evidence of a variable that all rows observe into slices, anything else into likelihoods."""
+    sizes = network.cardinalities
+    hard = {v: column for v, column in batch.states.items() if batch.rows and (column >= 0).all()}
+    sliced = {} if likelihoods else hard
+    weighted = {}
+    for v in sorted((set(batch.states) | set(batch.likelihoods)) - set(sliced)):
+        values = np.ones((sizes[v], batch.rows))
+        for row in range(batch.rows):
+            states, soft = strategies.row_evidence(batch, row)
+            if v in states:
+                values[:, row] = np.arange(sizes[v]) == states[v]
+            if v in soft:
+                values[:, row] *= soft[v]
+        weighted[v] = values
+    states = {v: column.astype(np.int64) for v, column in sliced.items()}
+    return Pattern(frozenset(states), frozenset(weighted)), Block(batch.rows, states, weighted)
+
+
+def check(network: Network, pattern: Pattern, block: Block, algebra: Algebra, lanes: int = 32) -> Program:
+    explains = algebra is MAX_LOG
+    program = Program(compile_plan(shape_of(network), pattern, None, explains, rows=1), network, algebra)
+    compiled = CompiledProgram(program, lanes)
+    for _ in range(2):
+        # Again, because memory keeps what the first run left.
+        found, expected = (
+            (compiled.explain(block), program.explain(block))
+            if explains
+            else (
+                compiled.run(block),
+                program.run(block),
+            )
+        )
+        compare(found, expected, algebra)
+    return program
+
+
+def compare(found: Outcome, expected: Outcome, algebra: Algebra) -> None:
+    tolerance = TOLERANCE[algebra.name]
+    assert found.doubtful.tolist() == expected.doubtful.tolist()
+    sure = ~found.doubtful
+    np.testing.assert_allclose(found.log_value[sure], expected.log_value[sure], rtol=tolerance, atol=tolerance * 10)
+    assert sorted(found.posteriors) == sorted(expected.posteriors)
+    for v, posterior in expected.posteriors.items():
+        # A table that no case changes may have one column for all of them.
+        for_all = np.broadcast_to(posterior, found.posteriors[v].shape)
+        np.testing.assert_allclose(found.posteriors[v][:, sure], for_all[:, sure], atol=tolerance)
+    possible = np.isfinite(expected.log_value)
+    assert sorted(found.states) == sorted(expected.states)
+    for v, states in expected.states.items():
+        assert found.states[v][possible].tolist() == states[possible].tolist()
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch, bool]:
+    network = draw(strategies.networks(max_variables=6, max_joint=512))
+    return (
+        network,
+        draw(strategies.evidence_batches(network, max_rows=8, min_rows=1, invalid=False)),
+        draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@given(question=questions())
+def test_any_network_and_evidence(algebra: Algebra, question: tuple[Network, EvidenceBatch, bool]) -> None:
+    network, batch, likelihoods = question
+    pattern, block = blocks_of(network, batch, likelihoods)
+    check(network, pattern, block, algebra)
+
+
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("states", [2, 3, 5])
+@pytest.mark.parametrize("zeros", [0.0, 0.6])
+def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zeros: float) -> None:
+    network = layered(layers=5, width=4, states=states, parents=3, seed=states, zeros=zeros)
+    rng = np.random.default_rng(7)
+    cases = 40
+    weights = {v: rng.random((states, cases)) for v in (9, 13)}
+    observed = {v: rng.integers(0, states, cases) for v in (3, 6, 17)}
+    check(network, Pattern(frozenset(observed), frozenset(weights)), Block(cases, observed, weights), algebra, lanes=64)
+
+
+def test_many_terms_are_listed_or_not_with_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = layered(layers=4, width=4, states=4, parents=3, seed=1, zeros=0.7)
+    observed = {5: np.arange(32) % 4}
+    pattern, block = Pattern(frozenset(observed), frozenset()), Block(32, observed, {})
+    program = check(network, pattern, block, DOUBLE)
+    everything = program.plan.case_operations
+    assert 0 < program.nonzero_operations < 0.6 * everything
+    monkeypatch.setattr(lowering, "MOST_LISTED", 0)
+    check(network, pattern, block, DOUBLE)
+    monkeypatch.setattr(lowering, "MOST_LISTED", 1 << 22)
+    monkeypatch.setattr(tiles, "LISTING_ENTRIES", 64)
+    monkeypatch.setattr(tiles, "SMALL_CONTRACTION", 0)
+    check(network, pattern, block, DOUBLE)
+
+
+def test_no_zeros_no_operations_saved() -> None:
+    network = layered(layers=3, width=3, states=3, seed=1)
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([4]), frozenset())), network, DOUBLE)
+    assert program.nonzero_operations == program.plan.case_operations
+
+
+@given(question=questions())
+@settings(max_examples=50)
+def test_support_covers_everything_that_evidence_can_make_positive(
+    question: tuple[Network, EvidenceBatch, bool],
+) -> None:
+    network, batch, likelihoods = question
+    pattern, block = blocks_of(network, batch, likelihoods)
+    program = Program(compile_plan(shape_of(network), pattern), network, DOUBLE)
+    seen: dict[int, np.ndarray] = {}
+    make = program._make
+
+    def watching(step: object, *rest: object) -> object:
+        value = make(step, *rest)
+        seen[step.out] = value.table
+        return value
+
+    program._make = watching
+    program.run(block)
+    for table, numbers in seen.items():
+        assert not (numbers > 0).any(axis=1)[~program.support.tables[table]].any()
+
+
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("step", [1e-20, 1e-160])
+def test_terms_lost_at_both_ends_of_a_chain_are_noticed(algebra: Algebra, step: float) -> None:
+    """Both ends flush the entry that the middle favours, in every other case; every single message looks harmless."""
+    names = [f"v{i}" for i in range(6)]
+    links = [DraftTable(pair, np.array([[step, 0], [0, 1]]), Place()) for pair in itertools.pairwise(names)]
+    ends = [DraftTable((name,), np.array([1, step]), Place()) for name in (names[0], names[-1])]
+    network = build_network("chain", "markov", [DraftVariable(n, ("a", "b"), Place()) for n in names], links + ends)
+    weights = np.array([[1, 1], [step**0.9, 1]]).repeat(16, axis=1)
+    block = Block(32, {}, {0: weights, 5: weights})
+    program = check(network, Pattern(frozenset(), frozenset([0, 5])), block, algebra)
+    found, exact = program.run(block), Program(program.plan, network, LOG).run(block)
+    # Steps of 1e-20 meet in products that are made in double and scaled once for all cases: nothing is lost.
+    assert found.doubtful[:16].all() or step > 1e-100
+    sure = ~found.doubtful
+    for v, posterior in exact.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[v][:, sure], posterior[:, sure], atol=TOLERANCE[algebra.name])
+
+
+def test_blocks_must_fill_whole_vectors() -> None:
+    network = layered(layers=2, width=2, seed=1)
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset())), network, SINGLE)
+    with pytest.raises(ValueError, match="found blocks of 24 cases, expected a multiple of"):
+        CompiledProgram(program, 24)
+
+
+def test_walks_visit_every_entry() -> None:
+    """Tiles of four share a row; a third of a tile is repeated at most, otherwise entries go alone."""
+    for sizes, scopes, how in (
+        ((4, 3, 5), [(0, 2), (1, 2)], "pairs"),
+        ((2, 5, 5), [(0, 2), (1, 2)], "alone"),
+        ((2, 8, 5), [(0, 2), (1, 2)], "pairs"),
+        ((2, 2, 2), [(0, 1, 2), (0, 1, 2)], "alone"),
+    ):
+        what = contraction((0, 1), (2,), scopes, dict(enumerate(sizes)))
+        *tiled, alone = tiles.walks(what, (0, 1), factor=False)
+        assert alone.order.tolist() == list(range(what.kept_entries))
+        assert (tiled != []) == (how == "pairs")
+        for walk in tiled:
+            assert sorted(set(walk.order.tolist())) == list(range(what.kept_entries))
+            assert walk.order.size % 4 == 0
+            strides = what.operands[walk.rows[0]]
+            common = tiles.offsets(what.kept, strides.kept)[walk.order].reshape(-1, 4)
+            assert (common == common[:, :1]).all()
+
+
+def hidden_markov(length: int) -> Network:
+    """Return a hidden chain of three states that leaves a state now and then, and an observation of each step."""
+    rng = np.random.default_rng(5)
+    states = ("a", "b", "c")
+    step = np.array([[0.9, 0.1, 0.0], [0.0, 0.999, 0.001], [0.05, 0.0, 0.95]])
+    variables, tables = [], []
+    for i in range(length):
+        variables += [DraftVariable(f"x{i}", states, Place()), DraftVariable(f"y{i}", states, Place())]
+        seen = rng.random((3, 3)) + 1e-3
+        tables.append(
+            DraftTable((f"x{i - 1}", f"x{i}"), step, Place())
+            if i
+            else DraftTable(("x0",), np.array([0.2, 0.3, 0.5]), Place())
+        )
+        tables.append(DraftTable((f"x{i}", f"y{i}"), seen / seen.sum(axis=1, keepdims=True), Place()))
+    return build_network("hidden", "bayes", variables, tables)
+
+
+def test_three_thousand_steps_of_a_hidden_chain_stay_in_their_format() -> None:
+    """Nothing comes near the smallest number, so nothing is lost, however long the path of messages."""
+    network = hidden_markov(3000)
+    rng = np.random.default_rng(1)
+    observed = {2 * i + 1: rng.integers(0, 3, 32) for i in range(3000)}
+    block = Block(32, observed, {})
+    plan = compile_plan(shape_of(network), Pattern(frozenset(observed), frozenset()), rows=1)
+    log_value, posteriors = forward_backward(network, observed)
+    for algebra, tolerance in ((DOUBLE, 1e-11), (SINGLE, 2e-5)):
+        program = Program(plan, network, algebra)
+        found = CompiledProgram(program, 32).run(block)
+        compare(found, program.run(block), algebra)
+        assert not found.doubtful.any()
+        np.testing.assert_allclose(found.log_value, log_value, rtol=1e-6 if algebra is SINGLE else 1e-12)
+        for i in range(3000):
+            np.testing.assert_allclose(found.posteriors[2 * i], posteriors[i], atol=tolerance)
+
+
+def forward_backward(network: Network, observed: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The recursion of a textbook (Rabiner 1989, section III), scaled to sums of 1; posteriors [steps, 3, cases]."""
+    length = len(observed)
+    tables = [factor.table for factor in network.factors]
+    seen = [tables[2 * i + 1][:, observed[2 * i + 1]] for i in range(length)]
+    forward, log_value = [], np.zeros(seen[0].shape[1])
+    for i in range(length):
+        arrives = tables[0][:, None] * seen[0] if i == 0 else (tables[2 * i].T @ forward[-1]) * seen[i]
+        log_value += np.log(arrives.sum(axis=0))
+        forward.append(arrives / arrives.sum(axis=0))
+    back = np.ones_like(forward[0])
+    posteriors = [forward[-1]]
+    for i in range(length - 1, 0, -1):
+        back = tables[2 * i] @ (seen[i] * back)
+        back /= back.sum(axis=0)
+        posteriors.append(forward[i - 1] * back / (forward[i - 1] * back).sum(axis=0))
+    return log_value, np.array(posteriors[::-1])

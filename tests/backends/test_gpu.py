@@ -1,0 +1,288 @@
+"""The GPU kernels, compiled for the CPU, against the NumPy reference: formats, networks, few cases and many."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulation.blocks import EmulatedDevice
+from hypothesis import given, settings
+from junctor.backends import gpu_items
+from junctor.backends import gpu_plan as gpu_blocks
+from junctor.backends import register_tiles as tiles
+from junctor.backends.gpu import GpuProgram
+from junctor.backends.numpy import Block, Program
+from junctor.backends.plan_memory import Prepared
+from junctor.calibration import blocks as tuning
+from junctor.cost.dataset import BACKENDS
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, Few, Launching, Many
+from junctor.cost.model import DeviceSpeeds
+from junctor.engine.engine import Engine, shape_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import Answers, posteriors_in
+from junctor.model.generate import hmm, layered, sample
+from junctor.model.network import Network
+from junctor.model.query import Precision, Query
+from junctor.planning.budget import Budget
+from junctor.planning.compile import compile_plan
+from junctor.planning.shape import Pattern
+from junctor_kernels.gpu import blocks as gpu
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from test_cpu import blocks_of, compare, questions
+
+DEVICES = [
+    pytest.param(
+        EmulatedDevice,
+        marks=pytest.mark.skipif(
+            shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU"
+        ),
+        id="emulated",
+    ),
+    pytest.param(gpu.CudaDevice, marks=pytest.mark.gpu, id="cuda"),
+]
+ON = pytest.mark.parametrize("device", DEVICES)
+FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads of a block are the CPU's own where it stands for a GPU: have few of them, and small items."""
+    patch = pytest.MonkeyPatch()
+    if request.config.getoption("--gpu"):
+        yield
+        return
+    patch.setattr(gpu, "FEW_THREADS", 32)
+    patch.setattr(gpu, "MANY_THREADS", 64)
+    patch.setattr(gpu, "WRITE_THREADS", 32)
+    patch.setattr(gpu, "WRITE_BLOCKS", 3)
+    patch.setattr(gpu, "WRITE_CASES", 17)
+    patch.setattr(gpu, "RUN", 4)
+    patch.setattr(gpu_items, "MAKE_ROWS", 3)
+    patch.setattr(DeviceSpeeds, "launching", lambda speeds, algebra: small_items())
+    yield
+    patch.undo()
+
+
+@cache
+def small_items() -> Launching:
+    """Launch parameters that differ from stage to stage, with terms that are shared."""
+    prices = np.random.default_rng(1)
+    few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
+    settings = (Few(1, 1), Few(3, 2), Few(8, 1)), (Many(1, 5), Many(16, 20), Many(4, 1000))
+    return Launching(few, many, *settings)
+
+
+@cache
+def opened(device: Callable[[], gpu.Device]) -> gpu.Device:
+    return device()
+
+
+def check(
+    network: Network,
+    pattern: Pattern,
+    block: Block,
+    algebra: Algebra,
+    cases: int,
+    device: Callable[[], gpu.Device],
+) -> None:
+    program = Program(compile_plan(shape_of(network), pattern, None, False, rows=1), network, algebra)
+    on_gpu = GpuProgram(program, cases, opened(device), host=1 << 24)
+    rows = np.random.default_rng(1).permutation(block.cases + 3)[: block.cases]
+    for place, at in ((0, rows), (1, np.arange(block.cases) + 2), (0, np.sort(rows))):
+        # Again, because memory keeps what the first run left.
+        answers = unwritten(network, block.cases + 3, algebra, opened(device))
+        outcome = on_gpu.answer(block, at, answers, place)
+        found = {v: answers.posteriors[v][at].T for v, _ in program.plan.marginals}
+        compare(replace(outcome, posteriors=found), program.run(block), algebra)
+        for v, states in block.states.items():
+            np.testing.assert_array_equal(answers.posteriors[v][at], np.eye(network.cardinalities[v])[states])
+        untouched = np.setdiff1d(np.arange(block.cases + 3), at)
+        assert all((table[untouched] == -1).all() for table in answers.posteriors.values())
+
+
+def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.Device) -> Answers:
+    targets, sizes = tuple(range(len(network.variables))), network.cardinalities
+    memory = device.host(rows * sum(sizes) * algebra.dtype.itemsize).view(algebra.dtype)
+    memory[:] = -1
+    posteriors = posteriors_in(memory, targets, sizes, rows)
+    return Answers(targets, np.zeros(rows, dtype=np.int8), np.zeros(rows), posteriors, memory=memory)
+
+
+@ON
+@FORMATS
+@pytest.mark.parametrize("many", [True, False])
+@settings(max_examples=40)
+@given(question=questions())
+def test_any_network_and_evidence(
+    device: Callable[[], gpu.Device], algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]
+) -> None:
+    network, batch, likelihoods = question
+    pattern, block = blocks_of(network, batch, likelihoods)
+    check(network, pattern, block, algebra, 300 if many else batch.rows, device)
+
+
+@ON
+@FORMATS
+@pytest.mark.parametrize(("states", "zeros"), [(2, 0.6), (3, 0.0), (5, 0.6)])
+@pytest.mark.parametrize("cases", [1, 3, 200])
+def test_networks_with_cliques_of_every_shape(
+    device: Callable[[], gpu.Device], algebra: Algebra, states: int, zeros: float, cases: int
+) -> None:
+    layers = 5 if states < 5 else 4
+    network = layered(layers, width=4, states=states, parents=3, seed=states, zeros=zeros)
+    rng = np.random.default_rng(7)
+    weights = {v: rng.random((states, cases)) for v in (9, 13)}
+    observed = {v: rng.integers(0, states, cases) for v in (3, 6, 15)}
+    check(
+        network,
+        Pattern(frozenset(observed), frozenset(weights)),
+        Block(cases, observed, weights),
+        algebra,
+        cases,
+        device,
+    )
+
+
+def on_device(device: Callable[..., gpu.Device], room: int) -> gpu.Device:
+    return device(room) if device is EmulatedDevice else device(0, room)
+
+
+def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
+    rng = np.random.default_rng(3)
+    states = sample(network, rows, seed=5)
+    columns = {v: np.where(rng.random(rows) < missing, -1, states[:, v]) for v in (1, 4, 6, 9, 14)}
+    return EvidenceBatch(rows, {v: column.astype(np.int32) for v, column in columns.items()})
+
+
+@ON
+@pytest.mark.parametrize("precision", ["single", "double", "log"])
+@pytest.mark.parametrize("missing", [0.0, 0.1])
+@pytest.mark.parametrize("room", [1 << 24, 1 << 18])
+def test_the_engine_answers_as_on_the_cpu(
+    device: Callable[..., gpu.Device], precision: Precision, missing: float, room: int
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    batch = batch_of(network, 300, missing)
+    query = Query(precision=precision)
+    expected = Engine(network, query).answer(batch)
+    found = Engine(network, query, device=on_device(device, room)).answer(batch)
+    assert found.status.tolist() == expected.status.tolist()
+    tolerance = 2e-6 if precision == "single" else 1e-12
+    np.testing.assert_allclose(found.log_value, expected.log_value, atol=tolerance * 10)
+    for v, posterior in expected.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[v], posterior, atol=tolerance)
+
+
+@ON
+def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.Device]) -> None:
+    # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
+    network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
+    batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
+    engine = Engine(network, Query(precision="single"), device=opened(device))
+    answers = engine.answer(batch)
+    (prepared,) = engine._prepared.values()
+    assert {name for name, _ in prepared._on_device} == {"single", "double"}
+    expected = Engine(network, Query()).answer(batch)
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
+    assert answers.log_value[1] < -70
+
+
+@ON
+def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
+    device: Callable[[], gpu.Device], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 50, 0.0)
+    short = opened(device)
+
+    def refuse(size: int) -> None:
+        raise MemoryError(f"{size:,} bytes of pinned memory")
+
+    monkeypatch.setattr(short, "host", refuse)
+    found = Engine(network, Query(), device=short).answer(batch)
+    assert "the CPU takes over a batch" in caplog.text
+    np.testing.assert_array_equal(found.log_value, Engine(network, Query()).answer(batch).log_value)
+
+
+@ON
+def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
+    device: Callable[..., gpu.Device], caplog: pytest.LogCaptureFixture
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 50, 0.0)
+    found = Engine(network, Query(), device=on_device(device, 4096)).answer(batch)
+    expected = Engine(network, Query()).answer(batch)
+    assert "the CPU takes over" in caplog.text
+    np.testing.assert_array_equal(found.log_value, expected.log_value)
+
+
+@ON
+def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.Device]) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
+
+    def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.Launch]]]]:
+        prepared = Prepared(network, plan, [SINGLE])
+        prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
+        prepared.device = opened(device)
+        found = [prepared.on_device(SINGLE, rows) for rows in batches]
+        return [(each.cases, each.work.tolist(), each.stages) for each in found if each is not None]
+
+    assert programs(150, 9000, 1500)[1:] == programs(9000, 150, 1500)[::2]
+    (near,), (other,) = programs(1500), programs(1100)
+    assert near == other
+
+
+@ON
+@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
+def test_small_blocks_have_small_tiles(
+    device: Callable[[], gpu.Device], rows: int, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
+    program = Program(
+        compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
+    )
+    on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
+    assert on_gpu._tile_shapes() == shapes
+
+
+@ON
+def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("FEW_ROWS", (1,)), ("MANY_ROWS", (128,)), ("GPU_REPEATS", 1)):
+        monkeypatch.setattr(tuning, name, value)
+    for name, tried in (("FEW_TRIED", (Few(8, 1), Few(1, 1))), ("MANY_TRIED", (Many(16, 128), Many(4, 4)))):
+        monkeypatch.setattr(tuning, name, tried)
+    case = tuning.case_of("x", layered(2, 2, states=4, seed=1), 0.2, True, 1)
+    rows = tuning.measure_gpu(case, opened(device), [SINGLE])
+    assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert rows[0].work != rows[1].work
+
+
+def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
+    monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
+    monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])
+    monkeypatch.setattr(tuning, "GPU_REPEATS", 1)
+    ways = {name: blocks.WAYS[name] for name in ("rule before", "small")}
+    for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
+        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(costs, "_device", EmulatedDevice())
+    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
+    _, found = blocks._tiles((case, 128))
+    assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}
+    assert len({row.work for row in found}) == 4
+    blocks.show_tiles([row for row in found if row.backend == "many-single"])
+    blocks.compare_blocks([case], [600])
+    printed = capsys.readouterr().out
+    assert "plan | rule before | small" in printed
+    assert "| 600 |" in printed
+    assert "geometric mean over 4" in printed

@@ -1,0 +1,75 @@
+"""What `junctor inspect` says of choices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from junctor import write_network
+from junctor.cli import app
+from junctor.model.generate import grid, layered
+from typer.testing import CliRunner
+
+ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
+
+
+def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:
+    told = CliRunner().invoke(app, ["inspect", *args, "--json"])
+    assert told.exit_code == 0, told.output
+    found: dict[str, str] = json.loads(told.stdout)[of]["choices"]
+    shown = CliRunner().invoke(app, ["inspect", *args]).stdout
+    assert all(line in shown for line in found.values())
+    return found
+
+
+def test_small_work_goes_to_numpy() -> None:
+    found = choices(ASIA, "--device", "cpu")
+    assert found["device"] == "CPU: asked for"
+    assert found["patterns"] == "one"
+    assert found["loops"].startswith("NumPy")
+    assert found["tables"] == "of messages: posteriors need no others"
+    assert "chunk variables" not in found
+
+
+def test_loops_follow_the_rows(tmp_path: Path) -> None:
+    path, rows = tmp_path / "layered.uai", tmp_path / "rows.csv"
+    network = layered(layers=12, width=8, states=3, parents=2, seed=1)
+    write_network(network, path)
+    states = np.random.default_rng(1).integers(0, 2, (2000, 14)).astype(str)
+    states[::3, 0] = ""
+    lines = [",".join(map(str, range(82, 96))), *(",".join(row) for row in states)]
+    rows.write_text("\n".join(lines) + "\n")
+    found = choices(str(path), str(rows), "--device", "cpu", of="evidence")
+    assert found["loops"].startswith("compiled, blocks of")
+    assert found["patterns"].startswith("2 in ")
+
+
+@pytest.mark.parametrize(("device", "memory"), [("cpu", "3MiB"), ("gpu", "64MiB")])
+def test_chunks_are_told(tmp_path: Path, device: str, memory: str) -> None:
+    path = tmp_path / "grid.uai"
+    write_network(grid(12, 12, states=2, seed=1), path)
+    if device == "gpu":
+        # What is refused has no loops.
+        found = choices(str(path), "--memory", memory, "--device", device, "--device-memory", "64KiB")
+        assert (found["device"], "loops" in found) == ("GPU: asked for", False)
+        return
+    found = choices(str(path), "--memory", memory, "--disk", "1GiB", "--device", device)
+    assert found["device"] == "CPU: asked for"
+    assert found["loops"] == "in chunks, NumPy: the plan exceeds the memory"
+    assert found["chunk variables"] == "those whose tasks take least by the prices of the device"
+
+
+@pytest.mark.parametrize(("precision", "kernels"), [("log", "few cases: all that log space has"), ("single", "cases")])
+def test_kernels_of_a_gpu_that_need_not_be_here(precision: str, kernels: str) -> None:
+    found = choices(ASIA, "--device", "gpu", "--precision", precision)
+    assert found["device"] == "GPU: asked for"
+    assert found["loops"].startswith("kernels for")
+    assert kernels in found["loops"]
+
+
+def test_the_device_asked_for_without_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "none.csv"
+    rows.write_text("asia,smoke\n")
+    assert choices(ASIA, str(rows), "--device", "gpu", of="evidence")["device"] == "GPU: asked for"

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import junctor
+import pyarrow as pa
+import pytest
+from junctor.cli import app, prefect_server
+from junctor.cli.display import duration
+from junctor.model.generate import evidence_batches, grid, random_network
+from pyarrow import parquet
+from typer.testing import CliRunner, Result
+
+ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
+COMMAND = [sys.executable, "-c", "from junctor.cli import main; main()"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with some evidence, and no settings of the user."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PREFECT_API_URL", "JUNCTOR_WORKERS", "JUNCTOR_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    Path("evidence.csv").write_text("smoke,xray\nyes,no\n,yes\nno,\n")
+    Path("bad.csv").write_text("smoke,xray\nyes,no\nperhaps,yes\n")
+    return tmp_path
+
+
+def junctor_cli(*args: str) -> Result:
+    return CliRunner().invoke(app, list(args))
+
+
+def run(*args: str) -> Result:
+    return junctor_cli("run", ASIA, "evidence.csv", "--output", "out", "--no-prefect", *args)
+
+
+def fails(result: Result, code: int, *words: str) -> None:
+    """Check that it ended with `code` and one line that says `words`, and without a traceback."""
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr, result.stderr
+    assert len([line for line in result.stderr.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_run_says_what_it_did() -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert "3 rows" in result.stdout
+    assert "3 ok" in result.stdout
+    assert "propagating" in result.stderr
+    assert parquet.read_table("out/posteriors").num_rows == 3
+    assert "1 part, 1 of them there already" in run().stdout
+
+
+def test_run_as_json() -> None:
+    result = run("--json", "--quiet", "--targets", "lung, either", "--precision", "single")
+    record = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert record["statuses"] == {"ok": 3, "impossible": 0, "invalid": 0}
+    assert record["spec"]["targets"] == ["lung", "either"]
+    assert record["directory"] == str(Path("out").absolute())
+
+
+def test_run_explanations_as_csv() -> None:
+    assert run("--query", "mpe", "--csv", "--targets", "smoke").exit_code == 0
+    lines = Path("out/mpe.csv").read_text().splitlines()
+    assert lines[0] == '"case_id","smoke","log_probability","status","reason"'
+    assert lines[1].startswith('0,"yes",')
+
+
+def test_invalid_rows_are_told_and_strict_refuses_them() -> None:
+    result = junctor_cli("run", ASIA, "bad.csv", "-o", "out", "--no-prefect")
+    assert result.exit_code == 0
+    assert "1 ok, 1 invalid" in result.stdout
+    strict = junctor_cli("run", ASIA, "bad.csv", "-o", "strict", "--no-prefect", "--strict")
+    fails(strict, 3, "bad.csv:3", "perhaps")
+
+
+def test_another_run_in_the_directory() -> None:
+    assert run().exit_code == 0
+    fails(run("--query", "mpe"), 6, "query was 'posteriors', now 'mpe'", "--overwrite")
+    assert run("--query", "mpe", "--overwrite").exit_code == 0
+    assert not Path("out/posteriors").exists()
+
+
+def test_a_command_that_failed_early_can_be_corrected() -> None:
+    Path("extra.csv").write_text("smoke,foo\nyes,no\n")
+    command = ["run", ASIA, "extra.csv", "-o", "out", "--no-prefect"]
+    fails(junctor_cli(*command), 3, "unknown column 'foo'")
+    fails(junctor_cli(*command, "--ignore-extra", "--memory", "1kB"), 5, "allowed are")
+    assert junctor_cli(*command, "--ignore-extra", "--targets", "lung").exit_code == 0
+    fails(junctor_cli(*command, "--ignore-extra"), 6, "targets was lung, now not set")
+
+
+def test_formats_can_be_named() -> None:
+    Path("asia.uai").write_text(Path(ASIA).read_text())
+    Path("evidence.csv").rename("evidence.txt")
+    files, formats = ["asia.uai", "evidence.txt"], ["--format", "bif", "--evidence-format", "csv"]
+    for command in (["run", "-o", "out", "--no-prefect"], ["validate"], ["inspect"]):
+        fails(junctor_cli(command[0], *files, *command[1:], *formats[:3], "cvs"), 3, "'cvs'", "did you mean 'csv'")
+        fails(junctor_cli(command[0], *files, *command[1:]), 3, "asia.uai:1:")
+        fails(junctor_cli(command[0], *files, *command[1:], "--format", "bif"), 3, "evidence.txt", "--evidence-format")
+        result = junctor_cli(command[0], *files, *command[1:], *formats)
+        assert result.exit_code == 0, result.output
+    assert junctor_cli("convert", "asia.uai", "--format", "bif", "other.parquet").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["run", "nowhere.bif", "evidence.csv", "-o", "out"], 3, ["nowhere.bif"]),
+        (["run", ASIA, "nowhere.csv", "-o", "out"], 3, ["nowhere.csv"]),
+        (["run", ASIA, "evidence.csv", "-o", "evidence.csv"], 6, ["is a file: name a directory"]),
+        (["run", ASIA, "evidence.csv", "-o", "/proc/out"], 6, ["/proc/out"]),
+        (["run", ASIA, "evidence.csv", "-o", "out", "--targets", "lungs"], 3, ["did you mean 'lung'"]),
+        (["run", ASIA, "evidence.csv", "-o", "out", "--memory", "1kB"], 5, ["allowed are"]),
+        (["run", ASIA, "evidence.csv", "-o", "out", "--scheduler", "tcp://10.0.0.1:1"], 6, ["not encrypted"]),
+        (["run", ASIA, "evidence.csv", "-o", "out", "--case-id", "smokes"], 3, ["smokes"]),
+        (["validate", "evidence.csv"], 3, ["evidence.csv"]),
+        (["convert", ASIA, "asia.xyz"], 3, ["asia.xyz"]),
+        (["inspect", ASIA, "nowhere.csv"], 3, ["nowhere.csv"]),
+    ],
+)
+def test_a_users_error_is_one_line(args: list[str], code: int, words: list[str]) -> None:
+    fails(junctor_cli(*args, *(["--no-prefect"] if args[0] == "run" else [])), code, *words)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", ASIA, "evidence.csv"],
+        ["run", ASIA, "evidence.csv", "-o", "out", "--precision", "half"],
+        ["run", ASIA, "evidence.csv", "-o", "out", "--memory", "lots"],
+        ["run", ASIA, "evidence.csv", "-o", "out", "--partition-rows", "0"],
+        ["fly"],
+    ],
+)
+def test_usage_errors_are_2(args: list[str]) -> None:
+    result = junctor_cli(*args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_settings_are_used_and_their_slips_refused() -> None:
+    Path("junctor.toml").write_text('memory = "1kB"')
+    fails(run(), 5, "allowed are")
+    assert run("--memory", "1GiB").exit_code == 0
+    Path("junctor.toml").write_text("wokers = 1")
+    fails(run(), 3, "junctor.toml", "did you mean 'workers'")
+
+
+def test_convert() -> None:
+    result = junctor_cli("convert", ASIA, "asia.uai")
+    assert result.exit_code == 0
+    assert "asia.uai: 8 variables" in result.stdout
+    assert "warning: UAI files have no names" in result.stderr
+    assert junctor_cli("convert", ASIA, "asia.parquet").exit_code == 0
+    assert junctor.read_network("asia.parquet").digest == junctor.read_network(ASIA).digest
+
+
+def test_validate() -> None:
+    result = junctor_cli("validate", ASIA, "evidence.csv")
+    assert result.exit_code == 0
+    assert "3 rows, 0 invalid" in result.stdout
+    bad = junctor_cli("validate", ASIA, "bad.csv")
+    assert bad.exit_code == 3
+    assert "row 2: column 'smoke': unknown state 'perhaps'" in bad.stdout
+    record = json.loads(junctor_cli("validate", ASIA, "bad.csv", "--json").stdout)
+    assert record["network"]["variables"] == 8
+    assert record["evidence"]["invalid_rows"] == 1
+
+
+def inspected(*args: str) -> dict[str, Any]:
+    result = junctor_cli("inspect", *args, "--json")
+    assert result.exit_code == 0, result.output
+    record: dict[str, Any] = json.loads(result.stdout)
+    return record
+
+
+def test_inspect() -> None:
+    record = inspected(ASIA, "evidence.csv")
+    assert record["network"]["variables"] == len(record["variables"]) == 8
+    assert record["variables"][3]["parents"] == ["smoke"]
+    # The published junction tree: six cliques, the largest with three variables.
+    assert (record["tree"]["cliques"], record["tree"]["treewidth"]) == (6, 2)
+    assert record["evidence"]["rows"] == 3
+    assert record["evidence"]["fits"]
+    assert record["evidence"]["needed_bytes"] <= record["evidence"]["planned_bytes"]
+    text = junctor_cli("inspect", ASIA, "evidence.csv", "--memory", "1kB").stdout
+    assert "too much, it will be refused" in text
+    assert inspected(ASIA, "--query", "mpe")["no_evidence"]["patterns"] == 1
+
+
+def test_inspect_counts_what_plans_do_not_have_to_do() -> None:
+    savings = {
+        each["name"]: each for each in inspected(ASIA, "evidence.csv", "--targets", "smoke")["evidence"]["savings"]
+    }
+    assert next(iter(savings)) == "evidence cut out before triangulation"
+    for name in ("barren variables dropped", "messages without evidence done once", "zeros of the tables skipped"):
+        assert savings[name]["before"] >= savings[name]["after"] > 0
+    assert inspected(ASIA)["no_evidence"]["savings"] == []
+    assert "operands contracted in pairs" in junctor_cli("inspect", ASIA, "evidence.csv").stdout
+    names = {each["name"] for each in inspected(ASIA, "evidence.csv", "--query", "mpe")["evidence"]["savings"]}
+    assert "zeros of the tables skipped" in names
+    assert "barren variables dropped" not in names
+
+
+def test_inspect_tells_of_networks_that_are_too_large() -> None:
+    junctor.write_network(grid(40, 40), "grid.uai")
+    Path("some.csv").write_text("0,1\n0,1\n1,\n,\n")
+    result = junctor_cli("inspect", "grid.uai", "some.csv")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("too much, it will be refused") == 2
+    assert "far too long on one core" in result.stdout
+    record = inspected("grid.uai", "--memory", "1GiB")
+    assert not record["no_evidence"]["fits"]
+    assert record["no_evidence"]["needed_bytes"] > 1 << 40
+    assert record["allowed_bytes"] == 1 << 30
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_inspect_says_what_goes_in_chunks(device: str) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    options = ("grid.uai", "--device-memory", "64KiB", "--device", device)
+    (plan,) = inspected(*options)["no_evidence"]["plans"]
+    chunks = plan["chunks"]
+    assert chunks["device"] == device
+    assert chunks["working_bytes"] <= 1 << 16
+    assert chunks["tasks"] > chunks["passes"] > 1
+    assert len(chunks["chunk_variables"]) > 0
+    assert min(chunks[name] for name in ("loaded_bytes", "stored_bytes", "seconds_per_row")) > 0
+    text = junctor_cli("inspect", *options).stdout
+    assert f"in chunks: {chunks['passes']:,} passes, {chunks['tasks']:,} tasks a row" in text
+    assert ("over the bus to the GPU" in text) == (device == "gpu")
+
+
+def test_a_run_in_chunks(tmp_path: Path) -> None:
+    junctor.write_network(grid(8, 8, states=3), "grid.uai")
+    Path("few.csv").write_text("0,63\n0,1\n")
+    options = ("grid.uai", "few.csv", "--no-prefect", "--device", "cpu", "--targets", "1")
+    for output, more in (("whole", ()), ("chunks", ("--device-memory", "64KiB", "--spill", str(tmp_path)))):
+        result = junctor_cli("run", *options, "--output", output, *more)
+        assert result.exit_code == 0, result.output
+    whole, chunks = (parquet.read_table(f"{name}/posteriors")["1"].to_pylist() for name in ("whole", "chunks"))
+    assert chunks[0] == pytest.approx(whole[0], abs=1e-12)
+    fails(junctor_cli("run", *options, "--output", "none", "--device-memory", "1B"), 5, "in chunks", "--device-memory")
+
+
+def test_forecasts_that_no_number_holds() -> None:
+    assert duration(12.3) == "about 12 s"
+    assert duration(1e12) == duration(None) == "far too long"
+
+
+@pytest.mark.parametrize("name", ["tree.png", "tree.svg"])
+def test_inspect_draws_the_tree(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    assert junctor_cli("inspect", ASIA, "--plot", name).exit_code == 0
+    assert Path(name).stat().st_size > 1000
+    fails(junctor_cli("inspect", ASIA, "--plot", "tree.xyz"), 3, "tree.xyz")
+
+
+def test_demo_without_prefect() -> None:
+    result = junctor_cli("demo", "--rows", "300", "--no-prefect")
+    assert result.exit_code == 0, result.output
+    assert "BearingWear = failed" in result.stdout
+    assert "300 rows" in result.stdout
+    assert parquet.read_table("demo-run/posteriors").num_rows == 300
+
+
+def test_version_and_help() -> None:
+    assert junctor_cli("--version").stdout == f"junctor {junctor.__version__}\n"
+    text = junctor_cli("--help").stdout
+    for command in ("run", "inspect", "convert", "validate", "demo"):
+        assert command in text
+        assert junctor_cli(command, "--help").exit_code == 0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from junctor.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'pyarrow', 'dask', 'distributed', 'prefect', 'pydantic', 'lark', 'matplotlib', 'psutil'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_configured_prefect_server_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not prefect_server.is_configured()
+    profiles = tmp_path / "prefect" / "profiles.toml"
+    profiles.parent.mkdir()
+    profiles.write_text(
+        'active = "local"\n[profiles.local]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n[profiles.none]\n'
+    )
+    assert prefect_server.is_configured()
+    monkeypatch.setenv("PREFECT_PROFILE", "none")
+    assert not prefect_server.is_configured()
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    assert prefect_server.is_configured()
+
+
+def test_prefect_needs_space_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_HOME")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    result = junctor_cli("run", ASIA, "evidence.csv", "-o", "out", "--prefect")
+    fails(result, 6, str(Path("out").absolute()), "1.0 MiB are free", "64.0 MiB", "--no-prefect")
+    assert "PREFECT_HOME" not in os.environ
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, workers: str) -> None:
+    network = random_network(25, seed=5)
+    junctor.write_network(network, "net.bif")
+    batches = evidence_batches(network, 65_000, observed=0.3, pattern="random")
+    first = next(batches)
+    parquet.write_table(pa.Table.from_batches([first]), "many.parquet")
+    command = [*COMMAND, "run", "net.bif", "many.parquet", "-o", "out", "--no-prefect", "--workers", workers]
+    with subprocess.Popen(
+        [*command, "--partition-rows", "500"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not list(Path("out/posteriors").glob("part-*.parquet")) and process.poll() is None:
+            time.sleep(0.05)
+        # As a terminal does: to the whole group, workers included.
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        told = process.stderr.read()
+    assert process.returncode == 130
+    assert told.endswith("error: interrupted: run the same command again to go on\n")
+    assert "Traceback" not in told

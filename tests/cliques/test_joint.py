@@ -1,0 +1,180 @@
+"""Joint posteriors by messages and from stored tables, and which of both is taken."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
+from junctor.cli import app
+from junctor.cli.run import names_in
+from junctor.cliques import joint as joint_module
+from junctor.cliques.joint import JointForecast, Questions
+from junctor.cost.features.cliques import StoredForecast
+from junctor.engine.engine import shape_of
+from junctor.model.errors import Place
+from junctor.model.generate import grid, layered
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.query import Architecture, Precision
+from junctor.planning.cliques import plan_stored
+from strategies import networks
+from typer.testing import CliRunner
+
+ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
+BOTH: tuple[Architecture, ...] = ("messages", "stored")
+
+
+def names_of(network: Network, scope: tuple[int, ...]) -> list[str]:
+    return [network.variables[v].name for v in scope]
+
+
+@given(data=st.data())
+def test_both_ways_equal_brute_force(data: st.DataObject) -> None:
+    network = data.draw(networks())
+    cliques = [clique.layout for clique in plan_stored(shape_of(network)).cliques if clique.layout]
+    questions = [
+        data.draw(st.permutations(data.draw(st.sampled_from(cliques))))[:3] for _ in range(data.draw(st.integers(1, 2)))
+    ]
+    others = [v for v in range(len(network.variables)) if not any(v in question for question in questions)]
+    seen = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True)) if others else []
+    soft = {v: np.linspace(0.25, 1, network.cardinalities[v]) for v in seen[:1]}
+    hard = {v: data.draw(st.integers(0, network.cardinalities[v] - 1)) for v in seen[1:]}
+    scaled = oracle.joint_table(network, hard, soft)
+    power = scaled.power.max()
+    table = np.ldexp(scaled.mantissa, np.maximum(scaled.power - power, -2000))
+    evidence = {network.variables[v].name: said for v, said in (*soft.items(), *hard.items())}
+    asked = [names_of(network, tuple(question)) for question in questions]
+    for architecture in BOTH:
+        if not table.sum() > 0:
+            with pytest.raises(EvidenceError, match="impossible"):
+                joint_posteriors(network, asked, evidence, architecture=architecture)
+            continue
+        found = joint_posteriors(network, asked, evidence, architecture=architecture)
+        assert found.architecture == architecture
+        assert found.log_evidence == pytest.approx(math.log(table.sum()) + power * math.log(2), rel=1e-9, abs=1e-9)
+        for question, posterior in zip(questions, found.posteriors, strict=True):
+            left = np.einsum(table, list(range(table.ndim)), list(question)) / table.sum()
+            np.testing.assert_allclose(posterior, left, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("architecture", BOTH)
+def test_what_cannot_be_asked_is_refused(architecture: Architecture) -> None:
+    network = read_network(ASIA)
+    for question, match in ((["lung", "lung"], "different"), (["smoke"], "without evidence"), ([], "different")):
+        with pytest.raises(EvidenceError, match=match):
+            joint_posteriors(network, [question], {"smoke": "yes"}, architecture=architecture)
+    with pytest.raises(ModelError, match="lungs"):
+        joint_posteriors(network, [["lungs"]], architecture=architecture)
+    with pytest.raises(EvidenceError, match="no state"):
+        joint_posteriors(network, [["lung"]], {"smoke": "maybe"}, architecture=architecture)
+    with pytest.raises(EvidenceError, match="no question"):
+        joint_posteriors(network, [], architecture=architecture)
+    with pytest.raises(EvidenceError, match="architecture"):
+        joint_posteriors(network, [["lung"]], architecture="hugin")  # type: ignore[arg-type]
+    with pytest.raises(EvidenceError, match="found precision 'quad'"):
+        joint_posteriors(network, [["lung"]], None, "quad", architecture=architecture)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [31, 70])
+@pytest.mark.parametrize("architecture", ["auto", "messages"])
+def test_questions_of_too_many_combinations_are_refused(count: int, architecture: Architecture) -> None:
+    network = grid(1, count, states=2, seed=1)
+    question = names_of(network, tuple(range(count)))
+    with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
+        joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
+    assert Questions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
+
+
+@pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])
+def test_formats_agree(precision: Precision, apart: float) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    names = [variable.name for variable in network.variables]
+    questions, evidence = [names[:2], names[9:10]], {names[5]: 1, names[20]: [0.2, 0.5, 1.0]}
+    expected = joint_posteriors(network, questions, evidence, architecture="messages")
+    for architecture in BOTH:
+        found = joint_posteriors(network, questions, evidence, precision, architecture=architecture)
+        assert found.log_evidence == pytest.approx(expected.log_evidence, abs=apart)
+        for one, other in zip(found.posteriors, expected.posteriors, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=apart)
+
+
+@pytest.mark.parametrize("architecture", BOTH)
+def test_what_exceeds_the_memory_is_refused(architecture: Architecture) -> None:
+    network = grid(5, 5, states=3, seed=2)
+    with pytest.raises(BudgetError, match=r"allowed are 6[34]\.. KiB"):
+        joint_posteriors(network, [[network.variables[0].name]], memory="64KiB", architecture=architecture)
+
+
+def test_variables_of_different_cliques_are_left_to_messages() -> None:
+    network = read_network(ASIA)
+    found = joint_posteriors(network, [["asia", "dysp"]])
+    assert found.architecture == "messages"
+    assert found.posteriors[0].sum() == pytest.approx(1)
+    assert Questions(network, [["asia", "dysp"]], {}).forecast().why == "variables that are asked about share no clique"
+    with pytest.raises(EvidenceError, match="no clique holds"):
+        joint_posteriors(network, [["asia", "dysp"]], architecture="stored")
+
+
+def test_the_way_that_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert JointForecast(1.0, 2.0).chosen == "messages"
+    assert JointForecast(2.0, 1.0).chosen == "stored"
+    assert JointForecast(math.inf, math.inf).chosen == "messages"
+    network = grid(6, 6, states=2, seed=1)
+    names = [names_of(network, clique.layout[:2]) for clique in plan_stored(shape_of(network)).cliques]
+    for seconds, chosen in ((1e-9, "stored"), (1e9, "messages")):
+        monkeypatch.setattr(joint_module, "stored_forecast", lambda *_: StoredForecast(seconds, seconds))  # noqa: B023
+        monkeypatch.setattr(joint_module, "PLAIN_VARIABLE_SECONDS", 0.0)
+        found = joint_posteriors(network, [pair for pair in names if len(pair) == 2])
+        assert found.architecture == chosen
+    assert Questions(network, names[:1], {}, memory=1 << 10).forecast().why == "clique tables exceed the memory"
+
+
+def test_more_questions_make_tables_worth_it() -> None:
+    """The prices of the package: one question goes by messages, hundreds go to the tables."""
+    network = layered(layers=10, width=12, states=2, parents=3, seed=10)
+    scopes = [clique.layout for clique in plan_stored(shape_of(network)).cliques if len(clique.layout) > 1]
+    few, many = (
+        Questions(network, [names_of(network, scopes[n % len(scopes)][:2]) for n in range(count)], {})
+        for count in (1, 400)
+    )
+    assert few.forecast().chosen == "messages"
+    assert many.forecast().messages > 10 * few.forecast().messages
+    assert many.forecast().stored < 2 * few.forecast().stored < math.inf
+
+
+def test_names_with_commas_are_quoted(tmp_path: Path) -> None:
+    network = build_network(
+        "odd", "markov", [DraftVariable("a,b", ("x,y", "z"), Place())], [DraftTable(["a,b"], [1, 3], Place())]
+    )
+    write_network(network, tmp_path / "odd.parquet")
+    kept = str(tmp_path / "kept")
+    CliRunner().invoke(app, ["calibrate", str(tmp_path / "odd.parquet"), "--keep-cliques", kept])
+    told = CliRunner().invoke(app, ["ask", kept, "a,b"]).stdout
+    assert list(csv.reader(told.splitlines())) == [["a,b", "probability"], ["x,y", "0.25"], ["z", "0.75"]]
+    asked = CliRunner().invoke(app, ["joint", str(tmp_path / "odd.parquet"), '"a,b"'])
+    assert asked.stdout == told
+    assert names_in('a, "b,c",d') == ("a", "b,c", "d")
+    assert names_in("") == ("",)
+
+
+def test_questions_on_the_command_line() -> None:
+    told = [
+        CliRunner().invoke(app, ["joint", ASIA, "either,lung", "bronc", "--given", "smoke=no", "--architecture", each])
+        for each in BOTH
+    ]
+    assert [each.exit_code for each in told] == [0, 0]
+    assert [each.stderr.strip() for each in told] == ["by messages", "from stored clique tables"]
+    assert told[0].stdout == told[1].stdout
+    blocks = [block.splitlines() for block in told[0].stdout.split("\n\n")]
+    assert [block[0] for block in blocks] == ["either,lung,probability", "bronc,probability"]
+    assert [line.rsplit(",", 1)[0] for line in blocks[0][1:]] == ["yes,yes", "yes,no", "no,yes", "no,no"]
+    record = json.loads(CliRunner().invoke(app, ["joint", ASIA, "bronc", "--json"]).stdout)
+    assert record["architecture"] == "messages"
+    assert sum(each["probability"] for each in record["questions"][0]["posterior"]) == pytest.approx(1)

@@ -1,0 +1,393 @@
+"""Stored trees against enumeration and the engine: every executor, pipeline and format, and later questions."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from emulation.stored import EmulatedStored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor import posteriors, read_network
+from junctor.cliques import streamed as stored_stream
+from junctor.cliques.calibrated import load_cliques
+from junctor.cliques.device import ResidentExecutor
+from junctor.cliques.host import COMPILED_ENTRIES, HostExecutor, Initial, initial_table, kernels_for, natural_table
+from junctor.cliques.streamed import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
+from junctor.cliques.tree import StoredTree
+from junctor.engine.engine import shape_of
+from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
+from junctor.model.generate import sample
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.planning.cliques import DOWN, Operand, Pass, StoredPlan, plan_stored
+from junctor_kernels.gpu import stored_tasks
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
+from strategies import evidence_batches, networks, row_evidence
+
+PLACE = Place("made")
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels for the CPU")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_threads() -> Iterator[None]:
+    """Threads of a block are the CPU's own where it stands for a GPU; groups have few chunks, so there are several."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(stored_tasks, "THREADS", 64)
+    patch.setattr(stored_tasks, "TILE", 256)
+    patch.setattr(stored_tasks, "BLOCKS", 8)
+    patch.setattr(stored_stream, "GROUP", 3)
+    yield
+    patch.undo()
+
+
+def evidence_of(network: Network, hard: Any, soft: Any) -> dict[str, Any]:
+    return {network.variables[v].name: said for v, said in (*hard.items(), *soft.items())}
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_trees_agree_with_enumeration(data: st.DataObject) -> None:
+    network = data.draw(networks())
+    batch = data.draw(evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
+    hard, soft = row_evidence(batch, 0)
+    log_evidence, expected = enumerate_posteriors(network, hard, soft)
+    for precision, tolerance in (("single", 2e-5), ("double", 1e-11), ("log", 1e-11)):
+        found = StoredTree(network, precision).propagate(evidence_of(network, hard, soft))  # type: ignore[arg-type]
+        assert found.log_evidence == pytest.approx(log_evidence, abs=1e-4 if precision == "single" else 1e-9, rel=1e-9)
+        for v, posterior in expected.items():
+            np.testing.assert_allclose(found.posterior(network.variables[v].name), posterior, atol=tolerance)
+        if log_evidence == IMPOSSIBLE:
+            with pytest.raises(EvidenceError, match="impossible"):
+                found.posterior(network.variables[0].name)
+
+
+def grid(width: int, seed: int = 1, states: int = 3) -> Network:
+    """A Markov network on a square grid, with zeros."""
+    rng = np.random.default_rng(seed)
+    names = [f"{row}{column}" for row, column in product(range(width), repeat=2)]
+    variables = [DraftVariable(name, [f"s{s}" for s in range(states)], PLACE) for name in names]
+    pairs = [(a, b) for a in names for b in names if abs(int(a[0]) - int(b[0])) + abs(int(a[1]) - int(b[1])) == 1]
+    tables = [
+        DraftTable(pair, rng.uniform(size=states**2) * (rng.uniform(size=states**2) > 0.1), PLACE)
+        for pair in pairs
+        if pair[0] < pair[1]
+    ]
+    return build_network("grid", "markov", variables, tables)
+
+
+def initial_of(plan: StoredPlan, network: Network, algebra: Algebra) -> list[Initial]:
+    kernels = kernels_for(algebra, 0)
+    return [initial_table(plan, network, i, algebra, kernels) for i in range(len(plan.cliques))]
+
+
+def on_host(plan: StoredPlan, network: Network, algebra: Algebra, chunk: int = 1 << 20) -> HostExecutor:
+    return HostExecutor(plan, initial_of(plan, network, algebra), algebra, kernels_for(algebra, 0), chunk=chunk)
+
+
+def all_tables(executor: Any, plan: StoredPlan) -> list[npt.NDArray[np.float64]]:
+    tables = [executor.table(i).astype(np.float64) for i in range(len(plan.cliques))]
+    return [table / table.sum() for table in tables]
+
+
+def a_case(network: Network) -> dict[int, npt.NDArray[np.float64]]:
+    """One state observed, one ruled out, one said softly."""
+    sizes = network.cardinalities
+    said = {0: np.eye(sizes[0])[0], 1: np.ones(sizes[1]), 2: np.linspace(0.2, 0.9, sizes[2])}
+    said[1][-1] = 0
+    return said
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 60, 1 << 20])
+def test_chunks_on_the_host_give_the_same(chunk: int) -> None:
+    network = grid(3)
+    plan = plan_stored(shape_of(network))
+    for algebra in (DOUBLE, LOG):
+        whole, cut = on_host(plan, network, algebra), on_host(plan, network, algebra, chunk)
+        one, other = whole.propagate(a_case(network)), cut.propagate(a_case(network))
+        assert one.log_evidence == pytest.approx(other.log_evidence, abs=1e-12)
+        for i in range(len(plan.cliques)):
+            np.testing.assert_allclose(cut.table(i), whole.table(i), rtol=1e-12, atol=1e-14)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE], ids=["single", "double"])
+def test_a_device_that_holds_all_tables_agrees_with_the_host(algebra: Algebra) -> None:
+    network = grid(3)
+    plan, device = plan_stored(shape_of(network)), EmulatedStored()
+    kernels = kernels_for(algebra, 0)
+    executor = ResidentExecutor(
+        plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, 1 << 24
+    )
+    host = on_host(plan, network, algebra)
+    for likelihoods in (a_case(network), {}, {3: np.eye(3)[1]}, a_case(network)):
+        found, expected = executor.propagate(likelihoods), host.propagate(likelihoods)
+        assert found.lost == expected.lost is False
+        assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-5 if algebra is SINGLE else 1e-12)
+        for table, other in zip(all_tables(executor, plan), all_tables(host, plan), strict=True):
+            np.testing.assert_allclose(table, other, rtol=1e-5 if algebra is SINGLE else 1e-12)
+    needed = executor._room.size
+    assert device.allocated == needed
+    with pytest.raises(BudgetError, match="on the device"):
+        ResidentExecutor(plan, lambda _: pytest.fail("made a table"), algebra, EmulatedStored(), needed - 1)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("chunk", [1, 20, None])
+def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
+    network = grid(2) if chunk == 1 else grid(3)
+    plan = plan_stored(shape_of(network))
+    host = on_host(plan, network, SINGLE)
+    expected = host.propagate(a_case(network))
+    found = set()
+    many = {1: ((3,), (True,)), 20: ((1, 3), (True,)), None: ((1, 3, 30), (False, True))}[chunk]
+    for seed, (name, in_flight, in_place) in enumerate(product(PIPELINES, *many)):
+        device = EmulatedStored(seed)
+        initial = initial_of(plan, network, SINGLE)
+        layout = lay_out(plan, SINGLE.dtype, 1 << 18, in_flight, chunk)
+        executor = StreamedExecutor(plan, initial, SINGLE, device, layout, name, in_place)
+        assert device.allocated == executor.layout.room.size <= 1 << 18
+        assert executor.layout.chunk == (chunk or executor.layout.chunk)
+        for likelihoods in ({}, a_case(network))[in_place:]:  # tables that serve once get one case
+            outcome = executor.propagate(likelihoods)
+        assert outcome.log_evidence == pytest.approx(expected.log_evidence, abs=1e-5)
+        found.add(b"".join(executor.table(i).tobytes() for i in range(len(plan.cliques))))
+        for table, other in zip(all_tables(executor, plan), all_tables(host, plan), strict=True):
+            np.testing.assert_allclose(table, other, rtol=1e-5)
+    assert len(found) == 1
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_table_is_read_after_it_was_stored(name: PipelineName) -> None:
+    network = grid(3)
+    plan = plan_stored(shape_of(network))
+    for seed in range(5):
+        layout = lay_out(plan, DOUBLE.dtype, 1 << 20, 8, 30)
+        initial = initial_of(plan, network, DOUBLE)
+        executor = StreamedExecutor(plan, initial, DOUBLE, EmulatedStored(seed), layout, name, True)
+        executor.propagate({})
+        before, down = executor.table(0).copy(), Pass(0, False, (Operand(DOWN, 0),), ())
+        executor.run([down])
+        once = executor.table(0).copy()
+        executor.run([down, down])
+        # Multiplied by the same numbers each time: their logarithms grow in equal steps.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.log(executor.table(0) / once), 2 * np.log(once / before)
+        known = before > 0
+        np.testing.assert_allclose(steps[0][known], steps[1][known], atol=1e-12)
+
+
+class Clock:
+    """A device on which every copy and every work takes a second of its stream: how long would a pipeline take?"""
+
+    def __init__(self) -> None:
+        self.now, self.streams = 0.0, list[list[float]]()
+
+    def stream(self) -> list[float]:
+        self.streams.append([0.0])
+        return self.streams[-1]
+
+    def spend(self, stream: list[float]) -> None:
+        stream[0] = max(stream[0], self.now) + 1
+
+    def upload(self, array: Any, address: int, stream: list[float]) -> None:
+        self.spend(stream)
+
+    def download(self, address: int, array: Any, stream: list[float]) -> None:
+        self.spend(stream)
+
+    def record(self, stream: list[float]) -> float:
+        return stream[0]
+
+    def wait(self, stream: list[float], event: float) -> None:
+        stream[0] = max(stream[0], event)
+
+    def synchronize(self, event: float) -> None:
+        self.now = max(self.now, event)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_flight", "stores", "seconds"),
+    [
+        ("synchronous", 4, True, 60),
+        ("one-engine", 1, True, 60),
+        ("one-engine", 4, True, 40),  # both copies of every chunk
+        ("two-engines", 4, True, 22),  # as many as chunks, and the last one to the end
+        ("two-engines", 4, False, 21),
+        ("one-engine", 4, False, 21),
+        ("synchronous", 4, False, 40),
+    ],
+)
+def test_pipelines_overlap_what_they_can(name: PipelineName, in_flight: int, stores: bool, seconds: int) -> None:
+    clock, chunk = Clock(), np.zeros(1)
+    trace: list[tuple[str, Any, Any]] = []
+    pipeline = Pipeline(clock, name, list(range(in_flight)), [0, 0], trace)  # type: ignore[arg-type]
+    for _ in range(20):
+        pipeline.put(chunk, chunk if stores else None, "table", clock.spend)
+    pipeline.finish()
+    assert clock.now == seconds
+    assert [what for what, _, _ in trace].count("out") == 20 * stores
+
+
+def test_chunks_are_as_large_as_the_device_allows() -> None:
+    plan = plan_stored(shape_of(grid(5)))
+    largest = max(plan.entries(i) for i in range(len(plan.cliques)))
+    dtype = np.dtype(np.float64)
+    for allowed in (1 << 16, 1 << 18, 1 << 20, 1 << 30):
+        layout = lay_out(plan, dtype, allowed, 3, None)
+        assert layout.room.size <= allowed
+        assert layout.chunk == largest or layout.room.size + 3 * 8 * layout.chunk > allowed
+    least = lay_out(plan, dtype, 1 << 30, 3, 1).room.size
+    assert lay_out(plan, dtype, least, 3, None).room.size <= least
+    with pytest.raises(BudgetError, match="device memory"):
+        lay_out(plan, dtype, 1 << 12, 3, None)
+
+
+@NEEDS_COMPILER
+def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
+    network = grid(4)
+    evidence = {network.variables[v].name: said for v, said in a_case(network).items()}
+    expected = StoredTree(network).propagate(evidence)
+    for device_memory in ("16MiB", "24KiB"):
+        tree = StoredTree(network, device=EmulatedStored(), device_memory=device_memory, pipeline="one-engine")
+        found = tree.propagate(evidence)
+        assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-12)
+        assert tree._executor is not None
+        assert isinstance(tree._executor[1], ResidentExecutor if device_memory == "16MiB" else StreamedExecutor)
+        np.testing.assert_allclose(found.posterior("11", "12"), expected.posterior("11", "12"), atol=1e-12)
+    with pytest.raises(BudgetError, match="device memory"):
+        StoredTree(network, device=EmulatedStored(), device_memory="4KiB").propagate(evidence)
+
+
+@pytest.mark.parametrize(
+    "wish", [{"precision": "quad"}, {"device": "tpu"}, {"pipeline": "three-engines"}, {"in_flight": 0}]
+)
+def test_what_is_not_known_is_refused(wish: dict[str, Any]) -> None:
+    with pytest.raises(JunctorError, match=f"found .*{next(iter(wish.values()))}.*, expected"):
+        StoredTree(grid(2), **wish)
+
+
+def test_memory_of_the_host_is_kept() -> None:
+    network = grid(3)
+    one, two = (StoredTree(network).projected(DOUBLE, copies) for copies in (1, 2))
+    with pytest.raises(BudgetError, match="storing"):
+        StoredTree(network, memory=one - 1)
+    expected = StoredTree(network)
+    for memory in (one, two - 1, two):
+        tree = StoredTree(network, memory=memory)
+        for state in (0, 1):
+            found = tree.propagate({"00": state})
+            assert found.log_evidence == pytest.approx(expected.propagate({"00": state}).log_evidence, abs=1e-12)
+        assert tree._reusable is (memory == two)
+
+
+@pytest.mark.parametrize("algebra", [SINGLE, DOUBLE, LOG], ids=["single", "double", "log"])
+def test_what_tables_take_stays_below_the_projection(algebra: Algebra) -> None:
+    network = grid(4, states=7)
+    tree = StoredTree(network, algebra.name)  # type: ignore[arg-type]
+    assert tree.plan.total_entries() < COMPILED_ENTRIES  # NumPy, which needs more
+    tracemalloc.start()
+    tree.propagate({"00": 1, "12": 0})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tree.projected(algebra, 1) < peak <= tree.projected(algebra, 2)
+
+
+def test_digits_lost_send_a_case_to_a_wider_format() -> None:
+    # Two messages (1, 1e-40) and (1e-37, 1) meet: their product loses the entry that matters in single precision.
+    variables = [DraftVariable(name, ["a", "b"], PLACE) for name in "xyz"]
+    tables = [
+        DraftTable(["x", "y"], [1, 0, 0, 1e-40], PLACE),
+        DraftTable(["x", "z"], [1e-37, 0, 0, 1], PLACE),
+        DraftTable(["x"], [1e-8, 1], PLACE),
+    ]
+    network = build_network("hidden", "markov", variables, tables)
+    _, exact = enumerate_posteriors(network, {}, {})
+    for device in ("cpu", EmulatedStored()) if shutil.which("g++") else ("cpu",):
+        found = StoredTree(network, "single", device=device).propagate({})  # type: ignore[arg-type]
+        assert found.algebra is DOUBLE
+        np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
+    # And again where doubles are too narrow.
+    squared = [DraftTable(table.scope, np.asarray(table.values) ** 8, PLACE) for table in tables]
+    network = build_network("hidden", "markov", variables, squared)
+    _, exact = enumerate_posteriors(network, {}, {})
+    found = StoredTree(network, "single").propagate({})
+    assert found.algebra is LOG
+    np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
+
+
+def test_questions_within_a_clique_need_no_propagation(tmp_path: Path) -> None:
+    network = grid(3)
+    soft = {2: [0.2, 0.5, 0.9]}
+    tree = StoredTree(network)
+    found = tree.propagate({"00": "s1", "02": soft[2]})
+    joint = joint_table(network, {0: 1}, soft)
+    weights = np.ldexp(joint.mantissa, np.maximum(joint.power, -1000).astype(np.int32))
+    assert found.log_evidence == pytest.approx(math.log(weights.sum()), abs=1e-12)
+    found.save(tmp_path / "kept")
+    loaded = load_cliques(tmp_path / "kept")
+    asked = 0
+    for scope in found.scopes:
+        for wanted in (scope, scope[::-1], scope[1:2] + scope[:1]):
+            names = [network.variables[v].name for v in wanted]
+            others = tuple(v for v in range(9) if v not in wanted)
+            order = np.argsort(np.argsort(wanted))
+            expected = weights.sum(axis=others).transpose(order) / weights.sum()
+            for cliques in (found, loaded):
+                np.testing.assert_allclose(cliques.posterior(*names), expected, atol=1e-13)
+            with np.errstate(divide="ignore"):
+                np.testing.assert_allclose(loaded.log_probability(*names), np.log(expected * weights.sum()), atol=1e-9)
+            asked += 1
+    assert asked
+    assert found.posterior().shape == ()
+    tree.propagate({})
+    with pytest.raises(JunctorError, match="later one"):
+        found.posterior("11")
+    assert loaded.posterior("11").sum() == pytest.approx(1)
+
+
+def test_questions_that_cannot_be_answered_say_so(tmp_path: Path) -> None:
+    network = grid(3)
+    tree = StoredTree(network)
+    found = tree.propagate({})
+    with pytest.raises(EvidenceError, match="no clique holds '00', '22'"):
+        found.posterior("00", "22")
+    with pytest.raises(EvidenceError, match="twice"):
+        found.posterior("00", "00")
+    for ask in (lambda: found.posterior("0"), lambda: tree.propagate({"0": 1})):
+        with pytest.raises(ModelError, match="no variable named '0'"):
+            ask()
+    for said, message in (("s9", "no state 's9'"), (3, "no state 3"), ([1, 2], "3 numbers"), ([1, -1, 0], "3 numbers")):
+        with pytest.raises(EvidenceError, match=message):
+            tree.propagate({"00": said})
+    with pytest.raises(InputError, match="no calibrated cliques"):
+        load_cliques(tmp_path)
+    found.save(tmp_path)
+    index = tmp_path / "cliques.json"
+    index.write_text(index.read_text().replace('"format_version": 1', '"format_version": 2'))
+    with pytest.raises(InputError, match="expected 1"):
+        load_cliques(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["alarm.bif", "water.bif.gz", "mildew.bif.gz"])
+def test_networks_agree_with_the_engine(name: str, shared: Path) -> None:
+    network = read_network(shared / "networks" / "bnlearn" / name)
+    chosen = np.random.default_rng(1).choice(len(network.variables), len(network.variables) // 5, replace=False)
+    states = sample(network, 1, 3)[0]
+    evidence = {network.variables[v].name: network.variables[v].states[states[v]] for v in chosen}
+    expected = posteriors(network, [evidence])
+    found = StoredTree(network).propagate(evidence)
+    assert found.algebra is DOUBLE
+    assert found.log_evidence == pytest.approx(expected["log_evidence"][0].as_py(), abs=1e-9)
+    for variable in network.variables:
+        answer = expected[variable.name][0].as_py()
+        np.testing.assert_allclose(found.posterior(variable.name), answer, atol=1e-12)

@@ -1,0 +1,339 @@
+"""The cost model: prices that fit, measurements as files, choices and forecasts that go by them, `junctor tune`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.calibration import blocks as tuning
+from junctor.calibration import chunked as chunk_tuning
+from junctor.calibration import cliques as stored_tuning
+from junctor.cli import app
+from junctor.cost import dataset as measurements
+from junctor.cost import model as speeds
+from junctor.cost.dataset import (
+    BACKENDS,
+    Device,
+    Measured,
+    backends_of,
+    device_of,
+    file_name,
+    own_files,
+    read,
+    shipped_files,
+    write,
+)
+from junctor.cost.features.gpu_stages import (
+    FEW_WORK,
+    MANY_WORK,
+    Beside,
+    Few,
+    Launching,
+    Many,
+    Stage,
+    few_work,
+    many_work,
+    splits,
+)
+from junctor.cost.fit import fit, non_negative
+from junctor.cost.model import DeviceSpeeds, Learned, Speeds, learned, plan_work, speeds_here, speeds_of
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import forecast
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.errors import RunError
+from junctor.model.generate import layered
+from junctor.model.query import Query
+from junctor.runs import partition
+from junctor.runs.run import Job, ingest_network
+from junctor.runtime.devices import DeviceChoice
+from junctor.runtime.machine import own_measurements
+from junctor.runtime.progress import Silence
+from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
+from junctor_kernels.gpu import blocks as gpu
+from typer.testing import CliRunner
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    speeds_here.cache_clear()
+    yield
+    speeds_here.cache_clear()
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 5))
+def test_least_squares_that_are_not_negative(seed: int, rows: int, columns: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    found = non_negative(a, b)
+    gradient = a.T @ (a @ found - b)
+    # The conditions of Karush, Kuhn and Tucker.
+    assert (found >= 0).all()
+    assert (gradient > -1e-5).all()
+    assert abs(gradient @ found) < 1e-5
+
+
+def test_prices_are_found_again() -> None:
+    rng = np.random.default_rng(1)
+    work, prices = 10.0 ** rng.uniform(0, 6, (200, 4)), np.array([2e-9, 0.0, 5e-7, 3e-6])
+    seconds = work @ prices * rng.uniform(0.97, 1.03, 200)
+    groups = rng.integers(0, 9, 200)
+    found = fit(work, seconds, groups)
+    np.testing.assert_allclose(found, prices, rtol=0.05, atol=1e-10)
+    np.testing.assert_array_equal(found, fit(work, seconds, groups))
+    # One that took ten times as long, because the machine did something else.
+    seconds[7] *= 10
+    np.testing.assert_allclose(fit(work, seconds, groups), prices, rtol=0.08, atol=1e-9)
+
+
+def measured(backend: str, seconds: float, scale: float, network: str = "n") -> Measured:
+    work = tuple(scale * (n + 1.0) for n in range(len(measurements.BACKENDS[backend])))
+    return Measured(backend, network, "label", 10, seconds, work, (1.0, 2.0, 3.0 * scale, 4.0, 5.0), (scale, 2.0))
+
+
+def test_files_say_what_was_written(tmp_path: Path) -> None:
+    device = Device("Some GPU (2)", {"multiprocessors": 3.0})
+    rows = [measured("few-log", 0.5, 1.0), measured("cpu", 0.25, 2.0)]
+    path = tmp_path / file_name(device)
+    assert path.name == "some-gpu-2.parquet"
+    write(device, "2026-11-21", rows, path)
+    assert (device_of(path), read(path)) == (device, rows)
+
+
+def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"broken.parquet: not measurements"):
+        read(path)
+    write(Device("x"), "2026-11-21", [measured("cpu", 1.0, 1.0)], path)
+    monkeypatch.setitem(measurements.BACKENDS, "cpu", ("something", "else"))
+    with pytest.raises(ValueError, match="another version"):
+        read(path)
+
+
+def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    own_measurements().mkdir(parents=True)
+    (own_measurements() / "a.parquet").write_bytes(b"nothing")
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "b.parquet")
+    assert [device.name for device, _ in own_files()] == ["mine"]
+    assert "junctor tune" in caplog.text
+    assert next(each.device.name for each in speeds_here().devices) == "mine"
+    assert "mine" not in [each.device.name for each in speeds_here(own=False).devices]
+
+
+def test_the_package_has_measurements_of_every_backend() -> None:
+    backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
+    assert backends == set(measurements.BACKENDS)
+    for _, path in shipped_files():
+        known = learned(device_of(path), read(path))
+        for prices in known.prices.values():
+            assert all(math.isfinite(price) and price >= 0 for price in (*prices.work, *prices.plan, *prices.row))
+            assert any(prices.work)
+
+
+def off(path: Path, backend: str) -> Any:
+    """How far forecasts of networks are off, of prices learned from all others."""
+    rows = read(path, backend)
+    found = []
+    for name in sorted({row.network for row in rows}):
+        prices = learned(Device("x"), [row for row in rows if row.network != name]).prices[backend]
+        found += [abs(prices.of_work(row.work) / row.seconds - 1) for row in rows if row.network == name]
+    return np.array(found)
+
+
+SHIPPED = [(device.name, path, backend) for device, path in shipped_files() for backend in sorted(backends_of(path))]
+
+
+@pytest.mark.parametrize(("device", "path", "backend"), SHIPPED, ids=[f"{name}, {what}" for name, _, what in SHIPPED])
+def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device: str, path: Path, backend: str) -> None:
+    # In chunks on a GPU it is less, for stored tables 89 of a hundred, and so for blocks of many cases of small ones,
+    # which were measured on the H200 only (docs/forecasts.md).
+    least = {
+        "chunks": 0.8 if "NVIDIA" in device else 0.9,
+        "stored": 0.85,
+        "many": 0.75 if device == "NVIDIA H200" else 0.9,
+    }
+    assert (off(path, backend) <= 0.25).mean() >= least.get(backend.partition("-")[0], 0.9)
+
+
+def test_gpus_that_were_measured_are_found_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    known = speeds_here(own=False)
+    with caplog.at_level("INFO", "junctor"):
+        for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+            assert known.gpu(Device(name, {"multiprocessors": 132.0})).device.name == name
+    assert "no measurements" not in caplog.text
+    one, other = (known.gpu(Device(name, {})).prices["few-single"] for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    assert one != other
+
+
+def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    def gpu_of(name: str, processors: float) -> DeviceSpeeds:
+        return DeviceSpeeds(Device(name, {"multiprocessors": processors, "memory": 1e9}), {})
+
+    known = Speeds((gpu_of("small", 20.0), gpu_of("large", 130.0), DeviceSpeeds(Device("some CPU"), {})))
+    assert known.gpu(Device("small", {"multiprocessors": 999.0})).device.name == "small"
+    with caplog.at_level("INFO", "junctor"):
+        assert known.gpu(Device("unheard of", {"multiprocessors": 100.0})).device.name == "large"
+    assert "no measurements of unheard of" in caplog.text
+    assert known.cpu("another CPU").device.name == "some CPU"
+
+
+def test_speeds_survive_json() -> None:
+    known = Speeds((learned(Device("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),))
+    record = json.loads(json.dumps(known.to_record()))
+    again = speeds_of(record)
+    assert again.devices[0].prices["cpu"] == known.devices[0].prices["cpu"]
+    assert json.loads(json.dumps(again.to_record())) == record
+    with pytest.raises(KeyError):
+        speeds_of({})
+
+
+def stage(*contractions: tuple[int, int, int]) -> Stage:
+    """Contractions of so many entries, terms, and tables; none in tiles."""
+    steps = np.zeros((len(contractions), STEP_COLUMNS), np.int64)
+    for step, (entries, _, count) in zip(steps, contractions, strict=True):
+        step[[ENTRIES, TILES, COUNT, SIZE, LINES_OF_TILE, HOW]] = entries, entries, count, 1, 1, 2
+    longest = np.array([terms for _, terms, _ in contractions])
+    along, apart = np.ones(len(steps), np.bool_), np.ones((2, len(steps)))
+    return Stage(steps, longest, longest * steps[:, ENTRIES], along, apart, Beside(likelihood=7))
+
+
+def test_threads_share_terms_in_powers_of_two() -> None:
+    each = stage((4, 100, 2), (4, 8, 2), (4, 10**6, 2))
+    assert splits(each, 8).tolist() == [16, 1, gpu.FEW_THREADS]
+    assert splits(each, [8, 64]).tolist() == [[16, 1, gpu.FEW_THREADS], [2, 1, gpu.FEW_THREADS]]
+
+
+def test_the_work_of_a_stage_is_counted() -> None:
+    each = stage((1000, 64, 2))
+    serial, shared = few_work(each, [Few(64, 1), Few(8, 1)], cases=1)
+    named = dict(zip(FEW_WORK, serial.tolist(), strict=True))
+    assert (named["stages"], named["blocks"], named["stored"], named["likelihoods"]) == (1, 4, 1000, 7)
+    assert named["longest"] == 64 * 2 + 8
+    assert dict(zip(FEW_WORK, shared.tolist(), strict=True))["longest"] == 8 * 2 + 4 * 3 + 8
+    ((few,), (more,)) = (many_work(each, [Many(16, 128)], chunks) for chunks in (1, 3))
+    assert (more[MANY_WORK.index("products")], few[MANY_WORK.index("products")]) == (3 * 128_000, 128_000)
+    assert more[MANY_WORK.index("longest")] == few[MANY_WORK.index("longest")]
+
+
+def test_settings_are_those_that_cost_least() -> None:
+    each, few, many = stage((5000, 4096, 2)), np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK))
+    few[FEW_WORK.index("longest")] = 1.0
+    many[MANY_WORK.index("items")] = 1.0
+    launching = Launching(few, many)
+    assert launching.for_few(each, 1)[0].terms <= 32
+    assert launching.for_many(each, 1)[0].terms >= 8
+    few[FEW_WORK.index("longest")], few[FEW_WORK.index("blocks")] = 0.0, 1.0
+    assert Launching(few, many).for_few(each, 1)[0].terms > 1024
+
+
+def test_counts_of_plans_grow_with_rows() -> None:
+    case = tuning.case_of("x", layered(3, 3, seed=1), 0.2, True, 1, rows=8)
+    one, many = (plan_work(case.plan, 5, 64, rows) for rows in (1, 640))
+    assert many[2:4] == tuple(10 * count for count in one[2:4])
+    assert one[0] == many[0] == 1
+
+
+def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
+    (path,) = (path for device, path in shipped_files() if not device.is_gpu)
+    rows = [row for row in read(path) if row.backend == "cpu"]
+    few = [replace(row, seconds=2 * row.seconds) for row in rows if row.network in ("alarm", "pigs", "water")]
+    prices = Learned(few, Learned(rows))["cpu"]
+    off = np.array([prices.of_work(row.work) / row.seconds / 2 - 1 for row in rows])
+    assert (abs(off) <= 0.25).mean() > 0.9
+
+
+def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "CPU_ROWS", (64,))
+    monkeypatch.setattr(tuning, "PLAIN_ROWS", 8)
+    monkeypatch.setattr(tuning, "REPEAT_SECONDS", 0.0)
+    networks = iter([("a", layered(3, 3, seed=1)), ("b", layered(4, 3, states=3, seed=2))])
+    cases = list(tuning.cases_of(networks))
+    assert [case.name for case in cases[:3]] == ["a", "b", "a"]
+    rows = [row for case in cases for row in tuning.measure_cpu(case)]
+    assert {row.backend for row in rows} == {
+        name for name in BACKENDS if not name.startswith(("few", "many", "chunks", "stored"))
+    }
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert learned(Device("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
+
+
+def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
+    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 0, result.output
+    (path,) = own_measurements().glob("*.parquet")
+    assert str(path) in result.output
+    assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.5)
+    assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
+    assert not path.exists()
+
+
+def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
+    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
+    assert result.exit_code == 5
+    assert "allow more" in result.output
+    assert not list(own_measurements().iterdir())
+
+
+def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 3
+    assert "XDG_CACHE_HOME" in result.output
+
+
+def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence.csv"
+    evidence.write_text("smoke\nyes\nno\n")
+    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
+    plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
+    ingest_network(plain, Silence())
+    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
+    speeds_here.cache_clear()
+    ingest_network(tuned, Silence())
+    (own_measurements() / "mine.parquet").unlink()
+    names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
+    assert "mine" not in names[0]
+    assert names[1] == ["mine", *names[0]]
+    tuned.directory.speeds.write_text("{}")
+    with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
+        partition._speeds_of(tuned.directory.path)
+
+
+@pytest.mark.parametrize(
+    ("query", "device"),
+    [(Query(), "cpu"), (Query(), "gpu"), (Query(precision="log"), "gpu"), (Query("mpe"), "cpu"), (Query(), "auto")],
+)
+def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: DeviceChoice) -> None:
+    network = layered(6, 5, states=3, seed=1)
+    rows = 20_000
+    batch = EvidenceBatch(rows, {v: (np.arange(rows, dtype=np.int32) + v) % 3 for v in range(3)})
+    engine = Engine(network, query, memory=1 << 30, rows=rows, device=device)
+    engine.groups = lambda batch: [  # type: ignore[method-assign]
+        replace(group, few=None) for group in Engine.groups(engine, batch)
+    ]
+    gpu = speeds_here().gpu(Device("any"))
+    (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
+    assert 0.2 < alone.seconds / bound.seconds < 5
+    assert (alone.on_gpu is None) == (query.kind == "mpe")
+    (half,) = forecast(
+        engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
+    )
+    assert half.seconds < bound.seconds

@@ -1,0 +1,131 @@
+"""Prices before planning: in proportion to what they stand for, and plans made for the rows that will use them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from junctor.backends import register_tiles as tiles
+from junctor.backends import sparsity as support
+from junctor.backends.cpu import CompiledProgram
+from junctor.backends.numpy import Program
+from junctor.engine import pattern_prices as pricing
+from junctor.engine.engine import Engine, shape_of
+from junctor.engine.patterns import Choice, patterns_of
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.model.generate import layered
+from junctor.model.network import Network
+from junctor.model.query import Query
+from junctor.planning import compile as planning
+from junctor.planning.elimination import Order, cliques_of, moral_graph
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern, mask_of
+from junctor_kernels.tables import reference
+
+NOTHING: frozenset[int] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return layered(layers=5, width=5, states=3, parents=2, seed=1, zeros=0.3)
+
+
+def holes(rows: int, variables: int) -> EvidenceBatch:
+    """Some variables of three states, each missing in a tenth of the rows."""
+    rng = np.random.default_rng(1)
+    states = rng.integers(0, 3, (variables, rows)).astype(np.int32)
+    states[rng.random(states.shape) < 0.1] = UNOBSERVED
+    return EvidenceBatch(rows, dict(enumerate(states)))
+
+
+def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
+    engine = Engine(network, Query())
+    prices = pricing.compiled_prices(
+        engine.work, 1 << 30, pricing.alone_seconds(engine.row_engine, patterns_of(holes(40, 6))), engine.row_price
+    )
+    cut, entering, none = (
+        Pattern(frozenset(range(8)), NOTHING),
+        Pattern(NOTHING, frozenset(range(8))),
+        Pattern(NOTHING, NOTHING),
+    )
+    assert prices.row(cut) < prices.row(none) < prices.row(entering)
+    assert prices.once(cut) < prices.once(none) < prices.once(entering)
+    assert 0 < prices.alone < math.inf
+    plain = pricing.plain_prices(engine.plan, len(network.variables), lambda _: True)
+    assert plain.row(cut) < plain.row(entering)
+    assert plain.once(cut) < plain.once(none)
+    assert plain.alone == math.inf
+
+
+def test_what_does_not_fit(network: Network) -> None:
+    engine = Engine(network, Query())
+    pattern = Pattern(frozenset(range(8)), NOTHING)
+    entries = engine.row_engine.work(pattern.sliced)[1]
+    for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
+        assert pricing.compiled_prices(engine.work, allowed, math.inf, engine.row_price).fits(pattern) == fits
+
+
+def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_are_here(network: Network) -> None:
+    batch = holes(60, 8)
+    engine = Engine(network, Query(), rows=600)
+    exact = patterns_of(batch).exact(np.arange(60))[0]
+    assert engine.uses(exact, batch) == 10 * len(exact.rows)
+    several = engine.groups(batch)[-1]
+    assert several.patterns > 1
+    assert engine.uses(several, batch) == len(several.rows)
+
+
+def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) -> None:
+    """The columns of lowest price stay loose, though each batch misses a little more of one and less of another."""
+    rng = np.random.default_rng(2)
+    found = [
+        EvidenceBatch(4000, {v: np.where(rng.random(4000) < 0.94, 0, UNOBSERVED).astype(np.int32) for v in range(12)})
+        for _ in range(2)
+    ]
+    prices = pricing.compiled_prices(Engine(network, Query()).work, 1 << 30, math.inf, (2e-10, 1.8e-8))
+    one, other = (Choice(patterns_of(batch), prices, search=True).groups() for batch in found)
+    assert one[0].pattern == other[0].pattern
+    assert one[0].pattern.weighted
+
+
+def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Pattern] = []
+
+    def counted(shape: object, pattern: Pattern, *rest: object) -> Plan:
+        made.append(pattern)
+        return planning.compile_plan(shape, pattern, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("junctor.engine.engine.compile_plan", counted)
+    monkeypatch.setattr("junctor.engine.engine.COMPILED_SECONDS", 0)
+    engine, batch = Engine(network, Query()), holes(3000, 8)
+    engine.answer(batch)
+    groups = engine.groups(batch)
+    assert len(made) - len(set(made)) <= 1, "the first look at all patterns together may plan for a single row"
+    assert len(set(made)) <= len(groups) + 1
+
+
+def test_the_plan_with_the_fewest_operations_is_taken(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = planning.Problem(shape_of(network), Pattern(frozenset([3, 11]), NOTHING))
+    good, order = planning.cheapest_plan(problem, 1)[0], tuple(sorted(problem.free()))
+    graph = moral_graph(len(network.variables), list(problem.remaining().values()))
+    cliques = cliques_of(graph, mask_of(problem.free()), order)
+    # Claims to be small, and is not: the operations decide.
+    poor = Order(order, cliques, 1.0, "as numbered")
+    monkeypatch.setattr(planning, "good_orders", lambda *_: [poor, good])
+    chosen, plan = planning.cheapest_plan(problem, 1)
+    assert chosen is good
+    assert plan.case_operations < planning.lay_out(problem, poor).case_operations
+
+
+def test_what_is_kept_of_small_contractions_changes_nothing(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planning.compile_plan(shape_of(network), Pattern(frozenset([3, 11]), frozenset([5])))
+    codes = []
+    for small in (support.SMALL_CONTRACTION, support.SMALL_CONTRACTION, 0):
+        monkeypatch.setattr(support, "SMALL_CONTRACTION", small)
+        monkeypatch.setattr(tiles, "SMALL_CONTRACTION", small)
+        program = Program(plan, network, reference.DOUBLE)
+        codes.append(CompiledProgram(program, 32).code)
+    for code in codes[1:]:
+        for kept, new in zip(codes[0], code, strict=True):
+            np.testing.assert_array_equal(kept, new)

@@ -1,0 +1,114 @@
+"""Equal rows are answered once: the same answers, byte for byte, as when each is answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.backends import plan_memory as memory
+from junctor.engine import engine
+from junctor.engine.engine import Engine
+from junctor.evidence import deduplicate as distinct
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.deduplicate import distinct_rows
+from junctor.model.generate import chain, sample
+from junctor.model.query import Query
+from junctor.planning.shape import Pattern
+from test_threads import assert_same
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
+@given(data=st.data())
+def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=6, max_joint=256))
+    few = data.draw(strategies.evidence_batches(network, max_rows=4, min_rows=1))
+    # Rows again and again, in any order; some of them are invalid, impossible or have likelihoods.
+    again = np.array(data.draw(st.lists(st.integers(0, few.rows - 1), min_size=1, max_size=24)))
+    batch = EvidenceBatch(
+        len(again),
+        {v: column[again] for v, column in few.states.items()},
+        {v: repeated(soft, again) for v, soft in few.likelihoods.items()},
+        {row: few.invalid[number] for row, number in enumerate(again.tolist()) if number in few.invalid},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if compiled:
+            patch.setattr(engine, "COMPILED_SECONDS", -1)
+            patch.setattr(memory, "LOWERING_SECONDS", 0)
+        expected = Engine(network, query).answer(batch)
+        patch.setattr(distinct, "LEAST_ROWS", 1)
+        patch.setattr(distinct, "TABLE_SHARE", data.draw(st.sampled_from([0, 4])))
+        found = Engine(network, query).answer(batch)
+    if compiled:
+        assert_same(found, expected)
+    else:
+        # Sums of the NumPy kernels round by the size of their blocks.
+        np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-6)
+        assert found.status.tolist() == expected.status.tolist()
+        assert found.reasons == expected.reasons
+
+
+def repeated(soft: Likelihood, rows: np.ndarray) -> Likelihood:
+    place = {row: i for i, row in enumerate(soft.rows.tolist())}
+    here = [i for i, row in enumerate(rows.tolist()) if row in place]
+    values = soft.values[[place[int(rows[i])] for i in here]].reshape(len(here), soft.values.shape[1])
+    return Likelihood(np.array(here, dtype=np.int64), values)
+
+
+@pytest.mark.parametrize("most_keys", [1 << 62, 30])
+@pytest.mark.parametrize("table_share", [0, 4, 1000])
+def test_numbers_name_equal_rows(most_keys: int, table_share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether keys are sorted or looked up, and whether or not all columns fit in one."""
+    monkeypatch.setattr(distinct, "MOST_KEYS", most_keys)
+    monkeypatch.setattr(distinct, "TABLE_SHARE", table_share)
+    rng = np.random.default_rng(1)
+    few = rng.integers(UNOBSERVED, 3, (5, 6)).astype(np.int32)
+    states = few[rng.integers(0, 5, 200)]
+    batch = EvidenceBatch(200, {v: np.ascontiguousarray(states[:, v]) for v in range(6)})
+    rows = np.flatnonzero(rng.random(200) < 0.8)
+    found = distinct_rows(batch, rows, Pattern(frozenset([0, 1]), frozenset([2, 3, 4, 5])), [3] * 6)
+    assert found is not None
+    assert found.batch.rows == 5
+    there = np.stack([found.batch.states[v] for v in range(6)], axis=1)
+    assert (there[found.numbers] == states[rows]).all()
+
+
+def test_rows_that_differ_are_left_alone() -> None:
+    network = chain(length=60, states=4, seed=1)
+    states = sample(network, 300, seed=1)
+    batch = EvidenceBatch(300, {v: np.ascontiguousarray(states[:, v]) for v in range(40)})
+    pattern = Pattern(frozenset(range(40)), frozenset())
+    assert distinct_rows(batch, np.arange(300), pattern, network.cardinalities) is None
+
+
+def test_answers_to_different_rows_count_as_memory() -> None:
+    network = chain(length=30, states=3, seed=1)
+    batch = EvidenceBatch(1000, {0: np.arange(1000, dtype=np.int32) % 3})
+    plain = Engine(network, Query(), memory=1 << 40)
+    answers = plain.answer(batch)
+    (prepared,) = plain._prepared.values()
+    assert prepared.memory.rows == 3
+    tight = Engine(network, Query(), memory=memory.Memory(prepared.plan, 2).least + answers.nbytes)
+    assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
+    (prepared,) = tight._prepared.values()
+    assert prepared.memory.rows == 1000
+
+
+def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:
+    for v, posterior in expected.items():
+        np.testing.assert_allclose(found[v], posterior, atol=1e-12)
+
+
+def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
+    network = chain(length=30, states=3, seed=1)
+    engine = Engine(network, Query(), rows=10**7)
+    batch = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
+    (group,) = groups = engine.groups(batch)
+    assert group.answered == 3
+    assert engine.uses(group, batch) == 3000
+    assert not engine.loads_compiled(groups, batch)
+    assert engine.loads_compiled([replace(group, few=None)], batch)

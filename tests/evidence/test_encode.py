@@ -1,0 +1,366 @@
+"""Tables in memory to evidence: the reference reader, and every error's words."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from evidence_reference import (
+    STATES,
+    DrawnTable,
+    as_rows,
+    assert_same,
+    drawn_tables,
+    reference_rows,
+    small_network,
+)
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
+from junctor.model.errors import EvidenceError
+from junctor.model.network import Network
+
+NETWORK = small_network()
+
+
+def encode(evidence: Any, network: Network = NETWORK, **options: Any) -> EncodedPartition:
+    return encode_table(as_arrow(evidence), network, **options)
+
+
+def states(encoded: EncodedPartition, name: str, network: Network = NETWORK) -> list[int]:
+    return encoded.batch.states[network.index[name]].tolist()
+
+
+@given(drawn_tables())
+def test_equals_the_row_by_row_reference(table: DrawnTable) -> None:
+    encoded = encode_table(table.arrow(), NETWORK)
+    for found, expected in zip(as_rows(encoded.batch), reference_rows(table), strict=True):
+        # Where a variable makes its row invalid, what its cells were is nobody's business.
+        wrong = expected[2]
+        assert found[2] == wrong
+        for i in (0, 1):
+            assert {k: v for k, v in found[i].items() if k not in wrong} == {
+                k: v for k, v in expected[i].items() if k not in wrong
+            }
+        assert not set(found[0]) & set(found[1])
+    if "case_id" in table.columns:
+        assert encoded.case_ids.to_pylist() == table.columns["case_id"][0]
+    else:
+        assert encoded.case_ids.equals(pa.array(range(table.rows), pa.int64()))
+
+
+@given(drawn_tables(), st.data())
+def test_chunks_of_a_table_do_not_matter(table: DrawnTable, data: st.DataObject) -> None:
+    assume(table.columns)  # Arrow forgets how many rows there are when it puts tables without columns together
+    whole = table.arrow()
+    cuts = sorted(data.draw(st.lists(st.integers(0, table.rows), max_size=3)))
+    pieces = [whole.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, table.rows], strict=True)]
+    assert_same(encode_table(pa.concat_tables(pieces), NETWORK), encode_table(whole, NETWORK))
+
+
+@given(drawn_tables())
+def test_strict_raises_for_the_first_invalid_row(table: DrawnTable) -> None:
+    bad = [row for row, (_, _, wrong) in enumerate(reference_rows(table)) if wrong]
+    if not bad:
+        encode_table(table.arrow(), NETWORK, strict=True)
+        return
+    with pytest.raises(EvidenceError, match=rf"row {bad[0] + 1}: column"):
+        encode_table(table.arrow(), NETWORK, strict=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.uint64(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_types_of_text(kind: pa.DataType) -> None:
+    table = pa.table({"grade": pa.array(["high", None, "?", "low", "hihg"]).cast(kind)})
+    encoded = encode_table(table, NETWORK)
+    assert states(encoded, "grade") == [2, UNOBSERVED, UNOBSERVED, 0, UNOBSERVED]
+    assert encoded.batch.invalid == {
+        4: "column 'grade': unknown state 'hihg', did you mean 'high'?; states are low, mid, high"
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64()),
+        *(pa.decimal32(4, 1), pa.decimal64(9, 2), pa.decimal128(20, 3), pa.decimal256(50, 0)),
+        *(pa.dictionary(pa.int32(), pa.int64()), pa.dictionary(pa.uint8(), pa.float32())),
+    ],
+    ids=str,
+)
+def test_types_of_numbers(kind: pa.DataType) -> None:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    cells = [Decimal(1), None, Decimal(2)] if pa.types.is_decimal(kind) else [1, None, 2]
+    column = pa.array(cells, plain)
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_encode().cast(kind)
+    encoded = encode_table(pa.table({"grade": column, "number": column}), NETWORK)
+    assert states(encoded, "grade") == [1, UNOBSERVED, 2]
+    assert states(encoded, "number") == [0, UNOBSERVED, 1]
+    assert not encoded.batch.invalid
+
+
+def test_a_float32_means_its_shortest_digits() -> None:
+    network = small_network({"x": ["0.1", "0.2"]})
+    assert states(encode({"x": np.array([0.2, 0.1], np.float32)}, network), "x", network) == [1, 0]
+
+
+def test_a_dictionary_may_hold_more_than_the_table_uses() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([3, None, 0]), pa.array(["low", "bad", "worse", "mid", None]))
+    encoded = encode_table(pa.table({"grade": column}), NETWORK)
+    assert states(encoded, "grade") == [1, UNOBSERVED, 0]
+    assert not encoded.batch.invalid
+    assert states(encode_table(pa.table({"grade": column.slice(1, 1)}), NETWORK), "grade") == [UNOBSERVED]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.float64()),
+        pa.list_(pa.float32()),
+        pa.list_(pa.int16()),
+        pa.list_(pa.float64(), 2),
+        pa.large_list(pa.float64()),
+        pa.list_view(pa.float64()),
+        pa.large_list_view(pa.float64()),
+    ],
+    ids=str,
+)
+def test_types_of_likelihoods(kind: pa.DataType) -> None:
+    table = pa.table({"smoke": pa.array([None, [1, 0], [2, 3]], kind)})
+    for piece in (table, table.slice(0, 2), table.slice(1)):
+        likelihood = encode_table(piece, NETWORK).batch.likelihoods[0]
+        assert likelihood.rows.tolist() == [row for row in range(piece.num_rows) if piece["smoke"][row].is_valid]
+        assert likelihood.values.tolist() == [cell for cell in piece["smoke"].to_pylist() if cell is not None]
+
+
+def test_what_is_wrong_with_likelihoods() -> None:
+    lists = [[1.0], [1.0, -1.0], [math.nan, 1.0], [0.0, 0.0], [None, 1.0], []]
+    assert encode({"smoke": lists}).batch.invalid == {
+        0: "column 'smoke': found 1 likelihoods, expected 2, one for each state",
+        1: "column 'smoke': a likelihood is negative",
+        2: "column 'smoke': a likelihood is missing or not finite",
+        3: "column 'smoke': all likelihoods are 0, so no state is possible",
+        4: "column 'smoke': a likelihood is missing or not finite",
+        5: "column 'smoke': found 0 likelihoods, expected 2, one for each state",
+    }
+
+
+def test_likelihoods_in_columns_of_their_own() -> None:
+    encoded = encode(
+        {
+            "smoke": ["yes", None, None, None, None, None],
+            "smoke=no": [0.5, 0.5, None, 0.5, "x", math.inf],
+            "smoke=yes": [0.5, 0.25, math.nan, None, 1, 1],
+        }
+    )
+    likelihood = encoded.batch.likelihoods[0]
+    assert likelihood.rows.tolist() == [1]
+    assert likelihood.values.tolist() == [[0.25, 0.5]]
+    assert states(encoded, "smoke") == [0] + [UNOBSERVED] * 5
+    assert encoded.batch.invalid == {
+        0: "column 'smoke': both a state and a likelihood",
+        3: "column 'smoke': no likelihood of 'yes', but of other states",
+        4: "column 'smoke': likelihood of 'no': found 'x', expected a number",
+        5: "column 'smoke': likelihood of 'no': found 'inf', expected a number",
+    }
+    assert encode({"smoke=yes": [1.0], "smoke=no": [math.inf]}).batch.invalid == {
+        0: "column 'smoke': a likelihood is missing or not finite"
+    }
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.float32(), pa.bool_(), pa.string(), pa.decimal128(5, 2)], ids=str)
+def test_types_of_likelihood_columns(kind: pa.DataType) -> None:
+    yes, no = (pa.array([cell, None], pa.int8()).cast(kind) for cell in (1, 0))
+    likelihood = encode({"smoke=yes": yes, "smoke=no": no}).batch.likelihoods[0]
+    assert likelihood.values.tolist() == [[1.0, 0.0]]
+
+
+def test_names_with_equal_signs() -> None:
+    encoded = encode({"x=y=01": [0.5], "x=y=0.5": [0.25], "odd=a=b": [1], "odd=NA": [2], "odd= x ": [3]})
+    assert encoded.batch.likelihoods[NETWORK.index["x=y"]].values.tolist() == [[0.25, 0.5]]
+    assert encoded.batch.likelihoods[NETWORK.index["odd"]].values.tolist() == [[2.0, 3.0, 1.0]]
+
+
+def test_reasons_of_a_row_are_joined() -> None:
+    encoded = encode([{"grade": "x", "smoke": 5}, {"smoke": 5}])
+    assert encoded.batch.invalid == {
+        0: "column 'smoke': unknown state 5; states are yes, no; "
+        "column 'grade': unknown state 'x'; states are low, mid, high",
+        1: "column 'smoke': unknown state 5; states are yes, no",
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"smok": ["yes"]}, {}, "t.csv: unknown column 'smok', did you mean 'smoke'? "),
+        ({"qqq": [1]}, {}, "t.csv: unknown column 'qqq': no variable of the network has such a name "),
+        ({"": [1]}, {}, "t.csv: column 1 has no name, expected a variable of the network (pandas writes its index so"),
+        ({"smoke;grade": [1]}, {}, "t.csv: found one column, 'smoke;grade': is another separator meant?"),
+        ({"smoke=maybe": [1]}, {}, "t.csv: column 'smoke=maybe': unknown state 'maybe'; states are yes, no"),
+        ({"smoke=maybe": [1]}, {"ignore_extra": True}, "t.csv: column 'smoke=maybe': unknown state"),
+        (
+            {"grade=low": [1]},
+            {},
+            "t.csv: the likelihood of 'grade' needs a column for each of its 3 states, missing: 'grade=mid', "
+            "'grade=high'",
+        ),
+        ({"smoke=yes": [1], "smoke=0": [1], "smoke=no": [1]}, {}, "'smoke=0' (number 2) says again what column"),
+        ({"smoke": [[1, 1]], "smoke=yes": [1], "smoke=no": [1]}, {}, "'smoke=yes' (number 2) says again what column"),
+        ({"smoke": [[1, 1]], " smoke": [1]}, {}, "column 'smoke' (number 2) says again what column 'smoke' (number 1)"),
+        ({"smoke": [{"yes": 1}]}, {}, "column 'smoke': found cells of type struct<yes: int64>, expected text or num"),
+        ({"smoke": [datetime.date(2026, 1, 1)]}, {}, "column 'smoke': found cells of type date32[day], expected"),
+        ({"smoke": [["yes"]]}, {}, "column 'smoke': found lists of string, expected lists of numbers"),
+        (
+            {"smoke": pa.array([[1.0] * 3], pa.list_(pa.float64(), 3))},
+            {},
+            "column 'smoke': found lists of 3 numbers, expected 2, one for each state",
+        ),
+        ({"smoke": ["yes"]}, {"case_id": "smokee"}, "no column 'smokee' for the case ids, did you mean 'smoke'?"),
+        ({"case_id": [[1]]}, {}, "case ids of type list<item: int64> cannot be carried through"),
+    ],
+)
+def test_columns_that_cannot_be(columns: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EvidenceError) as raised:
+        encode_table(as_arrow(columns), NETWORK, file="t.csv", **options)
+    assert message in str(raised.value)
+
+
+def test_extra_columns_can_be_ignored() -> None:
+    encoded = encode({"smok": ["yes"], "smoke": ["no"], "": [1]}, ignore_extra=True)
+    assert states(encoded, "smoke") == [1]
+    assert list(encoded.batch.states) == [0]
+
+
+def test_case_ids() -> None:
+    ids = {"case_id": ["b", None], "name": [1.5, 2.5]}
+    assert encode(ids, ignore_extra=True).case_ids.to_pylist() == ["b", None]
+    assert encode(ids, ignore_extra=True, case_id="name").case_ids.to_pylist() == [1.5, 2.5]
+    network = small_network({"case_id": ["yes", "no"]})
+    encoded = encode({"case_id": ["no"]}, network, first_row=7)
+    assert encoded.case_ids.to_pylist() == [7]
+    assert states(encoded, "case_id", network) == [1]
+    assert encode({"case_id": ["no"]}, network, case_id="case_id").case_ids.to_pylist() == ["no"]
+    dictionary = pa.array(["a", "b"]).dictionary_encode()
+    assert encode({"case_id": dictionary}).case_ids.type == pa.string()
+
+
+def test_strict_names_file_row_and_column() -> None:
+    table = as_arrow({"grade": ["low", "lwo", "x"]})
+    message = "t.arrow: row 2: column 'grade': unknown state 'lwo', did you mean 'low'?; states are low, mid, high"
+    with pytest.raises(EvidenceError) as raised:
+        encode_table(table, NETWORK, strict=True, file="t.arrow")
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rows"),
+    [([], 0), ({}, 0), ([{}, {}], 2), ({"smoke": []}, 0), ({"smoke": [None]}, 1), ({"case_id": [1, 2]}, 2)],
+)
+def test_tables_with_little_in_them(evidence: Any, rows: int) -> None:
+    encoded = encode(evidence)
+    assert encoded.batch.rows == rows == len(encoded.case_ids)
+    assert all(codes.tolist() == [UNOBSERVED] * rows for codes in encoded.batch.states.values())
+    assert not encoded.batch.likelihoods
+    assert not encoded.batch.invalid
+
+
+class Stream:
+    """What polars and others offer."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_tables_of_all_makes_are_the_same() -> None:
+    columns = {"smoke": ["yes", None, "no"], "grade": [2, 0, None], "number": [[1.0, 0.0, 0.5], None, [1.0, 1.0, 1.0]]}
+    table = pa.table(columns)
+    rows = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
+    makes = [columns, table, table.to_batches()[0], table.to_reader(), rows, Stream(table), table.to_pandas()]
+    encoded = [encode(make) for make in makes]
+    for other in encoded[1:]:
+        assert_same(encoded[0], other)
+
+
+def test_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "smoke": pandas.Categorical(["yes", None, "no", "yes"], categories=["no", "yes", "?"]),
+            "grade": [1, np.nan, 2, 0],
+            "number": pandas.array([1, None, 3, 2], dtype="Int64"),
+            "flag": pandas.Series([True, None, False, True], dtype="boolean"),
+            "odd": pandas.Series(["NA", pandas.NA, 1, None], dtype=object),  # mixed
+            "one": pandas.Series([[1.0], None, np.array([2.0]), None], dtype=object),
+        }
+    )
+    frame.index = [9, 8, 7, 6]
+    encoded = encode(frame)
+    assert states(encoded, "smoke") == [0, UNOBSERVED, 1, 0]
+    assert states(encoded, "grade") == [1, UNOBSERVED, 2, 0]
+    assert states(encoded, "number") == [0, UNOBSERVED, 2, 1]
+    assert states(encoded, "flag") == [0, UNOBSERVED, 1, 0]
+    assert states(encoded, "odd") == [0, UNOBSERVED, 1, UNOBSERVED]
+    assert encoded.batch.likelihoods[NETWORK.index["one"]].rows.tolist() == [0, 2]
+    assert encode(frame.iloc[:0]).batch.rows == 0
+    assert encode(pandas.DataFrame(index=[1, 2])).batch.rows == 2
+    numbered = pandas.DataFrame({0: [1, 0]})
+    assert states(encode(numbered, small_network({"0": ["0", "1"]})), "0", small_network({"0": ["0", "1"]})) == [1, 0]
+
+
+def test_a_matrix_is_a_column_of_likelihoods() -> None:
+    likelihood = encode({"smoke": np.array([[1.0, 0.5], [0.0, 2.0]])}).batch.likelihoods[0]
+    assert likelihood.values.tolist() == [[1.0, 0.5], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "message"),
+    [
+        (3, "evidence: found int, expected an Arrow table"),
+        (None, "evidence: found NoneType, expected"),
+        ("smoke.csv", "evidence: found str, expected"),
+        (
+            {"smoke": "yes"},
+            "evidence: column 'smoke' is 'yes', expected a list of cells (one case is a list of one row",
+        ),
+        ({"smoke": 1}, "evidence: column 'smoke' is 1, expected a list of cells"),
+        ({"smoke": [1], "grade": [1, 2]}, "evidence: columns of different lengths: {'smoke': 1, 'grade': 2}"),
+        ([{"smoke": "yes"}, {"smoke": [0.5, 0.5]}], "evidence: column 'smoke' mixes list with other cells"),
+    ],
+)
+def test_what_is_no_table(evidence: Any, message: str) -> None:
+    with pytest.raises(EvidenceError) as raised:
+        as_arrow(evidence)
+    assert str(raised.value).startswith(message)
+
+
+def test_very_many_different_bad_cells() -> None:
+    cells = pa.array([f"bad {i}" for i in range(200_000)])
+    encoded = encode_table(pa.table({"smoke": cells, "grade": cells}), NETWORK)
+    assert len(encoded.batch.invalid) == 200_000
+
+
+def test_the_states_of_the_reference_are_those_of_the_network() -> None:
+    assert [list(variable.states) for variable in NETWORK.variables] == list(STATES.values())

@@ -1,0 +1,456 @@
+"""Evidence files: all formats say the same, in partitions of any size, and damage is an EvidenceError."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import re
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate, encode_table
+from junctor.evidence.read import digest_of, open_evidence
+from junctor.model.errors import EvidenceError
+
+NETWORK = small_network()
+HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
+
+
+def read(path: Path, rows: int = 1000, **options: Any) -> list[EncodedPartition]:
+    return list(open_evidence(path, NETWORK, **options).partitions(rows))
+
+
+def read_text(tmp_path: Path, text: str | bytes, name: str = "t.csv", **options: Any) -> list[EncodedPartition]:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read(path, **options)
+
+
+def write_csv(path: Path, table: DrawnTable, delimiter: str = ",") -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter).writerows(table.texts())
+    data = text.getvalue().encode()
+    path.write_bytes(gzip.compress(data) if path.suffix.lower() == ".gz" else data)
+
+
+def write_ipc_file(path: Path, table: pa.Table, chunk: int = 3) -> None:
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=chunk)
+
+
+def write_ipc_stream(path: Path, table: pa.Table, chunk: int = 3) -> None:
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=chunk)
+
+
+WRITERS: dict[str, Callable[[Path, pa.Table], None]] = {
+    "t.parquet": lambda path, table: pq.write_table(table, path, row_group_size=3),
+    "t.pq": lambda path, table: pq.write_table(table, path, use_dictionary=False, store_schema=False),
+    "t.arrow": write_ipc_file,
+    "t.arrows": write_ipc_stream,
+    "t.feather": write_ipc_file,
+    "no ending": write_ipc_stream,
+}
+
+
+@HERE
+@given(drawn_tables(min_rows=1), st.integers(1, 9))
+def test_every_columnar_format_equals_the_table(tmp_path: Path, table: DrawnTable, rows: int) -> None:
+    assume(table.columns)
+    expected = encode_table(table.arrow(), NETWORK)
+    for name, write in WRITERS.items():
+        write(tmp_path / name, table.arrow())
+        source = open_evidence(tmp_path / name, NETWORK)
+        parts = list(source.partitions(rows))
+        _assert_partitions(parts, expected, rows)
+        assert source.case_id_type == expected.case_ids.type
+        assert set(source.columns) >= {*expected.batch.states, *expected.batch.likelihoods}
+
+
+@HERE
+@given(drawn_tables(lists=False, min_rows=1), st.integers(1, 9))
+def test_delimited_text_equals_the_table(tmp_path: Path, table: DrawnTable, rows: int) -> None:
+    assume(table.columns)
+    expected = encode_table(table.arrow(), NETWORK)
+    for name, delimiter in (("t.csv", ","), ("t.CSV.GZ", ","), ("t.tsv", "\t"), ("t.tsv.gz", "\t")):
+        write_csv(tmp_path / name, table, delimiter)
+        parts = list(open_evidence(tmp_path / name, NETWORK).partitions(rows))
+        # A number is shown without quotes where it is one, so the words of the reasons can differ.
+        _assert_partitions(parts, expected, rows, reasons=False)
+
+
+def _assert_partitions(parts: list[EncodedPartition], expected: EncodedPartition, rows: int, **options: Any) -> None:
+    total = expected.batch.rows
+    assert [part.first_row for part in parts] == list(range(0, total, rows))
+    assert [part.batch.rows for part in parts] == [min(rows, total - first) for first in range(0, total, rows)]
+    assert_same(concatenate(parts, expected.case_ids.type, 0), expected, **options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "smoke,grade\nyes,2\nno,\n",
+        "smoke,grade\r\nyes,2\r\nno,",
+        "smoke,grade\ryes,2\rno,?\r",
+        "\ufeffsmoke,grade\nyes,2\nno,NA\n",
+        '\n\n"smoke",grade\nyes,2\nno,\n',
+        ' smoke , grade \n yes , 2\n"no ",\n',
+        "smoke,grade\n\nyes,2\n\n\nno,\n\n",
+        "smoke,grade\nyes,high\n1,null\n",
+        '"smoke","grade"\n"yes","high"\n"no",""\n',
+    ],
+)
+def test_spellings_of_the_same_table(tmp_path: Path, text: str) -> None:
+    (part,) = read_text(tmp_path, text)
+    assert part.batch.states[0].tolist() == [0, 1]
+    assert part.batch.states[1].tolist() == [2, UNOBSERVED]
+    assert not part.batch.invalid
+
+
+def test_cells_are_text(tmp_path: Path) -> None:
+    (part,) = read_text(tmp_path, 'x=y,case_id\n"01",007\n0.5," 1e3"\n1,\n')
+    assert part.case_ids.to_pylist() == ["007", " 1e3", ""]
+    assert part.batch.states[NETWORK.index["x=y"]].tolist() == [1, 0, UNOBSERVED]
+    assert list(part.batch.invalid) == [2]
+
+
+def test_quoted_cells(tmp_path: Path) -> None:
+    (part,) = read_text(tmp_path, 'case_id,smoke\n"a,b",yes\n"c ""d""",no\n"e\nf",yes\n5" pipe,no\n')
+    assert part.case_ids.to_pylist() == ["a,b", 'c "d"', "e\nf", '5" pipe']
+    assert part.batch.states[0].tolist() == [0, 1, 0, 1]
+
+
+def test_an_empty_line_is_a_row_where_there_is_one_column(tmp_path: Path) -> None:
+    (part,) = read_text(tmp_path, "\nsmoke\nyes\n\nno\n")
+    assert part.batch.states[0].tolist() == [0, UNOBSERVED, 1]
+    (part,) = read_text(tmp_path, "smoke\n\n")
+    assert part.batch.states[0].tolist() == [UNOBSERVED]
+
+
+@pytest.mark.parametrize("text", ["smoke", "smoke\n", "smoke,grade", "smoke,grade\n", "smoke,grade\n\n\n", "case_id\n"])
+def test_a_header_alone_is_a_table_without_rows(tmp_path: Path, text: str) -> None:
+    assert read_text(tmp_path, text) == []
+    assert open_evidence(tmp_path / "t.csv", NETWORK).columns == [
+        i for i, name in enumerate(("smoke", "grade")) if name in text
+    ]
+
+
+def test_columnar_tables_without_rows(tmp_path: Path) -> None:
+    table = as_arrow({"smoke": pa.array([], pa.string()), "case_id": pa.array([], pa.int32())})
+    for name, write in WRITERS.items():
+        write(tmp_path / name, table)
+        source = open_evidence(tmp_path / name, NETWORK)
+        assert list(source.partitions(10)) == []
+        assert source.columns == [0]
+        assert source.case_id_type == pa.int32()
+
+
+def test_tables_without_evidence(tmp_path: Path) -> None:
+    table = as_arrow({"a": [1, 2, 3, 4], "b": ["x"] * 4})
+    for name, write in WRITERS.items():
+        write(tmp_path / name, table)
+        _assert_rows_only(read(tmp_path / name, 3, ignore_extra=True), [0, 1, 2, 3])
+        _assert_rows_only(read(tmp_path / name, 3, ignore_extra=True, case_id="b"), ["x"] * 4)
+    (tmp_path / "t.csv").write_text("a,b\n1,x\n2,x\n3,x\n4,x\n")
+    _assert_rows_only(read(tmp_path / "t.csv", 3, ignore_extra=True), [0, 1, 2, 3])
+    _assert_rows_only(read(tmp_path / "t.csv", 3, ignore_extra=True, case_id="b"), ["x"] * 4)
+
+
+def _assert_rows_only(parts: list[EncodedPartition], ids: list[Any]) -> None:
+    assert [part.batch.rows for part in parts] == [3, 1]
+    assert [case for part in parts for case in part.case_ids.to_pylist()] == ids
+    assert not any(part.batch.states or part.batch.likelihoods or part.batch.invalid for part in parts)
+
+
+def test_names_that_parquet_could_take_for_paths(tmp_path: Path) -> None:
+    network = small_network({"a": ["x", "y"], "a.b": ["x", "y"], "a.list": ["x", "y"], "a=": ["x"]})
+    table = pa.table({"a.list": [1, 0], "a.b": ["y", "x"], "a": [[0.5, 0.5], None], "a=": ["x", None]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    (part,) = open_evidence(tmp_path / "t.parquet", network).partitions(10)
+    assert_same(part, encode_table(table, network))
+    (part,) = open_evidence(
+        tmp_path / "t.parquet", small_network({"a": ["x", "y"], "a=": ["x"]}), ignore_extra=True
+    ).partitions(10)
+    assert list(part.batch.likelihoods) == [0]
+
+
+def test_a_folder_is_one_table(tmp_path: Path) -> None:
+    first, second = {"smoke": ["yes", "no"], "case_id": [1, 2]}, {"case_id": [3], "smoke": pa.nulls(1)}
+    for name, columns in (("b/0.parquet", second), ("a.parquet", first), ("c.parquet", first), ("_x.parquet", {})):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(as_arrow(columns), tmp_path / name)
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".a.parquet.crc").write_bytes(b"crc")
+    parts = read(tmp_path, 2)
+    assert [part.batch.rows for part in parts] == [2, 2, 1]
+    assert [case for part in parts for case in part.case_ids.to_pylist()] == [1, 2, 3, 1, 2]
+    assert [state for part in parts for state in part.batch.states[0].tolist()] == [0, 1, UNOBSERVED, 0, 1]
+
+
+def test_folders_that_are_columns(tmp_path: Path) -> None:
+    for name, ids in (("smoke=no", [3]), ("smoke=yes", [4, 5]), ("smoke=__HIVE_DEFAULT_PARTITION__", [1, 2])):
+        (tmp_path / "t" / name).mkdir(parents=True)
+        pq.write_table(as_arrow({"case_id": ids}), tmp_path / "t" / name / "0.parquet")
+    (part,) = read(tmp_path / "t")
+    assert dict(zip(part.case_ids.to_pylist(), part.batch.states[0].tolist(), strict=True)) == {
+        1: UNOBSERVED,
+        2: UNOBSERVED,
+        3: 1,
+        4: 0,
+        5: 0,
+    }
+    (tmp_path / "u" / "day=1").mkdir(parents=True)
+    pq.write_table(as_arrow({"smoke": ["no"]}), tmp_path / "u" / "day=1" / "0.parquet")
+    assert read(tmp_path / "u", ignore_extra=True)[0].batch.states[0].tolist() == [1]
+    with pytest.raises(EvidenceError, match="unknown column 'day'"):
+        read(tmp_path / "u")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "t: the folder has no evidence files"),
+        ({"_SUCCESS": ""}, "t: the folder has no evidence files"),
+        (
+            {"a.csv": "smoke\nyes\n", "b.csv": "grade\n1\n"},
+            "t/a.csv: no column 'grade', but t/b.csv has one: the files",
+        ),
+        ({"a.csv": "smoke\nyes\n", "README": "hello"}, "t/README: cannot tell the format from the ending ''"),
+        ({"a.evid": "0"}, "t/a.evid: UAI evidence cannot be one of several files of a folder"),
+    ],
+)
+def test_folders_that_are_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t").mkdir()
+    for name, text in files.items():
+        Path("t", name).write_text(text)
+    with pytest.raises(EvidenceError) as raised:
+        read(Path("t"))
+    assert str(raised.value).startswith(message)
+
+
+def test_case_ids_of_a_folder_have_one_type(tmp_path: Path) -> None:
+    pq.write_table(as_arrow({"case_id": [1]}), tmp_path / "a.parquet")
+    pq.write_table(as_arrow({"case_id": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(EvidenceError, match=r"b.parquet: case ids of type string, but .*a.parquet has int64"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "t.csv: the file is empty, expected a header with names of variables"),
+        ("\n\n", "t.csv: the file is empty, expected a header"),
+        ("smoke,grade\nyes,1\n\nno\n", "t.csv:4: found 1 cells, expected 2 as in the header"),
+        ('smoke,grade\n"yes\n",1\nno,1,2\n', "t.csv:4: found 3 cells, expected 2 as in the header"),
+        ('smoke,grade\nyes,1\nno,"1\nyes,1\n', 't.csv:3: a cell starts with a quote (") that is not closed before'),
+        ('smoke,grade\nyes,1\n"no,1\nyes,1\n', "t.csv:3: found 1 cells, expected 2 as in the header"),
+        ('smoke\nyes\n"no""\n', 't.csv:3: a cell starts with a quote (") that is not closed before the file ends'),
+        ("smoke,smoke\nyes,no\n", "t.csv: column 'smoke' (number 2) says again what column 'smoke' (number 1) says"),
+        (b"smoke,grade\nyes,1\nye\xe9,1\n", "t.csv:3:3: found the byte 0xe9, which is not UTF-8 text: convert the"),
+        (b"smoke,gr\xe9de\nyes,1\n", "t.csv:1:9: found the byte 0xe9, which is not UTF-8 text"),
+        ("smoke\nyes\n".encode("utf-16"), "t.csv:1:1: found the byte 0xff, which is not UTF-8 text"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EvidenceError) as raised:
+        read_text(Path(), text)
+    assert str(raised.value).startswith(message)
+
+
+def test_stray_quotes_are_not_open_quotes(tmp_path: Path) -> None:
+    (part,) = read_text(tmp_path, 'case_id,smoke\n5" pipe,yes\n')
+    assert part.case_ids.to_pylist() == ['5" pipe']
+
+
+@pytest.mark.parametrize("size", [200_000, 3_000_000, 20_000_000])
+def test_huge_cells(tmp_path: Path, size: int) -> None:
+    huge = "x" * size
+    text = f"case_id,smoke\n1,yes\n{huge},{huge[:100]}\n3,no\n"
+    if size > 2**20:
+        with pytest.raises(EvidenceError, match=r"a quote not closed|a line has more than 16,777,216 characters"):
+            read_text(tmp_path, text)
+        return
+    (part,) = read_text(tmp_path, text)
+    assert part.case_ids.to_pylist() == ["1", huge, "3"]
+    assert len(part.batch.invalid[1]) < 150
+    with pytest.raises(EvidenceError, match=r"t.csv:2: .* in the row that starts here: is a quote not closed"):
+        read_text(tmp_path, 'case_id,smoke\n"1,yes\n' + "2,no\n" * size)
+
+
+def test_rows_that_straddle_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("junctor.evidence.delimited._BLOCK_BYTES", 64)
+    ids = [f'{i} "quoted"\nand, broken' for i in range(50)]
+    text = "case_id,smoke\n" + "".join(f'"{case.replace(chr(34), chr(34) * 2)}",yes\n' for case in ids)
+    parts = read_text(tmp_path, text, rows=7)
+    assert [case for part in parts for case in part.case_ids.to_pylist()] == ids
+
+
+def test_strict_names_line_row_and_column(tmp_path: Path) -> None:
+    text = 'case_id,smoke\n"1\n1",yes\n\n2,no\n3,yess\n4,x\n'
+    assert read_text(tmp_path, text)[0].batch.invalid.keys() == {2, 3}
+    message = "t.csv:6: row 3: column 'smoke': unknown state 'yess', did you mean 'yes'?; states are yes, no"
+    for rows in (1, 2, 10):
+        with pytest.raises(EvidenceError) as raised:
+            read_text(tmp_path, text, strict=True, rows=rows)
+        assert str(raised.value) == f"{tmp_path}/{message}"
+
+
+def test_strict_counts_rows_in_their_own_file(tmp_path: Path) -> None:
+    pq.write_table(as_arrow({"smoke": ["yes"] * 5}), tmp_path / "a.parquet")
+    pq.write_table(as_arrow({"smoke": ["yes", "no", "x"]}), tmp_path / "b.parquet")
+    with pytest.raises(EvidenceError, match=re.escape(f"{tmp_path}/b.parquet: row 3: column 'smoke': unknown state")):
+        read(tmp_path, strict=True)
+
+
+def test_paths_and_formats_that_cannot_be(tmp_path: Path) -> None:
+    for path, options, message in (
+        (tmp_path / "no.csv", {}, "no.csv: no such file or folder"),
+        (tmp_path / "no", {}, "no: no such file or folder"),
+        (
+            tmp_path / "no.csv",
+            {"format": "cvs"},
+            "unknown evidence format 'cvs', did you mean 'csv'?: one of csv, tsv,",
+        ),
+    ):
+        with pytest.raises(EvidenceError) as raised:
+            read(path, **options)
+        assert message in str(raised.value)
+    (tmp_path / "t.xlsx").write_bytes(b"PK")
+    with pytest.raises(EvidenceError, match=r"cannot tell the format from the ending '.xlsx': expected one of .csv"):
+        read(tmp_path / "t.xlsx")
+    (tmp_path / "table").write_text("smoke\nno\n")
+    assert read(tmp_path / "table", format="csv")[0].batch.states[0].tolist() == [1]
+    with pytest.raises(EvidenceError, match="no such file or folder"):
+        digest_of(tmp_path / "no.csv")
+
+
+def test_digests(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smoke\nno\n")
+    alone = digest_of(tmp_path / "a.csv")
+    assert alone == hashlib.sha256(b"smoke\nno\n").hexdigest()
+    folder = tmp_path / "t"
+    folder.mkdir()
+    (folder / "a.csv").write_text("smoke\nno\n")
+    first = digest_of(folder)
+    assert first != alone
+    (folder / "_SUCCESS").touch()
+    assert digest_of(folder) == first
+    (folder / "a.csv").rename(folder / "b.csv")
+    second = digest_of(folder)
+    (folder / "a.csv").write_text("smoke\n")
+    assert len({alone, first, second, digest_of(folder)}) == 4
+
+
+GOOD_CSV = b'case_id,smoke,grade,grade=low,grade=mid,grade=high\n1,yes,2,,,\n"a ""b""\nc",no,,0.1,0.2,1e-3\n?,NA,x,,,\n'
+
+
+def _mutated(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    for at, length, new in changes:
+        at %= len(data) + 1
+        data = data[:at] + new + data[at + length :]
+    return data
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 10_000),
+        st.integers(0, 40),
+        st.sampled_from([b"", b'"', b",", b"\n", b"\r", b"\x00", b"\xff", b"=", b"0"]) | st.binary(max_size=8),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(HERE, max_examples=300)
+@given(CHANGES)
+@example([(0, 40, b'"')])
+def test_damaged_csv(tmp_path: Path, changes: list[tuple[int, int, bytes]]) -> None:
+    _assert_partitions_or_error(tmp_path / "t.csv", _mutated(GOOD_CSV, changes))
+
+
+@settings(HERE, max_examples=100)
+@given(st.data())
+def test_damaged_columnar_files(tmp_path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["t.parquet", "t.arrow", "t.arrows", "t.csv.gz"]))
+    table = as_arrow(
+        {
+            "case_id": [1, None, 3],
+            "smoke": pa.array(["yes", None, "no"]).dictionary_encode(),
+            "grade": [[1.0, 2.0, 3.0], None, [0.0, 1.0, 0.5]],
+            "odd": ["NA", "b", None],
+        }
+    )
+    if name == "t.csv.gz":
+        good = gzip.compress(GOOD_CSV)
+    else:
+        WRITERS[name](tmp_path / name, table)
+        good = (tmp_path / name).read_bytes()
+    if data.draw(st.booleans()):
+        bad = good[: data.draw(st.integers(0, len(good)))]
+    else:
+        bad = _mutated(good, [(at, len(new), new) for at, _, new in data.draw(CHANGES)])
+    _assert_partitions_or_error(tmp_path / name, bad)
+
+
+def _assert_partitions_or_error(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    for options in ({}, {"ignore_extra": True}, {"strict": True}):
+        with suppress(EvidenceError):
+            parts = read(path, 2, **options)
+            assert all(len(part.case_ids) == part.batch.rows for part in parts)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    block = "yes,2,a fairly long case identifier\n" * 100_000
+    with path.open("w") as file:
+        file.write("smoke,grade,case_id\n")
+        for _ in range(50):
+            file.write(block)
+    before, most = pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    rows = 0
+    for part in open_evidence(path, NETWORK).partitions(10_000):
+        rows += part.batch.rows
+        most = max(most, pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert rows == 5_000_000
+    assert most < 64 * 2**20
+
+
+def test_partitions_can_be_asked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("smoke\nyes\nno\nx\n")
+    source = open_evidence(tmp_path / "t.csv", NETWORK)
+    for one, other in zip(source.partitions(2), source.partitions(2), strict=True):
+        assert_same(one, other)
+    with pytest.raises(ValueError, match="at least one row"):
+        next(source.partitions(0))
+
+
+def test_a_large_row_group_is_cut(tmp_path: Path) -> None:
+    states = np.random.default_rng(1).integers(0, 3, 200_000)
+    pq.write_table(pa.table({"grade": states}), tmp_path / "t.parquet")
+    parts = read(tmp_path / "t.parquet", 70_001)
+    assert [part.batch.rows for part in parts] == [70_001, 70_001, 59_998]
+    np.testing.assert_array_equal(np.concatenate([part.batch.states[1] for part in parts]), states)

@@ -1,0 +1,85 @@
+"""What cells mean."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+
+import pytest
+from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.states import UNKNOWN, Cell, StateCells
+from junctor.model.network import Variable
+
+
+@pytest.mark.parametrize(
+    ("states", "cell", "expected"),
+    [
+        (("yes", "no"), "no", 1),
+        (("yes", "no"), " no\t", 1),
+        (("yes", "no"), "No", UNKNOWN),  # names are as they are written
+        (("yes", "no"), None, UNOBSERVED),
+        (("yes", "no"), float("nan"), UNOBSERVED),
+        (("yes", "no"), Decimal("NaN"), UNOBSERVED),
+        *[(("yes", "no"), text, UNOBSERVED) for text in ("", "  ", "NA", "?", " ? ", "null", "NaN", "nan")],
+        (("NA", "?"), "NA", 0),  # a name wins over the mark of a missing cell
+        (("NA", "?"), " ? ", 1),
+        (("yes", "no"), 1, 1),
+        (("yes", "no"), 1.0, 1),
+        (("yes", "no"), Decimal("1.00"), 1),
+        (("yes", "no"), "1", 1),
+        (("yes", "no"), "1.0", 1),
+        (("yes", "no"), "01", UNKNOWN),
+        (("yes", "no"), "+1", UNKNOWN),
+        (("yes", "no"), 2, UNKNOWN),
+        (("yes", "no"), -1, UNKNOWN),
+        (("yes", "no"), 0.5, UNKNOWN),
+        (("yes", "no"), float("inf"), UNKNOWN),
+        (("yes", "no"), "1" * 10_000, UNKNOWN),
+        (("yes", "no"), "\u0661", UNKNOWN),  # a digit in Unicode, not to us
+        (("1", "2", "3"), 1, 0),  # numbers are names where names look like numbers
+        (("1", "2", "3"), 1.0, 0),
+        (("1", "2", "3"), "1.0", 0),
+        (("1", "2", "3"), "01", UNKNOWN),
+        (("1", "2", "3"), 0, UNKNOWN),
+        (("none", "2"), 0, UNKNOWN),
+        (("-1", "0", "1"), -1, 0),
+        (("-1", "0", "1"), -1.0, 0),
+        (("0.5", "1.5"), 0.5, 0),
+        (("0.5", "1.5"), 1, UNKNOWN),
+        (("0.0", "1.0"), 1.0, 1),
+        (("0.0", "1.0"), 1, UNKNOWN),
+        (("01", "02"), "01", 0),
+        (("01", "02"), 1, UNKNOWN),
+        (("0-5", "5-9"), 1, 1),  # not numbers
+        (("no", "yes"), True, UNKNOWN),
+        (("false", "true"), True, 1),
+        (("FALSE", "TRUE"), False, 0),
+        (("FALSE", "TRUE"), "True", 1),
+        (("true", "True"), "true", 0),
+        (("true", "True"), True, UNKNOWN),  # which of them?
+        (("0", "1"), True, UNKNOWN),
+    ],
+)
+def test_code(states: tuple[str, ...], cell: Cell, expected: int) -> None:
+    assert StateCells(Variable("x", states)).code(cell) == expected
+
+
+def test_reason_names_what_was_found_the_nearest_states_and_all_of_them() -> None:
+    reason = StateCells(Variable("smoke", ("yes", "no"))).reason("yess")
+    assert reason == "unknown state 'yess', did you mean 'yes'?; states are yes, no"
+    assert StateCells(Variable("smoke", ("yes", "no"))).reason(7) == "unknown state 7; states are yes, no"
+
+
+def test_reasons_stay_short() -> None:
+    cells = StateCells(Variable("x", tuple(f"state {'long ' * 100}{i}" for i in range(500))))
+    assert len(cells.reason("y" * 1_000_000)) < 600
+    assert "(500 in all)" in cells.reason("y")
+
+
+def test_a_table_of_garbage_does_not_crawl() -> None:
+    cells = StateCells(Variable("x", tuple(f"state {i}" for i in range(1000))))
+    started = time.perf_counter()
+    for i in range(20_000):
+        assert cells.code(f"stat {i}") == UNKNOWN
+        assert cells.reason(f"stat {i}")
+    assert time.perf_counter() - started < 10

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from format_helpers import assert_same, error_of, fuzz, odd_networks
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.formats import EXTENSIONS, _bytes, read_network, store, uai, write_network
+from junctor.formats._bytes import decode, place_at
+from junctor.formats._numbers import BadNumber, parse_numbers
+from junctor.model.errors import ModelError, Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+
+Factory = pytest.TempPathFactory
+
+UAI = "BAYES 2 2 2 2 1 0 2 0 1 2 0.4 0.6 4 0.1 0.9 0.8 0.2"
+BIF = """network small { }
+variable a { type discrete [ 2 ] { no, yes }; }
+variable b { type discrete [ 2 ] { no, yes }; }
+probability ( a ) { table 0.4, 0.6; }
+probability ( b | a ) { (no) 0.1, 0.9; (yes) 0.8, 0.2; }
+"""
+NET = """net { }
+node a { states = ("no" "yes"); }
+node b { states = ("no" "yes"); }
+potential ( a ) { data = ( 0.4 0.6 ); }
+potential ( b | a ) { data = (( 0.1 0.9 )( 0.8 0.2 )); }
+"""
+XMLBIF = """<BIF VERSION="0.3"><NETWORK><NAME>small</NAME>
+<VARIABLE><NAME>a</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
+<VARIABLE><NAME>b</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
+<DEFINITION><FOR>a</FOR><TABLE>0.4 0.6</TABLE></DEFINITION>
+<DEFINITION><FOR>b</FOR><GIVEN>a</GIVEN><TABLE>0.1 0.9 0.8 0.2</TABLE></DEFINITION></NETWORK></BIF>"""
+XDSL = """<smile id="small"><nodes>
+<cpt id="a"><state id="no"/><state id="yes"/><probabilities>0.4 0.6</probabilities></cpt>
+<cpt id="b"><state id="no"/><state id="yes"/><parents>a</parents><probabilities>0.1 0.9 0.8 0.2</probabilities></cpt>
+</nodes></smile>"""
+NETWORK = build_network(
+    "small",
+    "bayes",
+    [DraftVariable(name, ["no", "yes"], Place()) for name in "ab"],
+    [DraftTable("a", [0.4, 0.6], Place()), DraftTable("ab", [0.1, 0.9, 0.8, 0.2], Place())],
+)
+CONTENT = {
+    "bif": BIF.encode(),
+    "hugin": NET.encode(),
+    "xmlbif": XMLBIF.encode(),
+    "xdsl": XDSL.encode(),
+    "uai": UAI.encode(),
+    "parquet": store.to_bytes(NETWORK),
+}
+
+
+def _is_right(network: Network, format: str) -> None:
+    assert_same(network, NETWORK, names=format != "uai")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("format", "extension"), [(name, end) for name, ends in EXTENSIONS.items() for end in ends])
+def test_the_extension_tells_the_format(tmp_path: Path, format: str, extension: str, zipped: bool) -> None:
+    content = gzip.compress(CONTENT[format]) if zipped else CONTENT[format]
+    for name in (f"n{extension}", f"My.Model{extension.upper()}"):
+        path = tmp_path / (name + (".gz" if zipped else ""))
+        path.write_bytes(content)
+        _is_right(read_network(path), format)
+        _is_right(read_network(str(path)), format)
+
+
+@pytest.mark.parametrize("format", EXTENSIONS)
+def test_gzip_is_known_by_its_first_bytes(tmp_path: Path, format: str) -> None:
+    path = tmp_path / f"n{EXTENSIONS[format][0]}"
+    path.write_bytes(gzip.compress(CONTENT[format]))
+    _is_right(read_network(path), format)
+    misnamed = tmp_path / f"m{EXTENSIONS[format][0]}.gz"
+    misnamed.write_bytes(CONTENT[format])
+    _is_right(read_network(misnamed), format)
+
+
+@pytest.mark.parametrize("name", ["n", "n.txt", "n.gz", "n.model.gz"])
+@pytest.mark.parametrize("format", EXTENSIONS)
+def test_without_an_extension_the_content_tells(tmp_path: Path, format: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(CONTENT[format])
+    _is_right(read_network(path), format)
+    if format in ("bif", "hugin", "uai"):
+        comment = {"bif": "// by hand\n/* really\n*/ ", "hugin": "% by hand\n", "uai": "# by hand\n"}[format]
+        path.write_bytes(b"\xef\xbb\xbf" + comment.encode() + CONTENT[format])
+        _is_right(read_network(path), format)
+
+
+@pytest.mark.parametrize("format", EXTENSIONS)
+def test_a_named_format_comes_before_the_extension(tmp_path: Path, format: str) -> None:
+    path = tmp_path / ("n.bif" if format != "bif" else "n.uai")
+    path.write_bytes(CONTENT[format])
+    _is_right(read_network(path, format), format)
+    _is_right(read_network(path, format.upper()), format)
+    _is_right(read_network(path, EXTENSIONS[format][0]), format)
+
+
+def test_what_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes | None = None, format: str | None = None) -> str:
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        message = error_of(lambda: read_network(path, format))
+        assert message.startswith(f"{path}: ") or format == "bff"
+        return message.removeprefix(f"{path}: ")
+
+    assert refused("none.bif") == "there is no such file"
+    assert refused("none.parquet") == "there is no such file"
+    assert refused("none") == "there is no such file"
+    assert refused("") == "found a directory, expected a network file"
+    assert refused("empty.bif", b"") == "the file is empty, expected a network"
+    assert refused("empty.uai.gz", gzip.compress(b"")) == "the file is empty, expected a network"
+    packed = gzip.compress(UAI.encode() * 100)
+    assert "the gzip data is cut short or damaged" in refused("n.uai.gz", packed[:-10])
+    assert "the gzip data is cut short or damaged" in refused("n.uai.gz", packed[:40] + b"xx" + packed[42:])
+    assert "the gzip data is cut short or damaged" in refused("n.uai.gz", packed + b"more")
+    assert "neither the extension nor the content tells the format" in refused("n.txt", b"hello")
+    assert "xmlbif (.xml .bifxml .xmlbif .xbif)" in refused("n.txt", b"<html><body/></html>")
+    assert "unknown format 'bff', did you mean 'bif'?" in refused("n.bif", BIF.encode(), "bff")
+    assert "this is no Parquet file" in refused("n.parquet", BIF.encode())
+
+
+def test_a_binary_file_is_told_from_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "n.uai"
+    path.write_bytes(b"BAYES 1\n2\0 1")
+    assert error_of(lambda: read_network(path)) == (
+        f"{path}:2:2: found a NUL byte, expected text; is this a binary file?"
+    )
+
+
+def test_a_path_with_a_nul_character_is_an_error_of_ours() -> None:
+    assert "cannot be read" in error_of(lambda: read_network("a\0.bif"))
+    assert "cannot be written" in error_of(lambda: write_network(NETWORK, "a\0.bif"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "n.bif"
+    path.write_bytes(BIF.encode())
+    path.chmod(0)
+    assert "cannot be read: Permission denied" in error_of(lambda: read_network(path))
+
+
+def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bytes, "MAX_BYTES", 2**21)
+    path = tmp_path / "n.parquet.gz"
+    path.write_bytes(gzip.compress(bytes(2**24)))
+    assert "the file holds more than the 2,097,152 bytes that are allowed" in error_of(lambda: read_network(path))
+    path = tmp_path / "n.bif"
+    path.write_bytes(gzip.compress(bytes(2**24)))
+    assert "bytes that are allowed" in error_of(lambda: read_network(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("content", [UAI.encode(), gzip.compress(UAI.encode())], ids=["plain", "gzip"])
+def test_a_pipe_can_be_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "n.uai"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(content,))
+    writer.start()
+    _is_right(read_network(path), "uai")
+    writer.join()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_encodings_of_text(encoding: str) -> None:
+    assert decode("étés\r\nä\rb".encode(encoding)) == "étés\nä\nb"
+
+
+def test_places_count_from_one() -> None:
+    text = "ab\ncd\n"
+    assert [str(place_at(text, i, "f")) for i in range(7)] == [
+        "f:1:1",
+        "f:1:2",
+        "f:1:3",
+        "f:2:1",
+        "f:2:2",
+        "f:2:3",
+        "f:3:1",
+    ]
+
+
+@given(st.lists(st.floats() | st.integers(-5, 10**6)), st.sampled_from([" ", "\n", "\t \n", "\u00a0"]))
+def test_numbers_are_those_that_were_written(numbers: list[float], space: str) -> None:
+    found = parse_numbers(space.join(map(repr, numbers))).tolist()
+    assert [repr(float(number)) for number in numbers] == [repr(number) for number in found]
+
+
+@pytest.mark.parametrize("word", ["x", "1_0", "1,5", "0x1", "1e", "--1", "٣", "1.2.3", "1é"])
+def test_the_first_bad_number_is_found(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in (2**20, 3):
+        monkeypatch.setattr("junctor.formats._numbers._BLOCK", block)
+        with pytest.raises(BadNumber) as caught:
+            parse_numbers(f"0.5 1e-5\n  7 {word} 8 y")
+        assert (caught.value.word, caught.value.offset) == (word, 13)
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "n.uai"
+    path.write_text("before")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    assert f"{path}: cannot be written: No space left on device" in error_of(lambda: write_network(NETWORK, path))
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["n.uai"]
+
+
+def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    write_network(NETWORK, tmp_path / "n.uai")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "n.uai").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert sorted(os.listdir(tmp_path)) == ["n.uai", "other"]
+
+
+def test_writing_follows_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.uai").symlink_to(tmp_path / "real.uai")
+    write_network(NETWORK, tmp_path / "link.uai")
+    assert (tmp_path / "link.uai").is_symlink()
+    _is_right(read_network(tmp_path / "real.uai"), "uai")
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("format", ["bif", "uai", "parquet"])
+def test_what_is_written_reads_back(tmp_path: Path, format: str, end: str) -> None:
+    path = tmp_path / f"n{EXTENSIONS[format][0]}{end}"
+    warnings = write_network(NETWORK, path)
+    _is_right(read_network(path), format)
+    assert (path.read_bytes()[:2] == b"\x1f\x8b") is bool(end)
+    first = path.read_bytes()
+    assert write_network(NETWORK, path) == warnings
+    assert path.read_bytes() == first
+    assert warnings == (
+        ("UAI files have no names: variables and states are numbered from 0, in the order of the network",)
+        if format == "uai"
+        else ()
+    )
+    assert write_network(read_network(path), path) == ()
+
+
+def test_what_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    known = "formats that can: bif (.bif), uai (.uai), parquet (.parquet)"
+    assert error_of(lambda: write_network(NETWORK, tmp_path / "n.xdsl")) == (
+        f"{tmp_path}/n.xdsl: files of format 'xdsl' cannot be written; {known}"
+    )
+    assert "the extension names no known format" in error_of(lambda: write_network(NETWORK, tmp_path / "n"))
+    assert "No such file or directory" in error_of(lambda: write_network(NETWORK, tmp_path / "no" / "n.bif"))
+    (tmp_path / "d.bif").mkdir()
+    assert "found a directory" in error_of(lambda: write_network(NETWORK, tmp_path / "d.bif"))
+    assert "unknown format" in error_of(lambda: write_network(NETWORK, tmp_path / "n.bif", "docx"))
+    markov = uai.read("MARKOV 1 2 0")
+    error_of(lambda: write_network(markov, tmp_path / "n.bif"))
+    assert os.listdir(tmp_path) == ["d.bif"]
+
+
+@given(network=odd_networks())
+def test_every_writer_keeps_the_network_or_refuses_it(
+    tmp_path_factory: pytest.TempPathFactory, network: Network
+) -> None:
+    folder = tmp_path_factory.mktemp("written")
+    for format in ("uai", "parquet"):
+        write_network(network, folder / f"n.{format}")
+        assert_same(read_network(folder / f"n.{format}"), network, names=format != "uai")
+    try:
+        write_network(network, folder / "n.bif")
+    except ModelError:
+        return
+    assert_same(read_network(folder / "n.bif"), network)
+
+
+def test_reading_bif_imports_neither_arrow_nor_xml(tmp_path: Path) -> None:
+    (tmp_path / "n.bif").write_text(BIF)
+    code = (
+        "import sys; from junctor.formats import read_network; "
+        f"read_network({str(tmp_path / 'n.bif')!r}); "
+        "print([name for name in ('pyarrow', 'defusedxml', 'xml.etree', 'prefect', 'dask') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_mutated_files_of_no_known_format_give_a_network_or_our_error(tmp_path: Path) -> None:
+    path = tmp_path / "n"
+
+    def read(data: bytes) -> Network:
+        path.write_bytes(data)
+        return read_network(path)
+
+    read_well, refused = fuzz(read, [*CONTENT.values(), gzip.compress(XMLBIF.encode())], 1500)
+    assert read_well > 20
+    assert refused > 500

@@ -1,0 +1,184 @@
+"""Runs of sequences from files to files: what lies where, interruptions, workers, the command line, the flow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hmm_models import random_model
+from junctor.cli import app
+from junctor.hmm import build_model, viterbi, write_model
+from junctor.hmm import run as module
+from junctor.hmm.run import SequenceDirectory, SequenceJob, run
+from junctor.model.errors import EvidenceError, RunError
+from junctor.runs.run import Manifest, read_manifest
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.progress import Silence
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+
+def make_job(folder: Path, **changes: Any) -> SequenceJob:
+    bare = random_model(6, 3, 1)
+    model = build_model(bare.start, bare.transition, bare.emission, list("uvwxyz"), ["one", "two", "three"])
+    write_model(model, folder / "model.parquet")
+    rng = np.random.default_rng(0)
+    words = [[model.symbol_names[s] for s in rng.integers(0, 3, n)] for n in rng.integers(1, 9, 22)]  # type: ignore[index]
+    words += [[], ["uno"], None]  # type: ignore[list-item]
+    table = pa.table({"case_id": [f"c{n}" for n in range(25)], "words": pa.array(words)})
+    parquet.write_table(table, folder / "words.parquet")
+    paths = (str(folder / each) for each in ("model.parquet", "words.parquet", "out"))
+    return SequenceJob(*paths, **{"partition_rows": 10, **changes})
+
+
+def answers(job: SequenceJob) -> pa.Table:
+    return parquet.read_table(job.directory.path / job.query)
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    manifest = run(job)
+    assert manifest.statuses == {"ok": 22, "impossible": 0, "invalid": 3}
+    assert [part.rows for part in manifest.parts] == [10, 10, 5]
+    table = answers(job)
+    assert table.column_names == ["case_id", "path", "log_probability", "status", "reason"]
+    assert table.column("case_id").to_pylist() == [f"c{n}" for n in range(25)]
+    wanted = viterbi(job.model, parquet.read_table(job.sequences))
+    for name in ("case_id", "path", "log_probability", "status", "reason"):
+        assert table.column(name).to_pylist() == wanted.column(name).to_pylist()
+    smooth = replace(job, query="posteriors", output=str(tmp_path / "smooth"))
+    assert run(smooth).statuses == manifest.statuses
+    row = answers(smooth).to_pylist()[0]
+    assert [sum(step) for step in row["posterior"]] == pytest.approx([1.0] * len(row["posterior"]))
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path)
+    whole = replace(job, output=str(tmp_path / "whole"))
+    run(whole)
+    decode = module.decode_partition
+
+    def fail(task: module.SequenceTask, memory: int) -> Any:
+        if task.part == 1:
+            raise KeyboardInterrupt
+        return decode(task, memory)
+
+    monkeypatch.setattr(module, "decode_partition", fail)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, Resources(workers=0))
+    monkeypatch.undo()
+    manifest = run(job)
+    assert (manifest.reused_parts, read_manifest(job.directory).rows) == (1, 25)
+    for part in manifest.parts:
+        assert (job.directory.path / part.file).read_bytes() == (whole.directory.path / part.file).read_bytes()
+    assert run(job).reused_parts == 3
+
+
+def test_another_run_is_not_mixed_with(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+    with pytest.raises(RunError, match="precision was 'double', now 'single'"):
+        run(replace(job, precision="single"))
+    assert run(replace(job, precision="single", overwrite=True)).reused_parts == 0
+    from junctor.runs.run import Job
+    from junctor.runs.run import run as run_evidence
+
+    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
+    (tmp_path / "e.csv").write_text("smoke\nyes\n")
+    evidence = Job(asia, str(tmp_path / "e.csv"), job.output)
+    with pytest.raises(RunError, match="one of another kind"):
+        run_evidence(evidence)
+    run_evidence(replace(evidence, overwrite=True))
+    assert not (tmp_path / "out" / "viterbi").exists()
+    with pytest.raises(RunError, match="one of another kind"):
+        run(job)
+
+
+def test_what_changed_below_a_run_is_noticed(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+    (job.directory.path / "manifest.json").unlink()
+    (job.directory.path / "viterbi" / "part-00000.parquet").unlink()
+    module._model.cache_clear()
+    module._engine.cache_clear()
+    write_model(random_model(3, 2), job.directory.network)
+    with pytest.raises(RunError, match="is not the model that this run began with"):
+        run(job)
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    parquet.write_table(parquet.read_table(job.sequences).slice(0, 0), job.sequences)
+    assert run(job).rows == 0
+    assert answers(job).schema.field("case_id").type == pa.string()
+
+
+def test_a_model_without_emissions(tmp_path: Path) -> None:
+    model = build_model([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]])
+    write_model(model, tmp_path / "m.parquet")
+    logs = [[[-0.1, -2.0], [-3.0, -0.1]], None, [[-0.1, -0.2]], []]
+    for rows, name in ((logs, "some"), ([], "none")):
+        table = pa.table({"x": pa.array(rows, pa.list_(pa.list_(pa.float64())))})
+        parquet.write_table(table, tmp_path / "s.parquet")
+        for query in ("viterbi", "posteriors"):
+            output = str(tmp_path / f"{name}-{query}")
+            job = SequenceJob(str(tmp_path / "m.parquet"), str(tmp_path / "s.parquet"), output, query, partition_rows=2)
+            found = run(job)
+            assert found.statuses == {"ok": len(rows) // 2, "impossible": 0, "invalid": len(rows) // 2}
+            if query == "viterbi" and rows:
+                assert answers(job).column("path").to_pylist() == [[0, 1], None, [0], None]
+
+
+def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    other = replace(job, output=str(tmp_path / "other"))
+    first, second = run(job, Resources(workers=0)), run(other, Resources(workers=2))
+    assert first.parts == second.parts
+    for part in first.parts:
+        assert (job.directory.path / part.file).read_bytes() == (other.directory.path / part.file).read_bytes()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    command = ["viterbi", job.model, job.sequences, "-o", job.output, "--no-prefect"]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["statuses"]["ok"] == 22
+    result = CliRunner().invoke(app, [*command, "--strict", "--overwrite"])
+    assert result.exit_code == EvidenceError.exit_code
+    assert "row 23: the sequence is empty" in result.output
+    result = CliRunner().invoke(app, [*command, "--posteriors", "--overwrite", "-q"])
+    assert result.exit_code == 0, result.output
+    assert "posteriors: 1 part" in result.output
+    result = CliRunner().invoke(app, ["viterbi", str(tmp_path / "no.json"), job.sequences, "-o", job.output])
+    assert result.exit_code == EvidenceError.exit_code
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    import junctor_flows  # noqa: F401 - sets what the embedded server needs, before Prefect is imported
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+@pytest.mark.prefect
+@pytest.mark.slow
+def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) -> None:
+    from junctor_flows.sequences import decode_as_flow
+
+    job = make_job(tmp_path)
+    manifest = decode_as_flow(job, Resources(), Silence())
+    plain = run(replace(job, output=str(tmp_path / "plain")))
+    assert isinstance(manifest, Manifest)
+    assert manifest.parts == plain.parts
+    assert SequenceDirectory.parse(json.loads(job.directory.spec_file.read_text())) == manifest.spec
+    with pytest.raises(EvidenceError, match="unknown symbol"):
+        decode_as_flow(replace(job, strict=True, output=str(tmp_path / "strict")), Resources(), Silence())

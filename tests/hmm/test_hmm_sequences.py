@@ -1,0 +1,148 @@
+"""Sequences from tables: what lists mean, which sequences are invalid, how they become partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hmm_models import random_model
+from junctor.hmm import build_model
+from junctor.hmm.model import HiddenMarkovModel
+from junctor.hmm.results import read_sequences, write_sequences
+from junctor.hmm.sequences import encode_sequences, open_sequences
+from junctor.model.errors import EvidenceError, RunError
+from pyarrow import feather, parquet
+
+
+def named() -> HiddenMarkovModel:
+    model = random_model(2, 3)
+    return build_model(model.start, model.transition, model.emission, ["hot", "cold"], ["one", "two", "three"])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([["one", None, "three"], ["two"], [], None, ["four", "one"], ["?"]]),
+        pa.array([[0, None, 2], [1], [], None, [4, 0], [None]], pa.large_list(pa.int8())),
+        pa.array([["one", None, "three"], ["two"], [], None, ["four", "one"], [""]], pa.list_view(pa.string())),
+    ],
+)
+def test_symbols_by_name_and_by_index(column: pa.Array) -> None:
+    batch = encode_sequences(column, named()).batch
+    assert batch.symbols is not None
+    assert batch.symbols.tolist()[:4] == [0, -1, 2, 1]
+    assert batch.lengths.tolist() == [3, 1, 0, 0, 2, 1]
+    assert batch.invalid is not None
+    assert set(batch.invalid) == {2, 3, 4}
+    assert batch.invalid[2] == "the sequence is empty"
+    assert batch.invalid[3] == "there is no sequence"
+    assert batch.invalid[4].startswith("step 0: unknown symbol ")
+    assert batch.invalid[4].endswith("symbols are one, two, three")
+
+
+def test_slices_of_a_column_are_read_from_where_they_begin() -> None:
+    column = pa.array([["one"], ["two", "three"], None, ["three"]]).slice(1)
+    batch = encode_sequences(column, named()).batch
+    assert batch.symbols is not None
+    assert (batch.symbols.tolist(), batch.lengths.tolist(), batch.invalid) == (
+        [1, 2, 2],
+        [2, 0, 1],
+        {1: "there is no sequence"},
+    )
+
+
+def test_log_likelihoods() -> None:
+    inf = float("inf")
+    rows: list[Any] = [[[0.0, -1.0], None], [[-inf, -inf]], [[0.0]], [[0.0, inf]], [[0.0, None]], [[0.0, float("nan")]]]
+    batch = encode_sequences(rows, build_model([1, 0], [[1, 0], [0, 1]])).batch
+    assert batch.likelihoods is not None
+    np.testing.assert_array_equal(batch.likelihoods[:3], [[0, -1], [0, 0], [-inf, -inf]])
+    assert batch.invalid == {
+        2: "step 0: found 1 log-likelihoods, expected 2, one for each state",
+        **dict.fromkeys((3, 4, 5), "step 0: a log-likelihood is missing, or not below infinity"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        ([1, 2], "expected lists"),
+        (pa.table({"a": [1]}), "found the list columns \\[\\], expected one"),
+        ([[0]], "bring"),
+    ],
+)
+def test_what_is_no_sequence_is_refused(sequences: Any, message: str) -> None:
+    with pytest.raises(EvidenceError, match=message):
+        encode_sequences(sequences, build_model([1, 0], [[1, 0], [0, 1]]))
+
+
+def write(table: pa.Table, path: Path) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=7)
+    else:
+        feather.write_feather(table, path, compression="uncompressed")
+    return path
+
+
+@pytest.mark.parametrize("name", ["s.parquet", "s.arrow"])
+@pytest.mark.parametrize(("rows", "steps"), [(4, 10**9), (100, 9), (100, 1), (100, 10**9)])
+def test_partitions_have_every_sequence_once(tmp_path: Path, name: str, rows: int, steps: int) -> None:
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(0, 3, n).tolist() for n in rng.integers(0, 6, 30)]
+    table = pa.table({"case_id": [f"c{n}" for n in range(30)], "x": pa.array(lists, pa.list_(pa.int64()))})
+    source = open_sequences(write(table, tmp_path / name), named())
+    parts = list(source.partitions(rows, steps))
+    for n, part in enumerate(parts):
+        write_sequences(part, tmp_path / f"{n}.parquet")
+        again = read_sequences(tmp_path / f"{n}.parquet")
+        np.testing.assert_array_equal(again.batch.symbols, part.batch.symbols)  # type: ignore[arg-type]
+        assert (again.batch.invalid, again.first_row) == (part.batch.invalid, part.first_row)
+        assert again.case_ids.equals(part.case_ids)
+        assert len(part.batch) <= rows
+        assert len(part.batch) == 1 or part.batch.starts[-1] <= steps
+    found = [s for p in parts for s in np.split(p.batch.symbols, p.batch.starts[1:-1])]  # type: ignore[arg-type, call-overload]
+    assert [each.tolist() for each in found] == lists
+    assert pa.concat_arrays([part.case_ids for part in parts]).to_pylist() == [f"c{n}" for n in range(30)]
+
+
+def test_likelihoods_survive_a_partition_file(tmp_path: Path) -> None:
+    model = build_model([1, 0], [[1, 0], [0, 1]])
+    part = encode_sequences([[[0.0, -1.0], [-2.0, 0.5]], [[0.0]], [[1.0, 2.0]]], model)
+    write_sequences(part, tmp_path / "p.parquet")
+    again = read_sequences(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(again.batch.likelihoods, part.batch.likelihoods)  # type: ignore[arg-type]
+    assert again.batch.starts.tolist() == part.batch.starts.tolist()
+    assert again.batch.invalid == part.batch.invalid
+
+
+def test_columns_are_chosen(tmp_path: Path) -> None:
+    table = pa.table({"a": [["one"]], "b": [["two"]], "n": [7]})
+    path = write(table, tmp_path / "s.parquet")
+    with pytest.raises(EvidenceError, match=r"found the list columns \['a', 'b'\], expected one; --column names it"):
+        open_sequences(path, named())
+    with pytest.raises(EvidenceError, match="no list column 'n'"):
+        open_sequences(path, named(), column="n")
+    with pytest.raises(EvidenceError, match="no column 'm' for the case ids"):
+        open_sequences(path, named(), column="a", case_id="m")
+    (part,) = open_sequences(path, named(), column="b", case_id="n").partitions(9, 9)
+    assert (part.batch.symbols.tolist(), part.case_ids.to_pylist()) == ([1], [7])  # type: ignore[union-attr]
+
+
+def test_strict_names_the_row(tmp_path: Path) -> None:
+    path = write(pa.table({"a": [["one"], ["uno"]]}), tmp_path / "s.parquet")
+    with pytest.raises(EvidenceError, match=r"s.parquet: row 2: step 0: unknown symbol 'uno'"):
+        list(open_sequences(path, named(), strict=True).partitions(9, 9))
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "b.parquet").write_text("no")
+    with pytest.raises(EvidenceError, match="found csv, expected sequences as Parquet or Arrow"):
+        open_sequences(tmp_path / "a.csv", named())
+    with pytest.raises(EvidenceError, match="damaged"):
+        open_sequences(tmp_path / "b.parquet", named())
+    with pytest.raises(RunError, match="cannot be read as encoded sequences"):
+        read_sequences(tmp_path / "b.parquet")

@@ -1,0 +1,177 @@
+"""Chains of eliminations on a GPU against the same eliminations one by one; the kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor_kernels.gpu import chains as chains_gpu
+from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.gpu.chains import Stage, chain_of, is_stage, launch_of
+from junctor_kernels.gpu.entries import Launch, Runs, record
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.axes import contraction
+from test_entries_gpu import ALGEBRAS, library, reduced
+
+# Axes of the large table, of the result, and the pairs (leaves, comes): as sweeps over grids have them, and others.
+ROWS = tuple(range(10))
+SHAPES = {
+    "last leave, first come": (ROWS, (12, 11, 10, *ROWS[:-3]), ((9, 10), (8, 11), (7, 12))),
+    "last leave, last come": (ROWS, (*ROWS[:-3], 10, 11, 12), ((9, 10), (8, 11), (7, 12))),
+    "first leave, last come": (ROWS, (*ROWS[3:], 10, 11, 12), ((0, 10), (1, 11), (2, 12))),
+    "first leave, first come": (ROWS, (10, 11, 12, *ROWS[3:]), ((0, 10), (1, 11), (2, 12))),
+    "two": (ROWS, (11, 10, *ROWS[:-2]), ((9, 10), (8, 11))),
+    "two in another order": (ROWS, (10, 11, *ROWS[:-2]), ((8, 10), (9, 11))),
+}
+SIZES = dict.fromkeys(range(13), 2)
+
+
+def stages_of(shape: str, rng: np.random.Generator) -> list[Stage]:
+    """Return the eliminations of a shape, each with a factor over its axes and others of the large table."""
+    table, out, pairs = SHAPES[shape]
+    come = [c for _, c in pairs]
+    found = []
+    for n, (leaves, comes) in enumerate(pairs):
+        after = [v for v in table if v != leaves]
+        # Those that come lie as they do in the end, behind the last stage.
+        front = out[0] in come
+        after = [comes, *after] if front else [*after, comes]
+        if n == len(pairs) - 1:
+            after = list(out)
+        others = rng.choice([v for v in after if v != comes], rng.integers(0, 4), replace=False).tolist()
+        found.append(Stage(tuple(rng.permutation([leaves, comes, *others]).tolist()), tuple(table), tuple(after)))
+        table = tuple(after)
+    return found
+
+
+def one_by_one(stages: list[Stage], tables: list[Any], algebra: str) -> tuple[Any, list[Any]]:
+    """Return the result, and the extremes of every stage, of launches for one elimination each."""
+    large, extremes = tables[0], []
+    for stage, factor in zip(stages, tables[1:], strict=True):
+        what = contraction(stage.out, stage.leaves, [stage.factor, stage.table], SIZES)
+        large, found = reduced(what, [factor, large], algebra)
+        extremes.append(found)
+    return large, extremes
+
+
+def together(launch: Launch, tables: list[Any], algebra: str, lead: Any = None) -> tuple[Any, Any]:
+    """Run a chain; returns the result and the extremes of its stages. lead: largest entry that the large table had."""
+    out = np.full_like(tables[0], np.nan)
+    extremes = np.zeros((launch.stages, 4), dtype=np.uint32 if algebra == "single" else np.uint64)
+    operands = [
+        (
+            *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),
+            entries_gpu.bits_of(1.0),
+            lead.ctypes.data if lead is not None and k == 0 else 0,
+            False,
+        )
+        for k, (table, o) in enumerate(zip([*tables, out], launch.offsets, strict=True))
+    ]
+    words = record(launch, 0, extremes.ctypes.data, False, operands)
+    name = launch.name.encode()
+    library(algebra).launch(name, ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS)
+    return out, extremes
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 999))
+def test_a_chain_is_its_eliminations(shape: str, algebra: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stages = stages_of(shape, rng)
+    assert all(is_stage(stage, SIZES) for stage in stages)
+    chain = chain_of(stages, SIZES)
+    assert chain is not None
+    launch, dtype = launch_of(chain), ALGEBRAS[algebra].dtype
+    tables = [rng.random(1 << len(scope)).astype(dtype) for scope in (ROWS, *(each.factor for each in stages))]
+    tables[0][rng.random(1024) < seed / 999] = 0
+    wanted, wanted_extremes = one_by_one(stages, tables, algebra)
+    found, extremes = together(launch, tables, algebra)
+    rounding = {"rtol": 8 * np.finfo(dtype).eps}
+    np.testing.assert_allclose(found, wanted, **rounding)
+    # Bits of the largest entry, and the complement of those of the smallest above zero.
+    for these, those in zip(extremes[:, :2], wanted_extremes, strict=True):
+        np.testing.assert_allclose(these[:1].view(dtype), those[:1].view(dtype), **rounding)
+        np.testing.assert_allclose((~these[1:]).view(dtype), (~those[1:]).view(dtype), **rounding)
+    assert extremes[-1, 0] == found.max().view(extremes.dtype)
+    lead = np.array([37.0], dtype)
+    np.testing.assert_allclose(together(launch, tables, algebra, lead)[0], found / 64, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_the_reference(shape: str) -> None:
+    rng = np.random.default_rng(1)
+    stages = stages_of(shape, rng)
+    tables = [rng.random(1 << len(scope)) for scope in (ROWS, *(each.factor for each in stages))]
+    scopes = [ROWS, *(each.factor for each in stages)]
+    leave = [stage.leaves[0] for stage in stages]
+    what = contraction(stages[-1].out, leave, scopes, SIZES)
+    wanted = reference.reduce(what, [table[:, None] for table in tables], reference.DOUBLE)[:, 0]
+    chain = chain_of(stages, SIZES)
+    assert chain is not None
+    np.testing.assert_allclose(together(launch_of(chain), tables, "double")[0], wanted, rtol=1e-13)
+
+
+def test_how_numbers_lie() -> None:
+    """What is side by side: entries of neighbouring threads, or the states of the axes that come and go."""
+    kinds = {}
+    for shape in SHAPES:
+        chain = chain_of(stages_of(shape, np.random.default_rng(0)), SIZES)
+        assert chain is not None
+        launch = launch_of(chain)
+        kinds[shape] = launch.quads[0][0], launch.quads[-1][0]
+    first, last, run = entries_gpu.TILE_RUN, entries_gpu.TILE_LAST_FIRST, entries_gpu.RUN
+    assert kinds == {
+        "last leave, first come": (first, run),
+        "last leave, last come": (first, last),
+        "first leave, last come": (run, last),
+        "first leave, first come": (run, run),
+        "two": (first, run),
+        "two in another order": (last, run),
+    }
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_tables_in_runs(k: int) -> None:
+    rng = np.random.default_rng(2)
+    stages = stages_of("last leave, first come", rng)
+    chain = chain_of(stages, SIZES)
+    assert chain is not None
+    launch = launch_of(chain)
+    tables = [rng.random(1 << len(scope)) for scope in (ROWS, *(each.factor for each in stages))]
+    wanted, _ = together(launch, tables, "double")
+    # Two runs with a gap between them.
+    starts = (0, 512 + 64)
+    found = chains_gpu.in_place(launch, k, Runs(512, starts))
+    assert found is not None
+    where = np.concatenate([np.arange(start, start + 512) for start in starts])
+    apart = np.full(1024 + 64, np.nan)
+    if k == 0:
+        apart[where] = tables[0]
+        result, _ = together(found, [apart, *tables[1:]], "double")
+        np.testing.assert_array_equal(result[:1024], wanted)
+    else:
+        large = np.concatenate([tables[0], np.zeros(64)])
+        result, _ = together(found, [large, *tables[1:]], "double")
+        np.testing.assert_array_equal(result[where], wanted)
+    # Where numbers that a thread takes at once are apart, a copy comes first.
+    assert chains_gpu.in_place(launch, k, Runs(2, tuple(range(0, 4096, 4)))) is None
+
+
+def test_what_is_no_chain() -> None:
+    stages = stages_of("last leave, first come", np.random.default_rng(0))
+    sizes = SIZES | {9: 3}
+    assert not is_stage(stages[0], sizes)
+    # What comes and leaves again.
+    back = Stage((10, 13), stages[0].out, tuple(v if v != 10 else 13 for v in stages[0].out))
+    assert chain_of([stages[0], back], SIZES | {13: 2}) is None
+    # Results whose neighbours lie far apart in the table.
+    table, sizes = tuple(range(20)), dict.fromkeys(range(40), 2)
+    one = Stage((19, 30), table, (30, *table[:-1]))
+    assert chain_of([one, Stage((18, 31), one.out, (31, *one.out[:-1]))], sizes) is not None
+    assert chain_of([one, Stage((18, 31), one.out, (31, *one.out[-2::-1]))], sizes) is None

@@ -1,0 +1,212 @@
+"""Contractions of one case on a GPU against the NumPy reference; without a GPU, the kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation.build import built
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.gpu.entries import Launch, launches_of, record
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.axes import Contraction, Strides, contraction
+
+EMULATION = Path(__file__).parents[1] / "emulation"
+ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
+
+
+def library(algebra: str) -> ctypes.CDLL:
+    return compiled(entries_gpu.source(algebra))
+
+
+@cache
+def compiled(source: str) -> ctypes.CDLL:
+    """The kernels of a source, compiled for the CPU."""
+    before, after = (EMULATION / "entries.h").read_text(), (EMULATION / "entries_launch.h").read_text()
+    return built(before, source, after)
+
+
+def emulated(
+    launch: Launch, tables: list[Any], out: Any, algebra: str, scale: float = 1.0, lead: Any = None, adds: bool = False
+) -> Any:
+    """Run a launch; returns the extremes as the kernel leaves them."""
+    extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)
+    operands = [
+        (
+            *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),
+            entries_gpu.bits_of(scale),
+            lead.ctypes.data if lead is not None else 0,
+            lead is not None and len(lead) > 2,
+        )
+        for table, o in zip(tables, launch.offsets, strict=True)
+    ]
+    words = record(launch, out.ctypes.data, extremes.ctypes.data, adds, operands)
+    library(algebra).launch(
+        launch.name.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
+    )
+    return extremes
+
+
+def reduced(what: Any, tables: list[Any], algebra: str) -> tuple[Any, Any]:
+    """Contract as the GPU does; returns the table and the extremes of it."""
+    dtype = ALGEBRAS[algebra].dtype
+    extremes = None
+    for launch in launches_of(what):
+        out = np.full(launch.entries, np.nan, dtype)
+        extremes = emulated(launch, tables, out, algebra)
+        tables = [out]
+    return tables[0], extremes
+
+
+@st.composite
+def contractions(draw: st.DrawFn) -> tuple[Any, list[Any]]:
+    sizes = dict(enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=7))))
+    labels = list(sizes)
+    kept = draw(st.lists(st.sampled_from(labels), unique=True))
+    eliminated = [label for label in labels if label not in kept]
+    scopes = [draw(st.lists(st.sampled_from(labels), unique=True)) for _ in range(draw(st.integers(0, 5)))]
+    # Every axis that is summed over belongs to some operand.
+    scopes.append([*eliminated, *draw(st.lists(st.sampled_from(kept), unique=True))] if kept else eliminated)
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    tables = [rng.random(int(np.prod([sizes[v] for v in scope]))) for scope in scopes]
+    return contraction(kept, eliminated, scopes, sizes), tables
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@settings(max_examples=15)
+@given(drawn=contractions())
+def test_agrees_with_the_reference(algebra: str, drawn: tuple[Any, list[Any]]) -> None:
+    what, tables = drawn
+    tables = [table.astype(ALGEBRAS[algebra].dtype) for table in tables]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
+    found, extremes = reduced(what, tables, algebra)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
+    bits = found.view(extremes.dtype)
+    above = bits[found > 0]
+    assert extremes[0] == bits.max()
+    assert ~extremes[1] == (above.min() if above.size else ~np.zeros_like(extremes[1]))
+
+
+@pytest.mark.parametrize(("kept", "eliminated"), [(0, 17), (2, 16), (14, 6), (16, 1), (3, 4), (17, 0)])
+def test_every_kind_of_launch(kept: int, eliminated: int) -> None:
+    labels = list(range(kept + eliminated))
+    rng = np.random.default_rng(1)
+    order = rng.permutation(labels).tolist()
+    scopes = [order, order[: len(order) // 2]]
+    what = contraction(labels[:kept], labels[kept:], scopes, dict.fromkeys(labels, 2))
+    tables = [rng.random(2 ** len(scope)) for scope in scopes]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], reference.DOUBLE)[:, 0]
+    np.testing.assert_allclose(reduced(what, tables, "double")[0], wanted, rtol=1e-13)
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 1 << 18), st.booleans())
+@settings(max_examples=200)
+def test_every_launch_leaves_fewer_terms(kept: int, eliminated: int, near: bool) -> None:
+    strides = Strides((1,), (kept,)) if near else Strides((eliminated,), (1,))
+    launches = launches_of(Contraction((kept,), (eliminated,), (strides,)))
+    terms = [eliminated * kept, *(launch.entries for launch in launches)]
+    assert launches[-1].entries == kept
+    assert math.prod(launch.near_terms * launch.far_terms for launch in launches) == eliminated
+    # A single one may be a copy, where there is nothing to sum.
+    assert len(launches) == 1 or all(one > other for one, other in itertools.pairwise(terms))
+
+
+def test_some_terms_are_kept_where_entries_and_terms_are_of_middling_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_gpu, "SCATTERED_WORK", 1 << 12)
+    table = np.random.default_rng(7).random(96 * 441)
+    what = Contraction((441,), (96,), (Strides((1,), (441,)),))
+    assert [launch.entries for launch in launches_of(what)] == [441 * 12, 441]
+    np.testing.assert_allclose(reduced(what, [table], "double")[0], table.reshape(96, 441).sum(axis=0), rtol=1e-13)
+
+
+def test_results_are_scaled_and_added_up() -> None:
+    what = contraction([0], [1], [[0, 1]], {0: 3, 1: 5})
+    (launch,) = launches_of(what)
+    table, out = np.arange(15.0), np.ones(3)
+    extremes = emulated(launch, [table], out, "double", scale=0.5, adds=True)
+    np.testing.assert_array_equal(out, 1 + 0.5 * table.reshape(3, 5).sum(axis=1))
+    assert extremes.view(np.float64)[0] == out.max()
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("entries", [3, 4])
+def test_tables_are_read_by_the_power_of_two_of_their_lead(algebra: str, entries: int) -> None:
+    dtype = ALGEBRAS[algebra].dtype
+    (launch,) = launches_of(contraction([0], [], [[0]], {0: entries}))
+    table, out = np.arange(1, 1 + entries, dtype=dtype), np.empty(entries, dtype)
+    limits = np.finfo(dtype)
+    for lead in (0, limits.tiny, 1e-9, 0.5, 0.75, 1, 3e7, limits.max, np.inf, np.nan):
+        word = np.array([lead], dtype)
+        emulated(launch, [table], out, algebra, lead=word)
+        assert not np.isinf(out).any()
+        np.testing.assert_array_equal(out, np.ldexp(table, entries_gpu.shift_of(word[0])))
+        if 1e-30 < lead < 1e30:
+            assert 0.5 <= lead * 2.0 ** entries_gpu.shift_of(word[0]) < 1
+
+
+# Sizes of kept axes, of eliminated ones, and their strides in the operands.
+QUADS = {
+    "run and pairs": ((64, 2, 2), (2,), [((0, 2, 1), (4,)), ((2, 1, 0), (128,))], ("RUN", "PAIRS")),
+    "run": ((8, 16), (3,), [((16, 1), (128,)), ((0, 0), (1,))], ("RUN", "SAME")),
+    "run that is not aligned": ((8, 16), (3,), [((16, 1), (129,)), ((1, 0), (8,))], ("APART", "SAME")),
+    "three operands": ((4, 32, 4), (2,), [((128, 4, 1), (512,)), ((0, 1, 0), (32,)), ((0, 0, 1), (4,))], None),
+    "panels": ((16, 4096), (2,), [((4096, 1), (65536,))], ("RUN",)),
+    "no terms": ((32, 4), (), [((1, 0), ()), ((0, 1), ())], ("SAME", "RUN")),
+}
+
+
+@pytest.mark.parametrize("algebra", ["single", "double"])
+@pytest.mark.parametrize("name", QUADS)
+def test_four_neighbouring_entries_at_once(name: str, algebra: str) -> None:
+    kept, eliminated, strides, kinds = QUADS[name]
+    what = Contraction(kept, eliminated, tuple(Strides(*each) for each in strides))
+    (launch,) = launches_of(what)
+    assert launch.name.startswith("reduce_quads")
+    if kinds:
+        assert [each[0] for each in launch.quads] == [getattr(entries_gpu, kind) for kind in kinds]
+    rng, dtype = np.random.default_rng(2), ALGEBRAS[algebra].dtype
+    tables = [rng.random(1 << 18).astype(dtype) for _ in strides]
+    wanted = reference.reduce(what, [table[:, None] for table in tables], ALGEBRAS[algebra])[:, 0]
+    found, extremes = reduced(what, tables, algebra)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5 if algebra == "single" else 1e-13)
+    assert extremes[0] == found.max().view(extremes.dtype)
+    assert ~extremes[1] == found.min().view(extremes.dtype)
+
+
+def test_threads_take_what_lies_side_by_side() -> None:
+    # Few entries of many terms: neighbouring threads take entries, or terms, whichever lie nearer to each other.
+    sizes = dict.fromkeys(range(26), 2)
+    first, _ = launches_of(contraction(range(13, 26), range(13), [range(26)], sizes))
+    assert first.over_entries
+    assert list(first.offsets[0].places[:4]) == [0, 1, 2, 3]
+    (only,) = launches_of(contraction(range(13), range(13, 26), [range(26)], sizes))
+    assert not only.over_entries
+    # Or both, where the fastest axes are some of each.
+    first, _ = launches_of(contraction([*range(9), 25], range(9, 25), [range(26), [3, 25]], sizes))
+    assert list(first.offsets[0].places[:256]) == list(range(256))
+    # Four entries that lie far apart for neighbouring threads are left to those that take them one by one.
+    (scattered,) = launches_of(contraction(range(19, -1, -1), [], [range(20)], sizes))
+    assert scattered.name == "reduce_entries_1"
+
+
+def test_offsets_do_not_grow_with_the_tables() -> None:
+    what = contraction(range(28), [28], [range(29), [3, 28]], dict.fromkeys(range(29), 2))
+    (launch,) = launches_of(what)
+    assert launch.entries == 1 << 28
+    assert launch.nbytes < 2**21
+    total = launches_of(contraction([], range(28), [range(28)], dict.fromkeys(range(28), 2)))
+    assert [each.over_entries for each in total] == [True, True, False]
+    assert sum(each.nbytes for each in total) < 2**22
+
+
+def test_too_many_operands_are_an_error() -> None:
+    with pytest.raises(OverflowError, match="takes 16"):
+        launches_of(contraction([0], [], [[0]] * 17, {0: 2}))

@@ -1,0 +1,354 @@
+"""Propagation in chunks on a GPU against the same plan on the CPU; without a GPU, on a stand-in for one."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.backends.numpy import Block
+from junctor.engine.engine import shape_of
+from junctor.formats import read_network
+from junctor.model.generate import grid
+from junctor.model.network import Network
+from junctor.out_of_core.gpu import devices as chunk_gpus
+from junctor.out_of_core.gpu import run as chunked_gpu
+from junctor.out_of_core.gpu import slots as chunk_slots
+from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.program import ChunkedProgram
+from junctor.placement import fusion as groups
+from junctor.placement import placement as chunk_places
+from junctor.placement import residency as residents
+from junctor.placement.placement import outer_variables, passes_before, pinned_places, slot_bytes
+from junctor.placement.residency import resident_places
+from junctor.placement.sharding import Deal, agreement, deals
+from junctor.planning.chunk_search import candidates
+from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
+from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.shape import Pattern
+from junctor.runtime.devices import open_gpu, open_other_gpus
+from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
+
+ROOM = 1 << 28
+Devices = Callable[[int], list[Any]]
+BOTH = pytest.mark.parametrize("algebra", [reference.SINGLE, reference.DOUBLE], ids=lambda each: each.name)
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    """Return so many GPUs; of real ones as many as there are."""
+    if request.param == "cuda":
+        yield lambda count: [open_gpu(ROOM), *open_other_gpus(ROOM)][:count]
+        return
+    from emulation import cupy_memory as emulated_cupy
+
+    monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
+    # Small blocks: each of their threads is one of the machine's here.
+    monkeypatch.setattr(entries_gpu, "THREADS", 32)
+    monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+    chunk_slots._module.cache_clear()
+    yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]
+    chunk_slots._module.cache_clear()
+
+
+def cut(network: Network, working: int) -> ChunkPlan:
+    plan = compile_plan(shape_of(network), Pattern(frozenset(), frozenset()), rows=1)
+    return chunk_plan(plan, working, 1 << 40, 0)
+
+
+def steep(network: Network) -> Network:
+    """Return it with numbers of many magnitudes, the first one of a table not the largest."""
+    tables = [replace(each, table=each.table**9) for each in network.factors]
+    return replace(network, factors=tuple(tables))
+
+
+def check(
+    network: Network, chunks: ChunkPlan, algebra: Algebra, found_on: list[Any], for_tables: int | None = None
+) -> ChunkGpu:
+    """Compare with the CPU; for_tables: the bytes that each device has beside slots."""
+    block = Block(1, {}, {})
+    wanted = ChunkedProgram(chunks, network, algebra).run(block)
+    slot = slot_bytes(chunks, algebra.dtype.itemsize)
+    for device in found_on if for_tables is not None else []:
+        device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + for_tables
+    gpu = ChunkGpu(chunks, algebra.name, *found_on)
+    found = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
+    again = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
+    tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
+    np.testing.assert_allclose(found.log_value, wanted.log_value, rtol=tolerance, atol=tolerance)
+    assert found.doubtful == wanted.doubtful
+    for variable, posterior in wanted.posteriors.items():
+        np.testing.assert_allclose(found.posteriors[variable], posterior, atol=tolerance)
+        # Whatever slots came first, the numbers are the same.
+        np.testing.assert_array_equal(found.posteriors[variable], again.posteriors[variable])
+    if not gpu.resident and not gpu.leaves:
+        assert gpu.loaded >= 2 * chunks.loaded * algebra.dtype.itemsize
+        assert gpu.stored >= 2 * chunks.stored * algebra.dtype.itemsize
+    return gpu
+
+
+@BOTH
+@pytest.mark.parametrize("working", [16, 1 << 10])
+def test_small_grids(devices: Devices, working: int, algebra: Algebra) -> None:
+    network = grid(3, 4, seed=1)
+    check(network, cut(network, working), algebra, devices(1))
+
+
+@pytest.mark.parametrize("spread", [0, 1 << 26])
+def test_tasks_that_are_added_up(devices: Devices, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", spread)
+    network = grid(3, 4, seed=2)
+    chunks = cut(network, 16)
+    assert any(each.summed for each in chunks.passes)
+    check(network, chunks, reference.DOUBLE, devices(1))
+
+
+def test_several_devices(devices: Devices) -> None:
+    network = grid(3, 4, seed=3)
+    chunks = cut(network, 16)
+    gpu = check(network, chunks, reference.DOUBLE, devices(2))
+    if len(gpu.each) > 1:
+        assert {slot.on for slot in gpu.slots if slot.loaded} == set(gpu.each)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_stream_comes_first(devices: Devices, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the tables stay on the devices, pieces are copied from where they are, and little is staged."""
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << seed * 2)
+    monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1 << seed)
+    monkeypatch.setattr(chunk_gpus, "STAGING_BYTES", 1 << 12 + seed)
+    if "cupy" in sys.modules and hasattr(sys.modules["cupy"], "chance"):
+        sys.modules["cupy"].chance.seed(seed)
+    network = steep(grid(3 + seed % 2, 4, seed=seed))
+    check(network, cut(network, 16), reference.DOUBLE, devices((1, 1, 2, 2, 3, 4)[seed]), (seed + 1) << 11)
+
+
+@BOTH
+@pytest.mark.parametrize(("states", "count"), [(2, 1), (3, 1), ((2, 4), 1), (2, 4), (3, 2), ((2, 3), 3)])
+def test_where_tables_lie_changes_no_number(
+    devices: Devices, states: Any, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    network = steep(grid(3, 4, states=states, seed=1))
+    chunks = cut(network, 64)
+    found = []
+    for room in (0, 1 << 12, 1 << 20) if count == 1 else (1 << 12, 1 << 20):
+        gpu = check(network, chunks, algebra, devices(count), room)
+        assert bool(gpu.leaves) == (room == 1 << 20)
+        assert bool(gpu.resident) == bool(room)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    if count > 1:
+        gpu = check(network, chunks, algebra, devices(1), 0)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    for other in found[1:]:
+        assert other.log_value == found[0].log_value
+        for variable, posterior in other.posteriors.items():
+            np.testing.assert_array_equal(posterior, found[0].posteriors[variable])
+
+
+def test_rows_of_pieces_from_where_they_are(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_gpu, "RUN_BYTES", 1)
+    network = grid(3, 4, seed=4)
+    check(network, cut(network, 16), reference.DOUBLE, devices(1))
+
+
+@BOTH
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_tables_stay_on_the_devices(
+    devices: Devices, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    network = grid(3, 4, seed=5)
+    chunks = cut(network, 16)
+    gpu = check(network, chunks, algebra, devices(count))
+    assert len(gpu.resident) > len(chunks.passes) / 2
+    used = [stay.deal.used for stay in gpu.resident.values()]
+    assert frozenset().union(*used) == set(range(len(gpu.each)))
+
+
+@pytest.mark.parametrize(
+    ("working", "room", "count", "algebra"),
+    [
+        (2048, 1 << 15, 2, reference.DOUBLE),
+        (3072, 1 << 20, 1, reference.SINGLE),
+    ],
+)
+def test_chains_are_their_steps(
+    devices: Devices, working: int, room: int, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(groups, "FACTOR_SHARE", 1)
+    network, nothing = grid(10, 10, seed=7), Pattern(frozenset(), frozenset())
+    plans = [plan for plan in candidates(Problem(shape_of(network), nothing), 1) if plan.criterion == "sweep"]
+    found = []
+    for stages in (groups.MOST_STAGES, 1):
+        monkeypatch.setattr(groups, "MOST_STAGES", stages)
+        chunks = chunk_plan(plans[0], working, 1 << 40, 0)
+        chains = [group.steps for each in chunks.passes for group in groups.groups_of(chunks, each) if group.chain]
+        assert (len(chains) >= 20) == (stages > 1)
+        slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
+        for device in found_on:
+            device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + room
+        gpu = ChunkGpu(chunks, algebra.name, *found_on)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+    found.append(ChunkedProgram(chunks, network, algebra).run(Block(1, {}, {})))
+    rounding = {"rtol": 1e3 * float(np.finfo(algebra.dtype).eps)}
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0].log_value, other.log_value, **rounding)
+        for variable, posterior in found[0].posteriors.items():
+            np.testing.assert_allclose(posterior, other.posteriors[variable], **rounding)
+
+
+@pytest.mark.parametrize(
+    ("working", "room", "count", "run_bytes"),
+    [(16, 1 << 10, 1, 1), (16, 1 << 10, 3, 1 << 16), (32, 1 << 9, 1, 1 << 16), (32, 1 << 9, 3, 1), (32, 1 << 10, 2, 1)],
+)
+def test_tables_come_back_for_several_readers(
+    devices: Devices, working: int, room: int, count: int, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 1 << 4)
+    monkeypatch.setattr(chunked_gpu, "RUN_BYTES", run_bytes)
+    network = steep(grid(4, 5, seed=6))
+    chunks = cut(network, working)
+    gpu = check(network, chunks, reference.DOUBLE, devices(count), room)
+    brought = [(table, stay.since) for table, stay in gpu.resident.items() if stay.brought]
+    assert brought
+    in_place = [gpu.in_place(one, *each) is not None for one in gpu.each for each in brought]
+    assert all(in_place) == (working == 32)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+@pytest.mark.parametrize("room", [0, 1 << 10, 1 << 12, 1 << 20])
+def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
+    room: int, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RESIDENT_PIECE", 1)
+    monkeypatch.setattr(chunk_places, "SPREAD_BYTES", 0)
+    chunks = cut(grid(6, 6, seed=1), 64)
+    lives = chunks.lifetimes()
+    results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
+    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
+    resident = resident_places(chunks, 8, room, dealt)
+    pinned, size = pinned_places(chunks, 8, resident)
+    before = passes_before(chunks, 8, resident, pinned)
+    assert resident.keys() | pinned.keys() == lives.keys()
+    brought = {table for table, stay in resident.items() if stay.brought}
+    assert resident.keys() & pinned.keys() == brought
+    assert not resident.keys() & results
+    assert bool(resident) == bool(room)
+    assert brought or gpus > 1 or room in (0, 1 << 20)
+    shares = {
+        table: chunks.plan.tables[table].entries * 8 * stay.deal.most // stay.deal.count
+        for table, stay in resident.items()
+    }
+    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
+    on_host = {table: (lives[table][0], stays[table][0] if table in brought else lives[table][1]) for table in pinned}
+    sizes = {table: chunks.plan.tables[table].entries * 8 for table in pinned}
+    memories = [(pinned, sizes, on_host, before.pinned, size)]
+    for gpu in range(gpus):
+        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
+        memories.append((there, shares, stays, before.resident, room))
+    for places, taken, alive, done, limit in memories:
+        ends = {table: at + taken[table] for table, at in places.items()}
+        assert max(ends.values(), default=0) <= limit
+        for one, other in itertools.combinations(places, 2):
+            together = alive[one][0] <= alive[other][1] and alive[other][0] <= alive[one][1]
+            overlap = places[one] < ends[other] and places[other] < ends[one]
+            assert not (together and overlap)
+            first, then = sorted((one, other), key=lambda table: alive[table])
+            assert not overlap or alive[first][1] <= done[then] < alive[then][0]
+    for table in brought:
+        reader = resident[table].since
+        assert lives[table][0] < reader < lives[table][1]
+        assert table in chunks.passes[reader].loads
+        # No two tasks bring the same part.
+        assert loaded_entries(chunks.plan, chunks.passes[reader], [table]) == chunks.plan.tables[table].entries
+
+
+@given(st.integers(1, 9), st.lists(st.integers(2, 4), max_size=4), st.data())
+def test_configurations_are_dealt_in_even_blocks(gpus: int, sizes: list[int], data: st.DataObject) -> None:
+    deal = Deal(gpus, tuple(range(len(sizes))), tuple(sizes), data.draw(st.integers(0, gpus - 1)))
+    whole = list(deal.configurations())
+    assert [deal.number(states) for states in whole] == list(range(deal.count))
+    blocks = {gpu: [deal.number(states) for states in whole if deal.gpu(states) == gpu] for gpu in range(gpus)}
+    assert {gpu for gpu, block in blocks.items() if block} == deal.used
+    for gpu in deal.used:
+        assert blocks[gpu] == list(range(deal.begin(gpu), deal.begin(gpu) + len(blocks[gpu])))
+    assert max(map(len, blocks.values())) == deal.most
+    assert len(deal.used) == min(gpus, deal.count)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_neighbouring_passes_are_dealt_alike(gpus: int) -> None:
+    """As long as they hold the same variables constant nothing moves; every pass keeps as many GPUs busy as it can."""
+    chunks = cut(grid(6, 6, seed=1), 64)
+    outer = [outer_variables(chunks, each, 8) for each in chunks.passes]
+    dealt = deals(chunks, outer, gpus)
+    for each, variables, deal in zip(chunks.passes, outer, dealt.passes, strict=True):
+        assert set(deal.by) <= set(variables)
+        assert len(deal.used) == min(gpus, chunks.plan.shape.entries(variables))
+        assert all(dealt.tables[table] == deal for table in each.stores)
+    stored = [(t, n) for n, each in enumerate(chunks.passes) for t in each.loads if t in dealt.tables]
+    stay = sum(chunks.plan.tables[t].entries * agreement(dealt.tables[t], dealt.passes[n]) for t, n in stored)
+    # By chance one entry in so many stays.
+    assert stay > 1.1 / gpus * sum(chunks.plan.tables[t].entries for t, _ in stored)
+
+
+def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = grid(3, 4, seed=1)
+    chunks = cut(network, 16)
+    gpu = ChunkGpu(chunks, "double", *devices(1))
+    done: list[int] = []
+
+    def fail(*_: Any) -> None:
+        done.append(1)
+        if len(done) > 5:
+            raise MemoryError("for this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
+        with pytest.raises(MemoryError, match="for this test"):
+            ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
+    # Nothing is left behind that the next propagation would stumble over.
+    wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(Block(1, {}, {}))
+    found = ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
+    np.testing.assert_allclose(found.log_value, wanted.log_value)
+
+
+def test_too_small_a_device_is_refused(devices: Devices) -> None:
+    chunks = cut(grid(3, 4, seed=1), 16)
+    (device,) = devices(1)
+    device.room, room = slot_bytes(chunks, 8), device.room
+    try:
+        with pytest.raises(MemoryError, match="a task takes"):
+            ChunkGpu(chunks, "double", device)
+    finally:
+        device.room = room
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("working", [1 << 6, 1 << 10, 1 << 16])
+def test_grids(working: int, algebra: Algebra) -> None:
+    network = grid(8, 8, seed=1)
+    check(network, cut(network, working), algebra, [open_gpu(ROOM)])
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("name", ["alarm", "water", "mildew", "pigs"])
+def test_networks(shared: Path, name: str, algebra: Algebra) -> None:
+    (path,) = (shared / "networks/bnlearn").glob(f"{name}.bif*")
+    network = read_network(path)
+    check(network, cut(network, 1 << 13), algebra, [open_gpu(ROOM)])

@@ -1,0 +1,189 @@
+"""Cut plans: every invariant that propagation in chunks relies on, for any network and any working memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junctor.engine.engine import shape_of
+from junctor.model.generate import grid
+from junctor.model.network import Network
+from junctor.planning import chunks as chunks_module
+from junctor.planning.chunk_search import (
+    Pricing,
+    Room,
+    TooLongError,
+    candidates,
+    cheapest_chunks,
+    operations_of,
+    waiting_entries,
+)
+from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan
+from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.plan import Plan, Reduce
+from junctor.planning.shape import Pattern
+
+ENDLESS = 1 << 60
+NOTHING = Pattern(frozenset(), frozenset())
+# Operations, and what comes into tasks and out of them.
+MOVED = Pricing(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
+
+
+def least_working(plan: Plan) -> int:
+    """The smallest working memory that a plan can be cut for."""
+    working = 1
+    while True:
+        try:
+            chunk_plan(plan, working, ENDLESS, 0)
+            return working
+        except TooSmallError as error:
+            refused = error
+        assert (refused.where, refused.allowed) == ("working", working)
+        assert refused.needed > working
+        working = refused.needed
+
+
+def check(chunks: ChunkPlan, working: int) -> None:
+    """Everything that has to hold of a cut plan."""
+    plan = chunks.plan
+    reductions = [step for step in plan.steps if isinstance(step, Reduce)]
+    assert sorted(step.out for each in chunks.passes for step in each.steps) == sorted(step.out for step in reductions)
+    there = {step.out for step in plan.steps if not isinstance(step, Reduce) and hasattr(step, "out")}
+    for each in chunks.passes:
+        check_pass(chunks, each, there)
+        there |= set(each.stores)
+    assert there.issuperset(plan.totals)
+    assert there.issuperset(table for _, table in plan.marginals)
+    assert sum(work(plan, each) for each in chunks.passes) == operations_of(plan)
+    assert max((held(plan, each) for each in chunks.passes), default=0) == chunks.working <= working
+    for table, cuts in chunks.cuts.items():
+        assert set(cuts) <= set(plan.tables[table].scope)
+        assert sorted(chunks.layout(table)) == sorted(plan.tables[table].scope)
+        assert chunks.piece(table) * plan.shape.entries(cuts) == plan.tables[table].entries
+
+
+def check_pass(chunks: ChunkPlan, each: Pass, there: set[int]) -> None:
+    plan, made = chunks.plan, set[int]()
+    for step in each.steps:
+        assert made.union(each.loads).issuperset(step.operands)
+        assert set(step.operands) <= made | there
+        made.add(step.out)
+        # A step that does not depend on what is held constant would be done more than once.
+        scopes = [plan.tables[table].scope for table in (*step.operands, step.out)]
+        assert set(each.fixed) <= set().union(*scopes)
+    assert not any(set(each.fixed) & set(step.eliminated) for step in each.steps[:-1])
+    assert each.summed == tuple(v for v in each.fixed if v in each.steps[-1].eliminated)
+    assert each.fixed[len(each.fixed) - len(each.summed) :] == each.summed
+    # Tasks find their parts as whole pieces.
+    for table in (*each.loads, *each.stores):
+        assert set(each.fixed) & set(plan.tables[table].scope) <= set(chunks.cuts[table])
+
+
+def work(plan: Plan, each: Pass) -> int:
+    """Entry operations of all tasks of a pass."""
+    sizes, total = plan.shape.cardinalities, 0
+    for step in each.steps:
+        axes = {*plan.tables[step.out].scope, *step.eliminated} - set(each.fixed)
+        total += math.prod(sizes[v] for v in axes) * max(1, len(step.operands))
+    return total * math.prod(sizes[v] for v in each.fixed)
+
+
+def held(plan: Plan, each: Pass) -> int:
+    """The most entries that a task holds, by doing nothing but holding and forgetting."""
+
+    def entries(table: int) -> int:
+        return plan.shape.entries(v for v in plan.tables[table].scope if v not in each.fixed)
+
+    holding, most = set[int](), 0
+    for n, step in enumerate(each.steps):
+        holding |= {*step.operands, step.out}
+        most = max(most, sum(map(entries, holding)))
+        holding &= {table for later in each.steps[n + 1 :] for table in (*later.operands, later.out)}
+    return most + (entries(each.out) if each.summed else 0)
+
+
+@settings(max_examples=60)
+@given(network=strategies.networks(), data=st.data())
+def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject) -> None:
+    variables = st.sets(st.integers(0, len(network.variables) - 1))
+    pattern = Pattern(frozenset(data.draw(variables)), frozenset(data.draw(variables)))
+    plan = compile_plan(shape_of(network), pattern, rows=1, lean=data.draw(st.booleans()))
+    working = least_working(plan) + data.draw(st.sampled_from([0, 1, 5, 40, 500]))
+    chunks = chunk_plan(plan, working, ENDLESS, 0)
+    check(chunks, working)
+    assert not chunks.on_disk
+    # What is made may go to disk, what is there from the beginning stays.
+    with_disk = chunk_plan(plan, working, spilling(chunks), ENDLESS)
+    check(with_disk, working)
+    assert with_disk.peak(on_disk=False) <= spilling(chunks)
+    peak = with_disk.peak(on_disk=True)
+    if peak:
+        with pytest.raises(TooSmallError, match=f"disk: {peak} needed, {peak - 1} allowed"):
+            chunk_plan(plan, working, spilling(chunks), peak - 1)
+
+
+def spilling(chunks: ChunkPlan) -> int:
+    """The least memory for stored tables, where there is disk enough."""
+    try:
+        chunk_plan(chunks.plan, chunks.working, 0, ENDLESS)
+    except TooSmallError as error:
+        refused = error
+    else:
+        return 0
+    assert refused.where == "memory"
+    return refused.needed
+
+
+def test_more_memory_moves_less_and_consecutive_steps_share_a_pass() -> None:
+    plan = compile_plan(shape_of(grid(14, 14, states=2, seed=1)), NOTHING, rows=1)
+    cuts = [chunk_plan(plan, working, ENDLESS, 0) for working in (1 << 8, 1 << 11, 1 << 14, 1 << 20)]
+    for chunks in cuts:
+        check(chunks, chunks.working)
+    moved = [chunks.loaded + chunks.stored for chunks in cuts]
+    assert moved == sorted(moved, reverse=True)
+    assert [chunks.tasks for chunks in cuts] == sorted((chunks.tasks for chunks in cuts), reverse=True)
+    assert cuts[-1].tasks == len(cuts[-1].passes)
+
+
+def test_the_more_steps_share_a_pass_the_less_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(shape_of(grid(14, 14, states=2, seed=1)), NOTHING)
+    # That keeps few messages; of the others each is stored for its way back.
+    plan = next(each for each in candidates(problem, 1) if each.criterion == "sweep")
+    moved = []
+    for steps in (1, 2, 4, 16, chunks_module.MOST_STEPS):
+        monkeypatch.setattr(chunks_module, "MOST_STEPS", steps)
+        chunks = chunk_plan(plan, 1 << 14, ENDLESS, 0)
+        check(chunks, 1 << 14)
+        moved.append(chunks.loaded + chunks.stored)
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] < moved[0] / 4
+
+
+def test_the_cheapest_order_is_kept() -> None:
+    problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
+    room = Room(1 << 12, 1 << 30, 0)
+    chunks, found = cheapest_chunks(problem, 8, lambda _: [room, Room(1 << 9, 1 << 30, 0)], MOVED)
+    assert found == room
+    every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan in candidates(problem, 1)]
+    assert len(every) >= 4
+    seconds = [MOVED.seconds(each, room) for each in every]
+    assert MOVED.seconds(chunks, room) == min(seconds) < max(seconds)
+    assert cheapest_chunks(problem, 8, lambda _: [room], MOVED)[0].passes == chunks.passes
+    for plan in candidates(problem, 1):
+        assert waiting_entries(plan) <= chunk_plan(plan, 1 << 9, ENDLESS, 0).peak(on_disk=False)
+
+
+def test_what_misses_least_is_named() -> None:
+    problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
+    with pytest.raises(TooSmallError) as refused:
+        cheapest_chunks(problem, 8, lambda _: [Room(1 << 12, 1 << 14, 100)], MOVED)
+    assert (refused.value.where, refused.value.allowed) == ("disk", 96)
+    enough = Room(1 << 12, 1 << 14, refused.value.needed)
+    assert cheapest_chunks(problem, 8, lambda _: [enough], MOVED)[1] == enough
+    with pytest.raises(TooSmallError, match="working"):
+        cheapest_chunks(problem, 8, lambda _: [Room(8, 1 << 30, 0)], MOVED)
+    with pytest.raises(TooLongError):
+        cheapest_chunks(Problem(shape_of(grid(20, 20, states=16)), NOTHING), 8, lambda _: [enough], MOVED)

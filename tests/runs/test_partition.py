@@ -1,0 +1,387 @@
+"""Partitions that are read ahead and written behind: what overlaps, what is alive at once, and what fails."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import junctor
+import numpy as np
+import pytest
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import forecast
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.encoded import read_partition
+from junctor.model.errors import BudgetError, RunError
+from junctor.model.generate import evidence_table, random_network, sample
+from junctor.model.network import Network
+from junctor.model.query import Query, Sampling
+from junctor.runs import partition as partitions
+from junctor.runs.partition import WRITERS, PartTask, Stages, propagate_here, propagate_partition
+from junctor.runs.results import answer_width
+from junctor.runs.run import Job, ingest_evidence, ingest_network, run
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.progress import Silence
+from junctor.sampling.engine import SamplingEngine
+from pyarrow import parquet
+
+PARTS, PARTITION_ROWS = 6, 20
+ROWS = (PARTS - 1) * PARTITION_ROWS + 7
+MEMORY = 1 << 30
+# Seconds that a test waits for what has to happen anyway.
+PATIENCE = 20.0
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return random_network(8, seed=3, zeros=0.2)
+
+
+@pytest.fixture
+def job(network: Network, tmp_path: Path) -> Job:
+    """A run whose evidence is there and encoded."""
+    table = evidence_table(network, sample(network, ROWS, seed=1), observed=0.5, pattern="fixed", seed=2)
+    junctor.write_network(network, tmp_path / "net.bif")
+    parquet.write_table(table, tmp_path / "evidence.parquet")
+    job = prepared(tmp_path, "out")
+    assert len(tasks_of(job)) == PARTS
+    return job
+
+
+def prepared(folder: Path, output: str, query: Query | None = None) -> Job:
+    paths = (str(folder / name) for name in ("net.bif", "evidence.parquet", output))
+    job = Job(*paths, query or Query(), partition_rows=PARTITION_ROWS)
+    with job.directory.locked():
+        ingest_network(job, Silence())
+        ingest_evidence(job, Silence())
+    return job
+
+
+def tasks_of(job: Job) -> list[PartTask]:
+    digest = job.directory.read_spec().network_digest
+    found = job.directory.read_ingested()
+    assert found is not None
+    return [
+        PartTask(str(job.directory.path), part, job.query, digest, version("junctor"), found.rows, PARTITION_ROWS)
+        for part in range(found.partitions)
+    ]
+
+
+def parts_of(job: Job) -> dict[str, bytes]:
+    """All files of the answers, unfinished ones too."""
+    return {path.name: path.read_bytes() for path in (job.directory.path / "posteriors").iterdir()}
+
+
+def no_thread_is_left() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("junctor-files")]
+
+
+Hook = Callable[[PartTask], None]
+
+
+def on(monkeypatch: pytest.MonkeyPatch, step: str, before: Hook | None = None, after: Hook | None = None) -> None:
+    """Call hooks around a step of every partition."""
+    real = getattr(partitions._Partition, step)
+
+    def hooked(self: Any, *args: Any, **options: Any) -> Any:
+        if before is not None:
+            before(self.task)
+        result = real(self, *args, **options)
+        if after is not None:
+            after(self.task)
+        return result
+
+    monkeypatch.setattr(partitions._Partition, step, hooked)
+
+
+def test_the_parts_are_those_of_one_after_the_other(job: Job) -> None:
+    here = list(propagate_here(tasks_of(job), MEMORY))
+    other = prepared(Path(job.network).parent, "one by one")
+    one_by_one = [propagate_partition(task, MEMORY) for task in tasks_of(other)]
+    assert [part for part, _ in here] == [part for part, _ in one_by_one]
+    assert parts_of(job) == parts_of(other)
+    assert no_thread_is_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "query"), [(Engine, Query()), (SamplingEngine, Query(method="sampling", sampling=Sampling("lw", 100)))]
+)
+def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, kind: Any, query: Query) -> None:
+    found: list[bool] = []
+    real = kind.answer
+
+    def answer(engine: Any, *of: Any) -> Any:
+        found.append(engine.all_gpus)
+        return real(engine, *of)
+
+    monkeypatch.setattr(kind, "answer", answer)
+    first, *others = tasks_of(prepared(Path(job.network).parent, "alone", query))
+    list(propagate_here([first], MEMORY))
+    propagate_partition(others[0], MEMORY)
+    assert found == [True, False]
+
+
+def test_stages_add_up() -> None:
+    assert Stages(1.0, 2.0, 3.0, 4.0) + Stages(0.5, waiting=1.00049) == Stages(1.5, 2.0, 3.0, 5.00049)
+    assert Stages(waiting=1.00049).rounded() == Stages(waiting=1.0)
+    stages = Stages()
+    with pytest.raises(KeyError), stages.time("reading"):
+        raise KeyError
+    assert stages.reading > 0
+
+
+def test_one_is_read_and_one_written_while_one_is_propagated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    propagating = [threading.Event() for _ in range(PARTS)]
+    files_done = [threading.Event() for _ in range(PARTS)]
+
+    def begin(task: PartTask) -> None:
+        propagating[task.part].set()
+        # Propagation of each partition waits until the last one is written: it would for ever if nobody wrote.
+        if task.part:
+            assert files_done[task.part - 1].wait(PATIENCE)
+
+    def write(task: PartTask) -> None:
+        # And a partition is only written when the next one is under way, which has to be read for that.
+        if task.part + 1 < PARTS:
+            assert propagating[task.part + 1].wait(PATIENCE)
+
+    on(monkeypatch, "answer", before=begin)
+    on(monkeypatch, "write", before=write, after=lambda task: files_done[task.part].set())
+    assert len(list(propagate_here(tasks_of(job), MEMORY))) == PARTS
+
+
+@pytest.mark.parametrize("slow", ["read", "answer", "write"])
+def test_four_partitions_are_alive_at_the_most(job: Job, slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: set[int] = set()
+    most: list[int] = []
+
+    def begin(task: PartTask) -> None:
+        alive.add(task.part)
+        most.append(len(alive))
+
+    on(monkeypatch, "read", before=begin)
+    on(monkeypatch, "write", after=lambda task: alive.remove(task.part))
+    on(monkeypatch, slow, before=lambda _: time.sleep(0.02))
+    list(propagate_here(tasks_of(job), MEMORY))
+    assert max(most) <= 4
+
+
+def test_memory_does_not_grow_with_the_number_of_partitions(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 20_000
+    table = evidence_table(network, sample(network, 8 * rows, seed=1), observed=0.5, pattern="fixed", seed=2)
+    junctor.write_network(network, tmp_path / "net.bif")
+    parquet.write_table(table, tmp_path / "evidence.parquet")
+    job = Job(str(tmp_path / "net.bif"), str(tmp_path / "evidence.parquet"), str(tmp_path / "out"), partition_rows=rows)
+    with job.directory.locked():
+        ingest_network(job, Silence())
+        ingest_evidence(job, Silence())
+    tasks = tasks_of(job)
+    list(propagate_here(tasks[:1], MEMORY))  # what is imported and planned is no part of it
+    # So slow that all which may wait does.
+    on(monkeypatch, "write", before=lambda _: time.sleep(0.1))
+    peaks = []
+    for some in (tasks[:4], tasks):
+        tracemalloc.start()
+        list(propagate_here(some, MEMORY))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + rows * answer_width(network, job.query)
+
+
+def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
+    damaged = job.directory.evidence_part(2)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"not parquet")
+    with pytest.raises(RunError, match=r"part-00002\.parquet: cannot be read as encoded evidence"):
+        list(propagate_here(tasks_of(job), MEMORY))
+    assert sorted(parts_of(job)) == ["part-00000.parquet", "part-00001.parquet"]
+    assert no_thread_is_left()
+    damaged.write_bytes(whole)
+    assert run(job, Resources(workers=0)).reused_parts == 2
+
+
+def test_an_error_of_the_writer_comes_through_and_leaves_no_half_part(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from junctor.runs import results
+
+    def write_answers(table: object, path: Path) -> None:
+        if "part-00001" in path.name:
+            path.write_bytes(b"some of it")
+            raise ValueError("the writer stumbled")
+        real(table, path)  # type: ignore[arg-type]
+
+    real = results.write_answers
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write_answers", write_answers)
+        with pytest.raises(ValueError, match="the writer stumbled"):
+            run(job, Resources(workers=0))
+    # Others that were under way are finished.
+    whole = parts_of(job)
+    assert "part-00000.parquet" in whole
+    assert "part-00001.parquet" not in whole
+    assert no_thread_is_left()
+    assert run(job, Resources(workers=0)).reused_parts == len(whole)
+
+
+def test_the_last_part_can_fail_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(task: PartTask) -> None:
+        if task.part == PARTS - 1:
+            raise RunError("no space left")
+
+    on(monkeypatch, "write", before=full)
+    with pytest.raises(RunError, match="no space left"):
+        list(propagate_here(tasks_of(job), MEMORY))
+    assert len(parts_of(job)) == PARTS - 1
+
+
+def test_an_interruption_lets_the_part_that_is_written_be_finished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(task: PartTask) -> None:
+        if task.part == 2:
+            raise KeyboardInterrupt
+
+    on(monkeypatch, "answer", before=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(propagate_here(tasks_of(job), MEMORY))
+    assert sorted(parts_of(job)) == ["part-00000.parquet", "part-00001.parquet"]
+    assert no_thread_is_left()
+
+
+def test_whoever_stops_asking_stops_it(job: Job) -> None:
+    results = propagate_here(tasks_of(job), MEMORY)
+    next(results)
+    results.close()
+    assert no_thread_is_left()
+    assert all(name.startswith("part-") for name in parts_of(job))
+
+
+def least_memory(job: Job, network: Network) -> int:
+    found = read_partition(job.directory.evidence_part(0)).batch
+    assert isinstance(found, EvidenceBatch)
+    return max(each.least for each in forecast(Engine(network, job.query, MEMORY, ROWS), found))
+
+
+def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(propagate_here(tasks_of(job), MEMORY))
+    expected = parts_of(job)
+    least, waiting = least_memory(job, network), WRITERS * PARTITION_ROWS * answer_width(network, Query())
+    writing: set[int] = set()
+    beside: list[int] = []
+    held: list[int] = []
+    real = Engine.answer
+
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0) -> Any:
+        answers = real(self, batch, others)
+        held.append(others)
+        beside.append(len(writing))
+        return answers
+
+    monkeypatch.setattr(Engine, "answer", answer)
+    on(monkeypatch, "write", lambda task: writing.add(task.part), lambda task: writing.remove(task.part))
+    for memory, what in ((least + waiting, waiting), (least + waiting - 1, 0), (least, 0)):
+        held.clear()
+        list(propagate_here(tasks_of(job), memory))
+        # The last partition is shorter, so answers may wait beside it also where they may not beside the others.
+        assert held[:-1] == [what] * (PARTS - 1)
+        assert what or not any(beside[-PARTS:-1])
+        assert parts_of(job) == expected
+    with pytest.raises(BudgetError, match="allowed are"):
+        list(propagate_here(tasks_of(job), 1000))
+
+
+def test_threads_of_a_worker_share_the_memory_in_the_same_way(
+    job: Job, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(propagate_here(tasks_of(job), MEMORY))
+    expected = parts_of(job)
+    least, waiting = least_memory(job, network), WRITERS * PARTITION_ROWS * answer_width(network, Query())
+    writing: set[int] = set()
+    beside: dict[int, int] = {}
+    real = Engine.answer
+
+    def answer(self: Engine, batch: EvidenceBatch, others: int = 0) -> Any:
+        answers = real(self, batch, others)
+        assert others or batch.rows < PARTITION_ROWS or not writing
+        beside[others] = max(beside.get(others, 0), len(writing))
+        return answers
+
+    monkeypatch.setattr(partitions, "threads_here", lambda: 4)
+    monkeypatch.setattr(Engine, "answer", answer)
+    on(monkeypatch, "write", lambda task: writing.add(task.part), lambda task: writing.remove(task.part))
+    for memory, what in ((least + waiting, waiting), (least + waiting - 1, 0), (least, 0)):
+        for path in (job.directory.path / "posteriors").iterdir():
+            path.unlink()
+        beside.clear()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda task, memory=memory: propagate_partition(task, memory), tasks_of(job)))
+        assert what in beside
+        assert parts_of(job) == expected
+
+
+def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(
+    job: Job, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = partitions._Partition(tasks_of(job)[0])
+    each = PARTITION_ROWS * answer_width(network, Query())
+    assert [partition.writers(memory) for memory in (0, 1 << 31, 1 << 40)] == [2, 2, 8]
+    assert partition.writers((1 << 31) + 16 * 5 * each) == 5
+    monkeypatch.setattr(partitions, "usable_cores", lambda: 16)
+    at_once: list[int] = []
+    writing: set[int] = set()
+
+    def begin(task: PartTask) -> None:
+        writing.add(task.part)
+        at_once.append(len(writing))
+        time.sleep(0.1)
+
+    on(monkeypatch, "write", begin, lambda task: writing.remove(task.part))
+    list(propagate_here(tasks_of(job), 1 << 40))
+    assert max(at_once) > WRITERS
+    assert no_thread_is_left()
+
+
+def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:
+    task = tasks_of(job)[0]
+    alone = PartTask(
+        task.directory, 0, task.query, task.network_digest, task.junctor_version, PARTITION_ROWS, PARTITION_ROWS
+    )
+    assert len(list(propagate_here([alone], least_memory(job, network)))) == 1
+
+
+def test_ctrl_c_stops_promptly(tmp_path: Path) -> None:
+    network = random_network(30, seed=5)
+    junctor.write_network(network, tmp_path / "net.bif")
+    table = evidence_table(network, sample(network, 200_000), observed=0.3, pattern="fixed")
+    parquet.write_table(table, tmp_path / "evidence.parquet")
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", str(tmp_path / "net.bif")]
+    command += [str(tmp_path / "evidence.parquet"), "-o", str(tmp_path / "out"), "--no-prefect", "-q", "--workers", "0"]
+    with subprocess.Popen([*command, "--partition-rows", "2000"], stderr=subprocess.PIPE, text=True) as process:
+        while not list((tmp_path / "out").glob("posteriors/part-*.parquet")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert process.wait(PATIENCE) == 130
+        assert time.monotonic() - started < PATIENCE / 2
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert not list((tmp_path / "out").glob("posteriors/.*.tmp"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_the_bytes_of_answers_are_what_the_table_takes(job: Job, network: Network) -> None:
+    evidence = read_partition(job.directory.evidence_part(0)).batch
+    answers = Engine(network, Query()).answer(evidence)
+    assert answers.nbytes == PARTITION_ROWS * answer_width(network, Query())
+    assert np.isfinite(answers.log_value).all()

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
+from junctor.model.errors import EvidenceError, Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.query import Query, target_names
+from junctor.runs.export import write_csv
+from junctor.runs.results import (
+    PARTITION_BYTES,
+    PARTITION_ROWS,
+    answer_width,
+    answers_schema,
+    answers_table,
+    default_partition_rows,
+    states_of,
+    statuses_of,
+    write_answers,
+)
+from junctor.runtime.arrow import list_array, number_array, string_array
+from pyarrow import csv, parquet
+
+HERE = Place("test")
+
+
+def make_network(first: str = "rain", second: str = "grass", states: int = 3) -> Network:
+    """Two variables, the second with `states` states."""
+    variables = [
+        DraftVariable(first, ["no", "yes"], HERE),
+        DraftVariable(second, [f"s{i}" for i in range(states)], HERE),
+    ]
+    tables = [
+        DraftTable([first], [0.7, 0.3], HERE),
+        DraftTable([first, second], np.full((2, states), 1 / states), HERE),
+    ]
+    return build_network("two", "bayes", variables, tables)
+
+
+def make_answers(query: Query) -> Answers:
+    """Four rows: ok, impossible, invalid, ok."""
+    status = np.array([OK, IMPOSSIBLE, INVALID, OK], dtype=np.int8)
+    log = np.array([-1.5, np.nan, np.nan, 0.0])
+    reasons = {1: "probability 0", 2: "unknown state"}
+    if query.kind == "mpe":
+        states = {0: np.array([1, -1, -1, 0], np.int32), 1: np.array([2, -1, -1, 0], np.int32)}
+        return Answers((0, 1), status, log, {}, states, reasons)
+    number = np.float32 if query.precision == "single" else np.float64
+    first = np.array([[0.25, 0.75], [np.nan] * 2, [np.nan] * 2, [1, 0]], number)
+    second = np.array([[0.5, 0.25, 0.25], [np.nan] * 3, [np.nan] * 3, [0, 0, 1]], number)
+    return Answers((0, 1), status, log, {0: first, 1: second}, {}, reasons)
+
+
+def make_table(query: Query, network: Network | None = None) -> pa.Table:
+    return answers_table(make_answers(query), pa.array(["a", "b", "c", "d"]), network or make_network(), query)
+
+
+@pytest.mark.parametrize("precision", ["double", "single", "log"])
+def test_posteriors_are_fixed_size_lists_and_null_where_not_ok(precision: str) -> None:
+    query = Query("posteriors", None, precision)  # type: ignore[arg-type]
+    table = make_table(query)
+    table.validate(full=True)
+    number = pa.float32() if precision == "single" else pa.float64()
+    assert table.schema.field("grass").type == pa.list_(number, 3)
+    assert table.to_pydict() == {
+        "case_id": ["a", "b", "c", "d"],
+        "rain": [[0.25, 0.75], None, None, [1.0, 0.0]],
+        "grass": [[0.5, 0.25, 0.25], None, None, [0.0, 0.0, 1.0]],
+        "log_evidence": [-1.5, None, None, 0.0],
+        "status": ["ok", "impossible", "invalid", "ok"],
+        "reason": [None, "probability 0", "unknown state", None],
+    }
+
+
+def test_explanations_are_state_names() -> None:
+    table = make_table(Query("mpe"))
+    table.validate(full=True)
+    assert table["grass"].to_pylist() == ["s2", None, None, "s0"]
+    assert table["log_probability"].to_pylist() == [-1.5, None, None, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["posteriors", "mpe"])
+def test_parquet_gives_back_rows_and_metadata(kind: str, tmp_path: Path) -> None:
+    query = Query(kind)  # type: ignore[arg-type]
+    table = make_table(query)
+    write_answers(table, tmp_path / "a.parquet")
+    again = parquet.read_table(tmp_path / "a.parquet")
+    assert again.schema.equals(table.schema)
+    assert again.to_pydict() == table.to_pydict()
+    assert states_of(again.schema) == {"rain": ["no", "yes"], "grass": ["s0", "s1", "s2"]}
+    assert statuses_of(again.schema) == {"ok": 2, "impossible": 1, "invalid": 1}
+
+
+def test_schema_is_known_before_there_are_answers() -> None:
+    query = Query()
+    assert answers_schema(make_network(), query, pa.string()).equals(make_table(query).schema)
+
+
+def test_a_target_keeps_its_name_and_bookkeeping_gets_an_underscore() -> None:
+    network = make_network("status", "case_id")
+    table = make_table(Query(), network)
+    assert table.column_names == ["case_id_", "status", "case_id", "log_evidence", "status_", "reason"]
+    assert table["status_"].to_pylist() == ["ok", "impossible", "invalid", "ok"]
+
+
+def test_no_rows() -> None:
+    none = np.zeros(0)
+    answers = Answers((0,), none.astype(np.int8), none, {0: np.zeros((0, 2))})
+    query = Query("posteriors", ("rain",))
+    table = answers_table(answers, pa.array([], pa.int64()), make_network(), query)
+    table.validate(full=True)
+    assert table.num_rows == 0
+    assert statuses_of(table.schema) == {"ok": 0, "impossible": 0, "invalid": 0}
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [(("rian",), "unknown target 'rian', did you mean 'rain'"), (("rain", "rain"), "twice"), ((), "no targets")],
+)
+def test_bad_targets_are_refused(targets: tuple[str, ...], message: str) -> None:
+    with pytest.raises(EvidenceError, match=message):
+        target_names(make_network(), Query("posteriors", targets))
+
+
+@pytest.mark.parametrize("states", [2, 3, 1000, 2**23])
+def test_partitions_are_bounded_in_rows_and_bytes(states: int) -> None:
+    network = make_network(states=min(states, 1000))
+    query = Query()
+    rows = default_partition_rows(network, query)
+    assert 1 <= rows <= PARTITION_ROWS
+    assert rows == 1 or rows * answer_width(network, query) <= PARTITION_BYTES
+    assert rows & (rows - 1) == 0
+
+
+def test_csv_has_a_column_for_each_state(tmp_path: Path) -> None:
+    parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    for part in parts:
+        write_answers(make_table(Query()), part)
+    write_csv(parts, tmp_path / "all.csv")
+    text = (tmp_path / "all.csv").read_text().splitlines()
+    assert text[0] == '"case_id","rain=no","rain=yes","grass=s0","grass=s1","grass=s2","log_evidence","status","reason"'
+    assert text[1] == '"a",0.25,0.75,0.5,0.25,0.25,-1.5,"ok",'
+    assert text[2] == '"b",,,,,,,"impossible","probability 0"'
+    assert len(text) == 9
+
+
+def test_csv_of_explanations(tmp_path: Path) -> None:
+    write_answers(make_table(Query("mpe")), tmp_path / "0.parquet")
+    write_csv([tmp_path / "0.parquet"], tmp_path / "all.csv")
+    assert csv.read_csv(tmp_path / "all.csv")["grass"].to_pylist() == ["s2", "", "", "s0"]
+
+
+def test_arrays_are_what_pyarrow_would_make() -> None:
+    rng = np.random.default_rng(0)
+    null = rng.random(37) < 0.3
+    numbers = rng.random((37, 3))
+    assert number_array(numbers[:, 0], null).equals(pa.array(numbers[:, 0], mask=null))
+    assert number_array(numbers[::-1, 1]).equals(pa.array(numbers[::-1, 1].copy()))
+    lists = pa.array(
+        [None if skip else row for skip, row in zip(null, numbers.tolist(), strict=True)], pa.list_(pa.float64(), 3)
+    )
+    assert list_array(numbers, null).equals(lists)
+    words = ["", None, "Grüße", "a\nb", "x" * 100]
+    assert string_array(words).equals(pa.array(words))
+    assert string_array([]).equals(pa.array([], pa.string()))
+    for array in (number_array(numbers[:, 0], null), list_array(numbers, null), string_array(words)):
+        array.validate(full=True)

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import junctor
+import numpy as np
+import pyarrow as pa
+import pytest
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import Forecast, forecast, survey
+from junctor.engine.patterns import patterns_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.errors import BudgetError, EvidenceError, RunError
+from junctor.model.generate import evidence_table, grid, random_network, sample
+from junctor.model.network import Factor, Network, Variable
+from junctor.model.query import Query
+from junctor.runs import run as steps
+from junctor.runs.partition import Part, PartTask, Stages, propagate_partition
+from junctor.runs.run import Job, Manifest, run
+from junctor.runs.storage import RunDirectory
+from junctor.runtime.dask_cluster import Resources
+from pyarrow import csv, parquet
+
+HERE = Resources(workers=0)
+ROWS = 50
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return random_network(8, seed=3, zeros=0.2)
+
+
+@pytest.fixture(scope="module")
+def evidence(network: Network) -> pa.Table:
+    """Rows with many patterns, one impossible or not as it comes, one invalid."""
+    table = evidence_table(network, sample(network, ROWS, seed=1), observed=0.5, pattern="random", seed=2)
+    column = table.column_names[2]
+    cells = table[column].cast(pa.string()).to_pylist()
+    cells[7] = "no such state"
+    return table.set_column(2, column, pa.array(cells))
+
+
+@pytest.fixture
+def job(network: Network, evidence: pa.Table, tmp_path: Path) -> Job:
+    junctor.write_network(network, tmp_path / "net.bif")
+    parquet.write_table(evidence, tmp_path / "evidence.parquet")
+    return make_job(tmp_path)
+
+
+def make_job(folder: Path, **changes: object) -> Job:
+    asked = {"partition_rows": 12, "case_id": "case_id", **changes}
+    return Job(str(folder / "net.bif"), str(folder / "evidence.parquet"), str(folder / "out"), **asked)  # type: ignore[arg-type]
+
+
+def answers(job: Job) -> pa.Table:
+    return parquet.read_table(job.directory.path / job.query.kind)
+
+
+def part_times(job: Job) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (job.directory.path / job.query.kind).iterdir()}
+
+
+@pytest.mark.parametrize(
+    "query", [Query(), Query("posteriors", ("x_3", "x_1"), "single"), Query("mpe"), Query("mpe", ("x_2",))]
+)
+def test_files_hold_what_the_api_returns(job: Job, network: Network, evidence: pa.Table, query: Query) -> None:
+    job = make_job(Path(job.network).parent, query=query)
+    manifest = run(job, HERE)
+    answer = junctor.posteriors if query.kind == "posteriors" else junctor.most_probable
+    expected = answer(network, evidence, query.targets, query.precision, case_id="case_id")
+    found = answers(job)
+    assert found.schema.equals(expected.schema)
+    assert found["case_id"].to_pylist() == evidence["case_id"].to_pylist()
+    for name in expected.column_names:
+        if pa.types.is_fixed_size_list(expected.schema.field(name).type):
+            close(found[name], expected[name])
+        elif pa.types.is_floating(expected.schema.field(name).type):
+            np.testing.assert_allclose(numbers(found[name]), numbers(expected[name]), rtol=1e-6)
+        else:
+            assert found[name].to_pylist() == expected[name].to_pylist()
+    assert manifest.rows == ROWS
+    assert manifest.statuses["invalid"] == 1
+    assert len(manifest.parts) == 5
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in column.to_pylist()])
+
+
+def close(found: pa.ChunkedArray, expected: pa.ChunkedArray) -> None:
+    assert found.is_null().equals(expected.is_null())
+    np.testing.assert_allclose(found.combine_chunks().flatten(), expected.combine_chunks().flatten(), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_partitions_do_not_show_in_the_answers(job: Job, rows: int) -> None:
+    run(job, HERE)
+    other = Job(**{**fields(job), "output": job.output + "2", "partition_rows": rows})
+    run(other, HERE)
+    one, two = answers(job), answers(other)
+    assert one.drop_columns(["x_0"]).column_names == two.drop_columns(["x_0"]).column_names
+    assert one["status"].to_pylist() == two["status"].to_pylist()
+    np.testing.assert_allclose(numbers(one["log_evidence"]), numbers(two["log_evidence"]), rtol=1e-12)
+    for name in (f"x_{i}" for i in range(8)):
+        close(one[name], two[name])
+
+
+def fields(job: Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in Job.__dataclass_fields__}
+
+
+def test_no_rows(job: Job, evidence: pa.Table) -> None:
+    parquet.write_table(evidence.slice(0, 0), job.evidence)
+    manifest = run(Job(**{**fields(job), "csv": True}), HERE)
+    assert manifest.rows == 0
+    assert len(manifest.parts) == 1
+    assert answers(job).num_rows == 0
+    assert answers(job).schema.field("x_0").type.list_size >= 1
+    assert csv.read_csv(job.directory.csv("posteriors")).num_rows == 0
+    assert run(job, HERE).reused_parts == 1
+
+
+def test_one_row(job: Job, evidence: pa.Table) -> None:
+    parquet.write_table(evidence.slice(3, 1), job.evidence)
+    assert run(job, HERE).statuses["ok"] == 1
+
+
+def test_csv_has_all_rows(job: Job) -> None:
+    run(Job(**{**fields(job), "csv": True}), HERE)
+    table = csv.read_csv(job.directory.csv("posteriors"))
+    assert table["status"].to_pylist() == answers(job)["status"].to_pylist()
+
+
+def test_manifest_says_what_was_done(job: Job) -> None:
+    manifest = run(job, HERE)
+    record = json.loads(job.directory.manifest.read_text())
+    assert record["format_version"] == 1
+    assert record["spec"]["network_digest"] == junctor.read_network(job.network).digest
+    for part in record["parts"]:
+        path = job.directory.path / part["file"]
+        assert part["bytes"] == path.stat().st_size
+        assert part["rows"] == parquet.read_metadata(path).num_rows == sum(part["statuses"].values())
+    assert sum(part["rows"] for part in record["parts"]) == record["rows"] == ROWS
+    assert steps.read_manifest(job.directory) == manifest
+    assert min(manifest.stages.reading, manifest.stages.propagating, manifest.stages.writing) > 0
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run answer so many `parts`, then break."""
+    real = steps.propagate_here
+
+    def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
+        yield from real(tasks[:parts], memory)
+        raise StopError
+
+    monkeypatch.setattr(steps, "propagate_here", propagate_here)
+
+
+def test_a_run_goes_on_where_it_stopped(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        with pytest.raises(StopError):
+            run(job, HERE)
+    assert not job.directory.manifest.exists()
+    before = part_times(job)
+    assert len(before) == 2
+    manifest = run(job, HERE)
+    assert manifest.reused_parts == 2
+    assert before.items() <= part_times(job).items()
+    whole = Job(**{**fields(job), "output": str(tmp_path / "whole")})
+    run(whole, HERE)
+    for path in (whole.directory.path / "posteriors").iterdir():
+        assert path.read_bytes() == (job.directory.path / "posteriors" / path.name).read_bytes()
+
+
+def test_a_finished_run_is_not_done_again(job: Job) -> None:
+    run(job, HERE)
+    before, manifest = part_times(job), job.directory.manifest.read_bytes()
+    assert run(job, HERE).reused_parts == 5
+    assert part_times(job) == before
+    assert job.directory.manifest.read_bytes() == manifest
+
+
+def test_a_part_that_went_missing_is_made_again(job: Job) -> None:
+    first = run(job, HERE)
+    lost = job.directory.answers_part("posteriors", 3)
+    content = lost.read_bytes()
+    lost.unlink()
+    again = run(job, HERE)
+    assert again.reused_parts == 4
+    assert again.parts == first.parts
+    assert lost.read_bytes() == content
+
+
+def test_reading_evidence_goes_on_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from junctor.evidence import encoded
+
+    real, left = encoded.write_partition, iter(range(2))
+
+    def write_partition(*args: object) -> None:
+        if next(left, None) is None:
+            raise StopError
+        real(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoded, "write_partition", write_partition)
+        with pytest.raises(StopError):
+            run(job, HERE)
+    first = job.directory.evidence_part(0).stat().st_mtime_ns
+    assert run(job, HERE).rows == ROWS
+    assert job.directory.evidence_part(0).stat().st_mtime_ns == first
+
+
+def test_changed_input_is_noticed(job: Job, evidence: pa.Table) -> None:
+    run(job, HERE)
+    parquet.write_table(evidence.slice(0, 20), job.evidence)
+    with pytest.raises(RunError, match="evidence_digest was"):
+        run(job, HERE)
+    junctor.write_network(random_network(8, seed=4), job.network)
+    with pytest.raises(RunError, match="network_digest was"):
+        run(job, HERE)
+    with pytest.raises(RunError, match="query was 'posteriors', now 'mpe'"):
+        run(Job(**{**fields(job), "query": Query("mpe")}), HERE)
+
+
+def test_a_full_disk_stops_the_run_which_then_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = parquet.write_table
+
+    def full(table: pa.Table, path: Path, **options: object) -> None:
+        if "part-00002" in path.name and path.parent.name == "posteriors":
+            path.write_bytes(b"some of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(table, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "write_table", full)
+        with pytest.raises(RunError, match=r"part-00002\.parquet: no space left"):
+            run(job, HERE)
+    # Others that were under way are finished.
+    whole = part_times(job)
+    assert "part-00002.parquet" not in whole
+    assert run(job, HERE).reused_parts == len(whole) >= 2
+
+
+def test_strict_refuses_the_row(job: Job) -> None:
+    with pytest.raises(EvidenceError, match="no such state"):
+        run(Job(**{**fields(job), "strict": True}), HERE)
+    # What failed answered nothing, so the same directory takes the corrected command.
+    assert run(job, HERE).statuses["invalid"] == 1
+
+
+def test_too_little_memory_is_refused_before_anything_runs(job: Job) -> None:
+    with pytest.raises(BudgetError, match="allowed are"):
+        run(job, Resources(workers=0, memory=1000))
+    assert not (job.directory.path / "posteriors").exists()
+    # Memory does not change the answers, so the same run can go on with more.
+    assert run(job, HERE).rows == ROWS
+
+
+def grid_job(folder: Path, rows: list[int], query: Query, partition_rows: int = 2) -> tuple[Network, Job]:
+    """A grid whose rows observe the first so many variables."""
+    network = grid(12, 12)
+    columns = {
+        variable.name: pa.array([0 if i < observed else None for observed in rows], pa.int32())
+        for i, variable in enumerate(network.variables)
+    }
+    folder.mkdir(exist_ok=True)
+    junctor.write_network(network, folder / "net.parquet")
+    parquet.write_table(pa.table(columns), folder / "evidence.parquet")
+    names, output = [str(folder / name) for name in ("net.parquet", "evidence.parquet")], str(folder / "out")
+    return network, Job(names[0], names[1], output, query, partition_rows)
+
+
+def needed(network: Network, observed: int, query: Query) -> int:
+    evidence = EvidenceBatch(1, {i: np.zeros(1, np.int32) for i in range(observed)})
+    return forecast(Engine(network, query, 1 << 40), evidence)[0].least
+
+
+@pytest.mark.parametrize("query", [Query(), Query("posteriors", ("x_11_11",)), Query("mpe")])
+def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: Path, query: Query) -> None:
+    network, job = grid_job(tmp_path, [130, 130, 131, 130, 130, 0], query)
+    enough, too_little = needed(network, 0, query), needed(network, 130, query)
+    assert enough > 2 * too_little
+    # In chunks posteriors need less.
+    memory = (enough + too_little) // 2 if query.kind == "mpe" else too_little
+    with pytest.raises(BudgetError, match="allowed are"):
+        run(job, Resources(workers=0, memory=memory))
+    assert not (job.directory.path / query.kind).exists()
+    assert run(job, Resources(workers=0, memory=2 * enough)).rows == 6
+
+
+def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Forecast]:
+        planned.append(len(patterns_of(batch).counts))
+        return forecast(engine, batch)
+
+    monkeypatch.setattr("junctor.engine.forecast.forecast", counting)
+    _, job = grid_job(tmp_path, [130, 130, 140, 135, 130, 130, 100, 100, 130, 100], Query())
+    run(job, HERE)
+    assert planned == [1, 1]  # the first partition, and the one that observes less
+    monkeypatch.setattr("junctor.engine.forecast.SURVEY_SECONDS", 0.0)
+    monkeypatch.setattr("junctor.engine.forecast.SURVEY_SHARE", 0.0)
+    _, job = grid_job(tmp_path / "2", [130, 130, 100, 100], Query())
+    run(job, HERE)
+    assert planned == [1, 1, 1]  # out of time
+
+
+def test_with_targets_more_evidence_can_need_more_memory() -> None:
+    # Seeing a common descendant makes parents depend on each other, so the row that observes more needs more.
+    parents = [Variable(f"p{i}", tuple("abcdefgh")) for i in range(6)]
+    factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
+    child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
+    network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
+    engine = Engine(network, Query("posteriors", ("p0",)), 1 << 20)
+    nothing = EvidenceBatch(1)
+    seen = EvidenceBatch(1, {6: np.zeros(1, np.int32)})
+    assert survey(engine, [nothing, nothing], 2)[0] < 1 << 20
+    with pytest.raises(BudgetError):
+        survey(engine, [nothing, seen], 2)
+
+
+def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    outlook = steps.Outlook(least=100, seconds=1000.0)
+    assert steps.workers_for(Resources(workers=8, memory=1000), outlook) == 8
+    assert steps.workers_for(Resources(workers=8, memory=399), outlook) == 3
+    assert steps.workers_for(Resources(memory=10**9), steps.Outlook(100, 1.0)) == 0
+    for cores, workers in ((2, 0), (steps.WORKER_CORES, 1), (4 * steps.WORKER_CORES, 4)):
+        monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
+        assert steps.workers_for(Resources(memory=10**9), outlook) == workers
+
+
+def test_damaged_files_are_named(job: Job) -> None:
+    run(job, HERE)
+    job.directory.manifest.unlink()
+    job.directory.answers_part("posteriors", 1).write_bytes(b"not parquet")
+    with pytest.raises(RunError, match=r"part-00001\.parquet: damaged"):
+        run(job, HERE)
+
+
+def test_another_version_on_a_worker_is_refused(job: Job) -> None:
+    task = PartTask(job.output, 0, Query(), "", "0.0.0", 1, 1)
+    with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
+        propagate_partition(task, 10**9)
+
+
+def test_progress_hears_of_every_row(job: Job) -> None:
+    class Heard:
+        def __init__(self) -> None:
+            self.rows: dict[str, int] = {}
+            self.name = ""
+
+        def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
+            self.name = name
+            self.rows[name] = done
+
+        def advance(self, rows: int) -> None:
+            self.rows[self.name] += rows
+
+    heard = Heard()
+    run(job, HERE, heard)
+    assert heard.rows["reading the evidence"] == heard.rows["propagating"] == ROWS
+    assert list(heard.rows)[-1] == "finishing"
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Job:
+    """A few hundred thousand rows, some seconds of work."""
+    network = random_network(30, seed=5)
+    junctor.write_network(network, tmp_path / "net.bif")
+    table = evidence_table(network, sample(network, 300_000), observed=0.3, pattern="missing", missing=0.01)
+    parquet.write_table(table, tmp_path / "evidence.parquet")
+    return make_job(tmp_path, partition_rows=10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_kill_9_and_the_same_command_again(big: Job, tmp_path: Path, workers: str) -> None:
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", big.network, big.evidence]
+    command += [
+        "--no-prefect",
+        "--case-id",
+        "case_id",
+        "--partition-rows",
+        "10000",
+        "--workers",
+        workers,
+        "-q",
+        "--json",
+    ]
+    whole = tmp_path / "whole"
+    subprocess.run([*command, "--output", str(whole)], check=True, capture_output=True)
+    parts = tmp_path / "out" / "posteriors"
+    with subprocess.Popen([*command, "--output", big.output], stdout=subprocess.DEVNULL) as process:
+        while len(list(parts.glob("part-*.parquet"))) < 5:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    before = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.parquet")}
+    again = subprocess.run([*command, "--output", big.output], check=True, capture_output=True)
+    assert json.loads(again.stdout)["reused_parts"] == len(before)
+    for path in sorted((whole / "posteriors").iterdir()):
+        assert path.read_bytes() == (parts / path.name).read_bytes()
+        assert before.get(path.name) in (None, (parts / path.name).stat().st_mtime_ns)
+    assert sorted(os.listdir(parts)) == sorted(os.listdir(whole / "posteriors"))
+    assert len(os.listdir(parts)) == 30
+
+
+def test_manifest_round_trip(job: Job) -> None:
+    manifest = run(job, HERE)
+    assert isinstance(manifest, Manifest)
+    with pytest.raises(RunError, match="not finished"):
+        steps.read_manifest(RunDirectory(Path(job.output) / "nowhere"))

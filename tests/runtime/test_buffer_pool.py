@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pyarrow as pa
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.generate import random_network, sample
+from junctor.model.query import Query
+from junctor.runtime.arrow import list_array
+from junctor.runtime.buffer_pool import Lender, fresh
+
+
+def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:
+    lender = Lender()
+    first = lender.lend(4096, fresh, spare=4096)
+    address = first.ctypes.data
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del first
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
+    lender = Lender()
+    memory = lender.lend(4096, fresh, spare=4096)
+    address = memory.ctypes.data
+    view = memory.view(np.float64).reshape(-1, 4)[3:5].T
+    column = list_array(memory.view(np.float32)[:64].reshape(8, 8))
+    del memory
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del view
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    table = pa.table({"column": column})
+    del column
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
+    del table
+    gc.collect()
+    assert lender.lend(4096, fresh, spare=4096).ctypes.data == address
+
+
+def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else() -> None:
+    network = random_network(6, seed=1)
+    states = sample(network, 40, seed=2)
+    batches = [EvidenceBatch(20, {0: states[:20, 0], 3: states[:20, 3]}), EvidenceBatch(20, {1: states[20:, 1]})]
+    engine = Engine(network, Query())
+    expected = [Engine(network, Query()).answer(batch).posteriors for batch in batches]
+    kept = engine.answer(batches[0]).posteriors[2]
+    address = kept.ctypes.data
+    second = engine.answer(batches[1])
+    for v, posterior in second.posteriors.items():
+        np.testing.assert_array_equal(posterior, expected[1][v])
+    np.testing.assert_array_equal(kept, expected[0][2])
+    del kept
+    gc.collect()
+    assert engine.answer(batches[0]).posteriors[2].ctypes.data == address
+
+
+def test_no_more_stays_idle_than_is_spare() -> None:
+    lender = Lender()
+    lent = [lender.lend(1000, fresh, spare=0) for _ in range(5)]
+    lent.clear()
+    assert len(lender._idle) == 5
+    lender.lend(1000, fresh, spare=2999)
+    assert len(lender._idle) == 3  # two beside the one that is back already
+    lender.lend(1000, fresh, spare=0)
+    assert len(lender._idle) == 1
+
+
+def test_another_size_or_another_maker_gives_up_what_was_there() -> None:
+    lender = Lender()
+
+    def other(size: int) -> np.ndarray:
+        return np.full(size, 7, dtype=np.uint8)
+
+    lender.lend(1000, fresh, spare=10_000)
+    old = lender.lend(1000, fresh, spare=10_000)
+    found = lender.lend(1000, other, spare=10_000)
+    assert (found == 7).all()
+    del old
+    assert not lender._idle
+    assert lender.lend(0, fresh, spare=0).size == 0

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import dask
+import pytest
+from junctor.model.errors import BudgetError, RunError
+from junctor.runtime import dask_cluster as distribution
+from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute
+
+
+def square(task: int, memory: int) -> tuple[int, int, int]:
+    return task * task, memory, os.getpid()
+
+
+def refuse(task: int, memory: int) -> int:
+    raise BudgetError(f"partition {task} does not fit {memory} bytes")
+
+
+def die_once(task: tuple[str, int], memory: int) -> int:
+    """Kill the worker that runs task 3, the first time; other tasks take a moment."""
+    mark, number = task
+    if number == 3 and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.02)
+    return number
+
+
+def die(task: int, memory: int) -> int:
+    if task == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def stumble(task: tuple[str, int], memory: int) -> int:
+    """Fail with an unexpected error, the first time."""
+    mark, number = task
+    if number == 1 and not Path(mark).exists():
+        Path(mark).touch()
+        raise OSError("the network drive stumbled")
+    return number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_few_workers_are_this_process(workers: int) -> None:
+    results = list(distribute(square, range(4), Resources(workers=workers, memory=100)))
+    assert results == [(i * i, 100, os.getpid()) for i in range(4)]
+
+
+def test_one_task_is_done_here_and_none_is_nothing() -> None:
+    assert list(distribute(square, [5], Resources(workers=8, memory=100))) == [(25, 100, os.getpid())]
+    assert list(distribute(square, [], Resources(workers=8, memory=100))) == []
+
+
+def test_workers_share_the_memory_and_more_tasks_than_the_window() -> None:
+    results = list(distribute(square, range(30), Resources(workers=2, memory=100)))
+    assert sorted(result for result, _, _ in results) == [i * i for i in range(30)]
+    assert {memory for _, memory, _ in results} == {50}
+    assert os.getpid() not in {process for _, _, process in results}
+
+
+def test_the_task_of_a_worker_that_dies_goes_to_another(tmp_path: Path) -> None:
+    tasks = [(str(tmp_path / "died"), i) for i in range(12)]
+    assert sorted(distribute(die_once, tasks, Resources(workers=2, memory=100))) == list(range(12))
+    assert (tmp_path / "died").exists()
+
+
+def test_a_task_that_always_kills_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "REBUILDS", 1)
+    monkeypatch.setattr(distribution, "WINDOW", 1)
+    results = distribute(die, [0, 1], Resources(workers=2, memory=100))
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
+        assert next(results) == 0
+        with pytest.raises(RunError, match=r"every worker process died at 1, more than once.*--memory"):
+            next(results)
+
+
+def test_a_users_error_ends_it_and_others_are_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="does not fit 50 bytes"):
+        list(distribute(refuse, range(2), Resources(workers=2, memory=100)))
+    tasks = [(str(tmp_path / "mark"), i) for i in range(3)]
+    assert sorted(distribute(stumble, tasks, Resources(workers=2, memory=100))) == [0, 1, 2]
+
+
+def test_a_scheduler_by_its_address() -> None:
+    from distributed import LocalCluster
+
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
+    with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
+        results = list(distribute(square, range(9), Resources(scheduler=cluster.scheduler_address, memory=100)))
+    assert sorted(result for result, _, _ in results) == [i * i for i in range(9)]
+
+
+def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "CONNECT_SECONDS", 1)
+    with pytest.raises(RunError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+        list(distribute(square, range(3), Resources(scheduler="tcp://127.0.0.1:9")))
+
+
+@pytest.mark.parametrize(
+    "address", ["tls://cluster:8786", "wss://x:1", "tcp://127.0.0.1:8786", "localhost:8786", "tcp://[::1]:8786"]
+)
+def test_safe_schedulers(address: str) -> None:
+    check_scheduler(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "cluster:8786", "ws://cluster:1", "ucx://cluster:1"])
+def test_unsafe_schedulers_are_refused_unless_allowed(address: str) -> None:
+    with pytest.raises(RunError, match=r"not encrypted.*--insecure-scheduler"):
+        check_scheduler(address)
+    check_scheduler(address, insecure=True)
+
+
+@pytest.mark.parametrize("address", ["", "tcp://", ":8786"])
+def test_no_address_at_all(address: str) -> None:
+    with pytest.raises(RunError, match="expected something like tls"):
+        check_scheduler(address)

@@ -1,0 +1,133 @@
+"""Which device does the work, and what is said where that cannot be: no GPU here, so the driver is played."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulation.blocks import EmulatedDevice
+from junctor.cli import app
+from junctor.engine import engine
+from junctor.evidence.batch import EvidenceBatch
+from junctor.formats import read_network
+from junctor.model import generate
+from junctor.model.errors import DeviceError
+from junctor.model.query import Query
+from junctor.runs import run as steps
+from junctor.runtime import devices
+from junctor.runtime.dask_cluster import Resources, distribute
+from junctor_kernels.gpu import blocks as gpu
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_gpus", lambda: 0)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is an emulated one."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ to compile the GPU kernels for the CPU")
+    monkeypatch.setattr(gpu, "FEW_THREADS", 32)
+    monkeypatch.setattr(gpu, "MANY_THREADS", 64)
+    opened = EmulatedDevice()
+    for module in (engine, steps):
+        monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
+    monkeypatch.setattr(steps, "check_device", lambda choice: None)
+    monkeypatch.setattr(steps, "count_gpus", lambda: 1)
+    monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 1)
+
+
+def evidence_of(folder: Path, rows: int) -> Path:
+    path = folder / "evidence.parquet"
+    network = read_network(ASIA)
+    table = generate.evidence_table(network, generate.sample(network, rows, seed=1), observed=["smoke", "xray"])
+    parquet.write_table(table, path)
+    return path
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["run", str(ASIA), str(evidence_of(tmp_path, 3)), "-o", str(tmp_path / "out"), "--device", "gpu", "-q"]
+    )
+    assert isinstance(result.exception, DeviceError) or result.exit_code == 5
+    assert not (tmp_path / "out" / "posteriors").exists()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_takes_the_cpu_where_there_is_no_gpu(tmp_path: Path) -> None:
+    job = steps.Job(str(ASIA), str(evidence_of(tmp_path, 30)), str(tmp_path / "out"))
+    assert steps.run(job, Resources(device="auto")).statuses["ok"] == 30
+    with pytest.raises(DeviceError, match="no NVIDIA GPU"):
+        devices.check_device("gpu")
+
+
+def test_a_gpu_without_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_gpus", lambda: 1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match=r"install junctor\[cuda12\] or junctor\[cuda13\]"):
+        devices.check_device("gpu")
+    assert not devices.has_gpu()
+
+
+def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "has_gpu", lambda: True)
+    long, short = steps.Outlook(0, 1e4, 10.0), steps.Outlook(0, 0.1, 0.01)
+    slow = steps.Outlook(0, 1e4, 2e4)
+    assert steps.device_for(Resources(), long) == "gpu"
+    assert steps.device_for(Resources(), short) == "cpu"
+    assert steps.device_for(Resources(), slow) == "cpu"
+    assert steps.device_for(Resources(device="cpu"), long) == "cpu"
+    assert steps.device_for(Resources(device="gpu"), short) == "gpu"
+    assert steps.device_for(Resources(scheduler="tls://host:1"), long) == "auto"
+
+
+def test_several_gpus_without_dask_cuda_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 2)
+    monkeypatch.setitem(__import__("sys").modules, "dask_cuda", None)
+    with pytest.raises(DeviceError, match="dask-cuda"):
+        list(distribute(lambda task, memory: task, [1, 2, 3], Resources(workers=2, device="gpu")))
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_run_on_a_gpu_answers_as_one_on_the_cpu(tmp_path: Path) -> None:
+    evidence = evidence_of(tmp_path, 700)
+    tables = []
+    for device in ("cpu", "gpu"):
+        job = steps.Job(str(ASIA), str(evidence), str(tmp_path / device), partition_rows=300)
+        steps.run(job, Resources(device=device, workers=0))
+        tables.append(parquet.read_table(tmp_path / device / "posteriors"))
+    one, other = tables
+    assert one.column_names == other.column_names
+    np.testing.assert_allclose(one["log_evidence"], other["log_evidence"], atol=1e-12)
+    for name in ("lung", "smoke", "xray"):
+        mine, its = (table[name].combine_chunks().flatten().to_numpy() for table in tables)
+        np.testing.assert_allclose(mine, its, atol=1e-12)
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_explanations_stay_on_the_cpu() -> None:
+    network = read_network(ASIA)
+    batch = EvidenceBatch(5, {network.index["smoke"]: np.zeros(5, dtype=np.int32)})
+    on_gpu = engine.Engine(network, Query("mpe"), device="gpu").answer(batch)
+    on_cpu = engine.Engine(network, Query("mpe")).answer(batch)
+    assert all((on_gpu.states[v] == on_cpu.states[v]).all() for v in on_cpu.states)
+
+
+def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
+    network = read_network(ASIA)
+    seen = []
+    for device in ("cpu", "gpu"):
+        made = engine.Engine(network, Query(), device=device)
+        made.plan(engine.Pattern(frozenset(), frozenset()), 4096)
+        seen.append(next(iter(made._plans))[1])
+    assert seen[1] < seen[0]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from junctor.model.errors import InputError
+from junctor.runtime.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORKERS", "MEMORY", "SCHEDULER", "PREFECT", "CONFIG"):
+        monkeypatch.delenv(f"JUNCTOR_{name}", raising=False)
+
+
+def test_nothing_said() -> None:
+    settings = load_settings()
+    assert settings.workers is settings.memory is settings.scheduler is settings.prefect is None
+    assert settings.insecure_scheduler is False
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "junctor.toml").write_text('workers = 3\nmemory = "1KiB"\nprefect = false\n')
+    monkeypatch.setenv("JUNCTOR_WORKERS", "5")
+    settings = load_settings()
+    assert (settings.workers, settings.memory, settings.prefect) == (5, 1024, False)
+
+
+def test_the_file_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.toml").write_text("workers = 2")
+    monkeypatch.setenv("JUNCTOR_CONFIG", str(tmp_path / "other.toml"))
+    assert load_settings().workers == 2
+    monkeypatch.setenv("JUNCTOR_CONFIG", str(tmp_path / "nowhere.toml"))
+    with pytest.raises(InputError, match=r"nowhere\.toml: cannot read"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("worker = 2", r"junctor\.toml: unknown setting 'worker', did you mean 'workers'"),
+        ("workers = -1", "'workers'.*found -1"),
+        ('memory = "lots"', "'memory'.*found 'lots'"),
+        ("workers = ", r"junctor\.toml: cannot read"),
+    ],
+)
+def test_bad_settings_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "junctor.toml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_settings()
+
+
+def test_a_slip_in_the_environment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUNCTOR_SOMETHING_ELSE", "1")
+    load_settings()
+    monkeypatch.setenv("JUNCTOR_WORKER", "1")
+    with pytest.raises(InputError, match="JUNCTOR_WORKER: unknown setting 'worker', did you mean 'workers'"):
+        load_settings()

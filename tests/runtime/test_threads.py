@@ -1,0 +1,150 @@
+"""Tasks over threads: order, places, exceptions; and engines whose answers do not depend on how many there are."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import distributed
+import numpy as np
+import pytest
+from junctor.backends import plan_memory as memory
+from junctor.backends import row_trees as rowwise
+from junctor.backends.row_trees import RowEngine, room_bytes
+from junctor.engine import engine
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.model.answers import Answers
+from junctor.model.generate import layered, sample
+from junctor.model.network import Network
+from junctor.model.query import Query
+from junctor.runtime import dask_cluster as distribution
+from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
+from junctor.runtime.threads import in_threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_come_in_the_order_of_the_tasks(threads: int) -> None:
+    busy = [threading.Lock() for _ in range(threads)]
+
+    def square(task: int, place: int) -> int:
+        # Nobody else is at the same place.
+        assert busy[place].acquire(blocking=False)
+        time.sleep(0.001 * (task % 3))
+        busy[place].release()
+        return task * task
+
+    assert in_threads(square, range(20), threads) == [task * task for task in range(20)]
+    assert in_threads(square, [], threads) == []
+
+
+def test_one_thread_is_the_calling_one() -> None:
+    caller = threading.current_thread()
+    assert in_threads(lambda task, place: threading.current_thread() is caller, [1, 2], 1) == [True, True]
+
+
+def test_an_exception_stops_the_others() -> None:
+    done: list[int] = []
+
+    def fail(task: int, place: int) -> None:
+        if task == 3:
+            raise ValueError("task 3")
+        time.sleep(0.005)
+        done.append(task)
+
+    with pytest.raises(ValueError, match="task 3"):
+        in_threads(fail, range(1000), 2)
+    assert len(done) < 20
+
+
+def test_ctrl_c_stops_all_threads() -> None:
+    done: list[int] = []
+
+    def interrupt(task: int, place: int) -> None:
+        if task == 3:
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.005)
+        done.append(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_threads(interrupt, range(1000), 2)
+    assert len(done) < 100
+
+
+def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> EvidenceBatch:
+    states = sample(network, rows, seed).astype(np.int32)
+    states[np.random.default_rng(seed).random(states.shape) > share] = UNOBSERVED
+    return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
+
+
+def assert_same(found: Answers, expected: Answers) -> None:
+    for name in ("status", "log_value"):
+        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
+    for v in expected.posteriors:
+        assert found.posteriors[v].tobytes() == expected.posteriors[v].tobytes()
+    for v in expected.states:
+        assert found.states[v].tobytes() == expected.states[v].tobytes()
+    assert found.reasons == expected.reasons
+
+
+@pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
+@pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
+def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
+    network = layered(layers=4, width=5, states=3, parents=2, seed=5)
+    states = sample(network, 700, seed=3)
+    batch = EvidenceBatch(700, {v: np.ascontiguousarray(states[:, v]) for v in range(0, 20, 2)})
+    probe = Engine(network, query)
+    (group,) = probe.groups(batch)
+    least = memory.Memory(probe.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
+    engines = [Engine(network, query, least + spare, threads=threads) for threads in (1, 2, 3)]
+    answers = [each.answer(batch) for each in engines]
+    for found, each in zip(answers[1:], engines[1:], strict=True):
+        assert_same(found, answers[0])
+        (prepared,) = each._prepared.values()
+        assert prepared.memory.projected(8) + found.nbytes <= each.allowed
+        if spare == 1 << 28:
+            assert prepared.memory.threads == each.threads
+
+
+def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where the share of a thread is too small for some rows: those get all of the memory."""
+    monkeypatch.setattr(rowwise, "LEAST_ROWS", 8)
+    monkeypatch.setattr(rowwise, "CALL_BYTES", 0)
+    network = layered(layers=5, width=6, states=3, parents=2, seed=5)
+    batch = random_batch(network, 100, share=0.3)
+    targets = range(30)
+    one = RowEngine(network, targets, 1 << 28)
+    needs = [one.work([v for v in targets if batch.states[v][row] >= 0])[1] for row in range(100)]
+    allowed = 3 * room_bytes(network, int(np.quantile(needs, 0.3)))
+    assert room_bytes(network, int(max(needs))) < allowed
+    found = []
+    for threads in (1, 3):
+        answers = Engine(network, Query())._blank(batch)
+        row_engine = RowEngine(network, targets, allowed, threads)
+        assert not row_engine.answer(batch, np.arange(100), answers).size
+        assert not row_engine.answer(batch, np.arange(100), answers).size
+        assert sum(room.work.arena.size for room in row_engine._rooms) <= row_engine.entries
+        found.append(answers)
+    assert_same(found[1], found[0])
+
+
+def test_threads_are_the_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "usable_cores", lambda: 8)
+    assert [threads_for(Resources(), workers) for workers in (0, 1, 3, 20)] == [8, 8, 2, 1]
+    assert threads_for(Resources(threads=5), 3) == 5
+    assert threads_for(Resources(scheduler="tls://far:8786"), 1) is None
+    assert threads_for(Resources(scheduler="tls://far:8786", threads=2), 1) == 2
+
+
+def threads_of(task: int, memory: int) -> int:
+    return threads_here()
+
+
+def test_a_worker_of_a_scheduler_uses_its_own_threads() -> None:
+    options = {"n_workers": 1, "threads_per_worker": 3, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
+    with distributed.LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
+        resources = Resources(scheduler=cluster.scheduler_address, memory=100)
+        assert list(distribute(threads_of, range(2), resources)) == [3, 3]

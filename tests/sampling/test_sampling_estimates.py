@@ -1,0 +1,242 @@
+"""Estimates against enumeration, over many seeds: no bias, and errors that mean what they say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK
+from junctor.model.errors import BudgetError, EvidenceError, ModelError
+from junctor.model.generate import grid
+from junctor.model.network import Network
+from junctor.model.query import Query, Sampling
+from junctor.sampling import engine as engines
+from junctor.sampling import estimate as estimates
+from junctor.sampling.engine import SamplingEngine
+from junctor.sampling.estimate import estimate_of, weighted, worth
+from junctor_kernels.sampling.layout import Sums
+from sampling_cases import Hard, Soft, mixed, network_of
+
+HARD: Hard = {6: 1, 3: 0}
+SOFT: Soft = {1: np.array([0.1, 1.0, 0.4])}
+SEEDS = 100
+# The chance that a normal number is further out is 1e-10; some hundred are looked at.
+FAR_OUT = 6.5
+
+
+def engine_of(network: Network, **how: Any) -> SamplingEngine:
+    return SamplingEngine(network, Query(method="sampling", sampling=Sampling(**how)))
+
+
+def rows_of(hard: Hard, soft: Soft, rows: int) -> EvidenceBatch:
+    states = {v: np.full(rows, state, dtype=np.int32) for v, state in hard.items()}
+    likelihoods = {v: Likelihood(np.arange(rows), np.tile(values, (rows, 1))) for v, values in soft.items()}
+    return EvidenceBatch(rows, states, likelihoods)
+
+
+def unlikely() -> tuple[Network, Hard, Soft]:
+    """A cause of one in a thousand that two observations speak for."""
+    link, weak = [[0.999, 0.001], [0.05, 0.95]], [[0.97, 0.03], [0.3, 0.7]]
+    return (
+        network_of([((0,), [0.999, 0.001]), ((0, 1), link), ((0, 2), link), ((1, 3), weak)], [2] * 4),
+        {2: 1, 3: 1},
+        {},
+    )
+
+
+@pytest.mark.parametrize("what", ["mixed", "unlikely"])
+@pytest.mark.parametrize(
+    ("sampler", "stages", "logs"),
+    [
+        ("lw", "last", False),
+        ("epis-bn", "last", False),
+        ("sis", "last", True),
+        ("ais-bn", "last", False),
+        ("ais-bn", "all", True),
+    ],
+)
+def test_no_bias_over_seeds_and_errors_as_large_as_they_say(
+    what: str, sampler: Any, stages: Any, logs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "PLAIN_LIMIT", -1.0 if logs else 1e9)
+    network, hard, soft = (mixed(), HARD, SOFT) if what == "mixed" else unlikely()
+    # Enough for effective samples: weighting has some in ten thousand.
+    samples = 8_000 if what == "mixed" else 400_000 if sampler == "lw" else 40_000
+    log, truth = oracle.enumerate_posteriors(network, hard, soft)
+    # Rows are as good as seeds: each has numbers of its own.
+    answers = engine_of(network, sampler=sampler, samples=samples, stages=stages).answer(rows_of(hard, soft, SEEDS))
+    assert (answers.status == OK).all()
+    ratios = np.exp(answers.log_value - log)
+    assert abs(ratios.mean() - 1) < FAR_OUT * ratios.std(ddof=1) / math.sqrt(SEEDS) + 1e-9
+    checked = 0
+    for v, expected in truth.items():
+        if v in hard:
+            assert (answers.posteriors[v] == expected).all()
+            continue
+        for state in np.flatnonzero((expected > 0.02) & (expected < 0.98)):
+            off = answers.posteriors[v][:, state] - expected[state]
+            assert abs(off.mean()) < FAR_OUT * off.std(ddof=1) / math.sqrt(SEEDS)
+            # 100 squares of normal numbers have a mean of 1 give or take 0.14; a ratio of sums is nearly one.
+            assert 0.4 < ((off / answers.errors[v][:, state]) ** 2).mean() < 2.0
+            checked += 1
+        assert (answers.posteriors[v][:, expected == 0] == 0).all()
+    assert checked >= 1
+
+
+def test_all_stages_together_are_better_than_the_last() -> None:
+    log, truth = oracle.enumerate_posteriors(mixed(), HARD, SOFT)
+    errors = {}
+    for stages in ("last", "all"):
+        answers = engine_of(mixed(), sampler="ais-bn", samples=8_000, stages=stages).answer(rows_of(HARD, SOFT, SEEDS))
+        free = [v for v in truth if v not in HARD]
+        errors[stages] = np.mean([((answers.posteriors[v] - truth[v]) ** 2).mean() for v in free])
+        assert answers.log_value.mean() == pytest.approx(log, abs=0.02)
+    assert errors["all"] < errors["last"]
+
+
+def test_ais_bn_beats_weighting_where_evidence_is_unlikely() -> None:
+    network, hard, soft = unlikely()
+    effective = {
+        sampler: engine_of(network, sampler=sampler, samples=40_000).estimate(hard, soft)[2]
+        for sampler in ("lw", "ais-bn", "epis-bn")
+    }
+    assert effective["ais-bn"] is not None
+    assert effective["lw"] is not None
+    assert effective["ais-bn"].effective > 50 * effective["lw"].effective
+
+
+def test_an_answer_depends_on_its_row_and_on_nothing_else() -> None:
+    engine = engine_of(mixed(), samples=2_000)
+    whole = engine.answer(rows_of(HARD, SOFT, 6))
+    part = engine_of(mixed(), samples=2_000).answer(rows_of(HARD, SOFT, 2), first_row=3)
+    parallel = SamplingEngine(mixed(), engine.query, threads=3).answer(rows_of(HARD, SOFT, 6))
+    for v in whole.targets:
+        assert (part.posteriors[v] == whole.posteriors[v][3:5]).all()
+        assert (parallel.posteriors[v] == whole.posteriors[v]).all()
+    assert len({float(x) for x in whole.log_value}) == 6
+    other = SamplingEngine(mixed(), Query(method="sampling", sampling=Sampling(samples=2_000, seed=1)))
+    assert other.answer(rows_of(HARD, SOFT, 1)).log_value[0] != whole.log_value[0]
+
+
+def test_statuses() -> None:
+    # v4 is on only where v0 is on; v5 and v6 hide that from a single factor.
+    batch = EvidenceBatch(
+        4,
+        {
+            0: np.array([0, 1, 1, 1], np.int32),
+            2: np.array([1, 1, -1, 0], np.int32),
+            4: np.array([1, 1, -1, -1], np.int32),
+        },
+        invalid={3: "no good"},
+    )
+    answers = engine_of(mixed(), samples=1_000).answer(batch)
+    assert answers.status.tolist() == [IMPOSSIBLE, OK, OK, INVALID]
+    assert np.isnan(answers.posteriors[5][0]).all()
+    assert answers.reasons[3] == "no good"
+
+
+def test_everything_observed_leaves_nothing_to_draw() -> None:
+    hard = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0, 5: 3, 6: 0, 7: 0}
+    answers = engine_of(mixed(), samples=1_000).answer(rows_of(hard, {}, 1))
+    assert answers.log_value[0] == pytest.approx(oracle.log_joint(mixed(), [hard[v] for v in range(8)], {}))
+    assert answers.posteriors[5][0].tolist() == [0, 0, 0, 1, 0]
+
+
+def test_evidence_that_all_samples_miss_has_a_status_of_its_own() -> None:
+    rare = network_of([((0,), [1 - 1e-12, 1e-12]), ((0, 1), [[1.0, 0.0], [0.0, 1.0]])], [2, 2])
+    answers = engine_of(rare, sampler="lw", samples=1_000).answer(rows_of({1: 1}, {}, 1))
+    assert answers.status.tolist() == [MISSED]
+    assert "none of 1,000 samples" in answers.reasons[0]
+    assert np.isnan(answers.log_value[0])
+    # AIS-BN lifts small probabilities, EPIS-BN knows of the evidence: both find it.
+    log, _ = oracle.enumerate_posteriors(rare, {1: 1}, {})
+    for sampler in ("ais-bn", "epis-bn"):
+        found = engine_of(rare, sampler=sampler, samples=1_000).answer(rows_of({1: 1}, {}, 1))
+        assert found.log_value[0] == pytest.approx(log, abs=0.2)
+
+
+def test_weights_far_below_the_doubles_are_no_zeros() -> None:
+    """Two hundred observations of one in a million each, of one cause: P(e) is about 1e-1200."""
+    leaf = [[1 - 1e-6, 1e-6], [1 - 2e-6, 2e-6]]
+    network = network_of([((0,), [0.5, 0.5]), *(((0, v), leaf) for v in range(1, 201))], [2] * 201)
+    hard = dict.fromkeys(range(1, 201), 1)
+    answers = engine_of(network, sampler="lw", samples=10_000).answer(rows_of(hard, {}, 1))
+    expected = math.log(0.5) + 200 * math.log(2e-6) + math.log1p(2.0**-200)
+    assert answers.log_value[0] == pytest.approx(expected, abs=0.1)
+    assert answers.posteriors[0][0, 1] == pytest.approx(1.0)
+
+
+def test_an_error_is_reached_or_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = engine_of(mixed(), sampler="lw", error=0.004).answer(rows_of(HARD, SOFT, 2))
+    assert max(float(answers.errors[v].max()) for v in answers.targets) <= 0.004
+    assert (answers.samples > estimates.FIRST_SAMPLES).all()
+    assert not answers.reasons
+    monkeypatch.setattr(estimates, "MOST_SAMPLES", 1 << 15)
+    short = engine_of(mixed(), sampler="lw", error=1e-4).answer(rows_of(HARD, SOFT, 1))
+    assert short.status.tolist() == [OK]
+    assert "after 32,768 samples" in short.reasons[0]
+
+
+def test_an_error_is_that_of_targets_alone() -> None:
+    query = Query(targets=("v7",), method="sampling", sampling=Sampling("lw", error=0.01))
+    answers = SamplingEngine(mixed(), query).answer(rows_of(HARD, SOFT, 1))
+    # v7 has one state: nothing is left to find out.
+    assert answers.samples.tolist() == [estimates.FIRST_SAMPLES]
+
+
+def test_evidence_that_is_missed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "MISSED_SAMPLES", 1 << 15)
+    monkeypatch.setattr(engines, "MISSED_SAMPLES", 1 << 15)
+    rare = network_of([((0,), [1 - 1e-12, 1e-12]), ((0, 1), [[1.0, 0.0], [0.0, 1.0]])], [2, 2])
+    answers = engine_of(rare, sampler="lw", error=0.01).answer(rows_of({1: 1}, {}, 1))
+    assert answers.status.tolist() == [MISSED]
+    assert "none of 32,768 samples" in answers.reasons[0]
+
+
+def test_rows_of_few_effective_samples_say_so() -> None:
+    network, hard, soft = unlikely()
+    answers = engine_of(network, sampler="lw", samples=5_000).answer(rows_of(hard, soft, 1))
+    assert answers.status.tolist() == [OK]
+    assert answers.effective[0] < 100
+    assert "effective samples are too few" in answers.reasons[0]
+
+
+def test_an_error_is_never_less_than_what_one_sample_is_worth() -> None:
+    found = estimate_of(Sums(0.0, np.array([[100.0, 100.0], [0.0, 0.0]]), np.array([100.0, 100.0]), 100, 100), [0], 0.0)
+    assert found is not None
+    assert found.errors.tolist() == [0.01, 0.01]
+    assert estimate_of(Sums(0.0, np.zeros((2, 2)), np.zeros(2), 100, 0), [0], 0.0) is None
+
+
+def test_stages_weigh_what_their_samples_are_worth() -> None:
+    good = Sums(0.0, np.array([[100.0, 100.0]]), np.array([100.0, 100.0]), 100, 100)
+    # One sample has it all.
+    poor = Sums(0.0, np.array([[100.0, 1e4]]), np.array([100.0, 1e4]), 100, 1)
+    assert worth(good) == 1.0
+    assert worth(poor) == pytest.approx(0.01)
+    both = weighted([poor, good])
+    assert both.total[0] == pytest.approx(101.0)
+    assert both.drawn == pytest.approx(101.0)
+    missed = Sums(-np.inf, np.zeros((1, 2)), np.zeros(2), 100, 0)
+    assert weighted([missed, missed]).hits == 0
+
+
+def test_what_cannot_be_sampled_is_refused() -> None:
+    with pytest.raises(ModelError, match="Markov network"):
+        engine_of(grid(2, 2, states=2, seed=1))
+    wide = network_of([((0,), np.full(300, 1 / 300))], [300])
+    with pytest.raises(ModelError, match="300 states"):
+        engine_of(wide)
+    with pytest.raises(BudgetError, match="--memory"):
+        SamplingEngine(mixed(), Query(method="sampling"), memory=1000)
+    with pytest.raises(EvidenceError, match="explanations"):
+        Query("mpe", method="sampling")
+    with pytest.raises(EvidenceError, match="both"):
+        Sampling(samples=1000, error=0.1)
+    for wrong in ({"samples": 1}, {"error": 0.0}, {"error": 2.0}, {"seed": -1}, {"seed": 2**64}, {"sampler": "gibbs"}):
+        with pytest.raises(EvidenceError):
+            Sampling(**wrong)  # type: ignore[arg-type]

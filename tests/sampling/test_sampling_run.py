@@ -1,0 +1,182 @@
+"""Sampling from the command line and from Python: columns, statuses, interruptions, exact answers where they fit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import junctor
+import numpy as np
+import pyarrow as pa
+import pytest
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import EvidenceBatch
+from junctor.formats import write_network
+from junctor.model.errors import EvidenceError, ModelError, RunError
+from junctor.model.generate import grid
+from junctor.model.network import Network, Variable
+from junctor.model.query import Query, Sampling
+from junctor.runs.run import Job, run
+from junctor.runtime.dask_cluster import Resources
+from junctor.sampling import auto
+from junctor.sampling.auto import AutoEngine, explain
+from pyarrow import parquet
+from sampling_cases import network_of
+from test_cli import ASIA, junctor_cli
+
+ROWS = "case_id,smoke,xray\na,yes,no\nb,,yes\nc,no,\nd,maybe,no\n"
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Path:
+    path = tmp_path / "evidence.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def job(evidence: Path, output: Path, method: Any = "sampling", **how: Any) -> Job:
+    sampling = Sampling(**{"samples": 2_000, "seed": 5, **how})
+    query = Query(targets=("lung", "smoke"), method=method, sampling=sampling)
+    return Job(ASIA, str(evidence), str(output), query, case_id="case_id", partition_rows=2)
+
+
+def table_of(output: Path) -> pa.Table:
+    return pa.concat_tables([parquet.read_table(part) for part in sorted((output / "posteriors").glob("*.parquet"))])
+
+
+def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) -> None:
+    manifest = run(job(evidence, tmp_path / "out"))
+    assert manifest.statuses == {"ok": 3, "impossible": 0, "invalid": 1, "missed": 0}
+    assert (manifest.spec.method, manifest.spec.samples, manifest.spec.seed) == ("sampling", 2_000, 5)
+    table = table_of(tmp_path / "out")
+    assert table.column_names == [
+        *("case_id", "lung", "lung_error", "smoke", "smoke_error", "log_evidence", "log_evidence_error"),
+        *("effective_samples", "samples", "method", "status", "reason"),
+    ]
+    exact = junctor.posteriors(ASIA, {"smoke": ["yes", None], "xray": ["no", "yes"]}, ["lung"])
+    for row in range(2):
+        off = np.array(table["lung"][row].as_py()) - exact["lung"][row].as_py()
+        assert (np.abs(off) < 6 * np.array(table["lung_error"][row].as_py())).all()
+        assert table["log_evidence"][row].as_py() == pytest.approx(exact["log_evidence"][row].as_py(), abs=0.1)
+    assert table["smoke_error"][0].as_py() == [0.0, 0.0]
+    assert table["samples"].to_pylist() == [2_000, 2_000, 2_000, None]
+    assert table["method"].to_pylist() == ["sampling"] * 3 + [None]
+    assert table["lung_error"][3].as_py() is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(evidence: Path, tmp_path: Path, workers: int) -> None:
+    run(job(evidence, tmp_path / "one"))
+    run(job(evidence, tmp_path / "two"), Resources(workers=workers, threads=1 + workers))
+    parts = [sorted((tmp_path / name / "posteriors").glob("*.parquet")) for name in ("one", "two")]
+    for mine, its in zip(*parts, strict=True):
+        assert mine.read_bytes() == its.read_bytes()
+    parts[0][1].unlink()
+    assert run(job(evidence, tmp_path / "one")).reused_parts == 1
+    assert parts[0][1].read_bytes() == parts[1][1].read_bytes()
+
+
+@pytest.mark.parametrize("changed", [{"seed": 6}, {"samples": 3_000}, {"sampler": "lw"}, {"stages": "last"}])
+def test_another_way_to_sample_is_another_run(evidence: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
+    run(job(evidence, tmp_path / "out"))
+    with pytest.raises(RunError, match=f"{next(iter(changed))} was"):
+        run(job(evidence, tmp_path / "out", **changed))
+
+
+def test_runs_from_before_sampling_go_on(evidence: Path, tmp_path: Path) -> None:
+    run(job(evidence, tmp_path / "out", method="exact"))
+    spec = tmp_path / "out" / "run.json"
+    record = json.loads(spec.read_text())
+    for name in ("method", "sampler", "samples", "error", "seed", "stages"):
+        del record[name]
+    spec.write_text(json.dumps(record))
+    assert run(job(evidence, tmp_path / "out", method="exact")).reused_parts == 2
+
+
+def test_command_line(evidence: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    sampled = ["--method", "sampling", "--sampler", "lw", "--error", "0.02", "--case-id", "case_id", "-q", "--csv"]
+    result = junctor_cli("run", ASIA, str(evidence), "-o", out, *sampled, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["spec"]["error"] == 0.02
+    assert "lung_error=yes" in (tmp_path / "out" / "posteriors.csv").read_text().splitlines()[0]
+    both = junctor_cli("run", ASIA, str(evidence), "-o", out, *sampled, "--samples", "1000")
+    assert both.exit_code == 3
+    for given in (["--samples", "1000"], ["--seed", "7"], ["--sampler", "lw"], ["--stages", "last"]):
+        idle = junctor_cli("run", ASIA, str(evidence), "-o", out, *given)
+        assert idle.exit_code == 2
+    assert "exact answers take no samples" in " ".join(idle.output.replace("│", " ").split())
+
+
+def test_markov_networks_and_explanations_are_refused(evidence: Path, tmp_path: Path) -> None:
+    write_network(grid(2, 2, states=2, seed=1), str(tmp_path / "grid.uai"))
+    (tmp_path / "cells.csv").write_text("v0\n0\n")
+    what = Job(str(tmp_path / "grid.uai"), str(tmp_path / "cells.csv"), str(tmp_path / "out"), Query(method="sampling"))
+    with pytest.raises(ModelError, match="Markov network"):
+        run(what)
+    with pytest.raises(EvidenceError, match="explanations"):
+        Query("mpe", method="auto")
+
+
+def test_python_gives_what_a_run_gives(evidence: Path, tmp_path: Path) -> None:
+    run(job(evidence, tmp_path / "out"))
+    cells = {"smoke": ["yes", None, "no", "maybe"], "xray": ["no", "yes", None, "no"]}
+    table = junctor.posteriors(ASIA, cells, ["lung", "smoke"], method="sampling", samples=2_000, seed=5)
+    assert table.drop_columns("case_id").equals(table_of(tmp_path / "out").drop_columns("case_id"))
+
+
+def test_names_that_are_taken_stay() -> None:
+    network = network_of([((0,), [0.5, 0.5]), ((0, 1), [[0.5, 0.5], [0.1, 0.9]])], [2, 2])
+    named = Network("n", (Variable("a", ("x", "y")), Variable("a_error", ("x", "y"))), network.factors)
+    table = junctor.posteriors(named, [{}], method="sampling", samples=1_000)
+    assert table.column_names[1:5] == ["a", "a_error_", "a_error", "a_error_error"]
+
+
+def lattice(side: int) -> Network:
+    """A directed grid, whose exact answers take a table of 2^side."""
+    tables, rng = [], np.random.default_rng(3)
+    for v in range(side * side):
+        scope = [p for p in (v - side, v - 1 if v % side else -1) if p >= 0]
+        values = rng.dirichlet([1.0, 1.0], size=(2,) * len(scope))
+        tables.append(((*scope, v), values))
+    return network_of(tables, [2] * (side * side))
+
+
+def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    network = lattice(13)
+    # The first row has its middle observed: what is left is narrow.
+    rows = 3
+    states = {v: np.array([0, -1, -1], dtype=np.int32) for v in range(13 * 3, 13 * 10)}
+    states[168] = np.array([1, 1, 0], dtype=np.int32)
+    batch = EvidenceBatch(rows, states, invalid={2: "bad"})
+    query = Query(targets=("v0", "v84"), method="auto", sampling=Sampling(samples=2_000))
+    engine = AutoEngine(network, query, memory=2 << 20)
+    engine.configure("cpu", None, str(tmp_path), 0, tmp_path)
+    with caplog.at_level(logging.WARNING, logger="junctor"):
+        explain(engine, batch)
+    assert "1 of 3 rows are sampled" in caplog.text
+    answers = engine.answer(batch)
+    assert answers.sampled.tolist() == [False, True, False]
+    assert answers.status.tolist() == [0, 0, 2]
+    assert answers.samples.tolist() == [0, 2_000, 0]
+    assert (answers.errors[0][0] == 0).all()
+    assert (answers.errors[0][1] > 0).all()
+    truth = Engine(network, Query(targets=("v0", "v84"))).answer(batch)
+    np.testing.assert_allclose(answers.posteriors[0][0], truth.posteriors[0][0], atol=1e-12)
+    assert np.abs(answers.posteriors[84][1] - truth.posteriors[84][1]).max() < 6 * answers.errors[84][1].max()
+    # Whoever goes on takes the budget that was settled.
+    other = AutoEngine(network, query, memory=1 << 34)
+    other.configure("cpu", None, str(tmp_path), None, tmp_path)
+    assert [found.rows.tolist() for found in other.beyond(batch)] == [[1]]
+
+
+def test_auto_samples_rows_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "MOST_SECONDS", 1e-9)
+    table = junctor.posteriors(ASIA, {"smoke": ["yes", "no"]}, ["lung"], method="auto", samples=1_000)
+    assert table["method"].to_pylist() == ["sampling", "sampling"]
+    monkeypatch.setattr(auto, "MOST_SECONDS", 60.0)
+    table = junctor.posteriors(ASIA, {"smoke": ["yes", "no"]}, ["lung"], method="auto", samples=1_000)
+    assert table["method"].to_pylist() == ["exact", "exact"]
+    assert table["effective_samples"].null_count == 2
