@@ -26,14 +26,14 @@ from costs import _gpu_at_hand
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration.blocks import fewest
 from junctor.calibration.chunked import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
-from junctor.cost.dataset import Device, Measured, write
+from junctor.cost.dataset import Measured, MeasuredDevice, write
 from junctor.cost.model import cpu_name, speeds_here
 from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.model.generate import grid
 from junctor.model.network import Network
-from junctor.out_of_core.gpu.devices import ChunkGpu
-from junctor.out_of_core.memory_splits import SLOTS, CpuRoom, CpuRooms, GpuRooms, Limits
+from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.memory_splits import SLOTS, CpuSplit, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.planning.budget import format_bytes, parse_bytes
@@ -74,7 +74,7 @@ def prepare(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Measure cases in an order that mixes networks, as many as there is time for."""
     cases: list[ChunkCase] = pickle.loads(options.cases.read_bytes())
-    device = _gpu_at_hand() if options.gpu else Device(cpu_name())
+    device = _gpu_at_hand() if options.gpu else MeasuredDevice(cpu_name())
     rows: list[Measured] = []
     for number in range(options.passes):
         random.Random(number).shuffle(cases)
@@ -105,7 +105,7 @@ _settings = 0
 def _begin(turn: Any, deadline: float, settings: int) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
     global _device, _deadline, _settings
-    from junctor_kernels.gpu.blocks import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
     alone = fewest_seconds
 
@@ -115,7 +115,7 @@ def _begin(turn: Any, deadline: float, settings: int) -> None:
 
     chunk_tuning.fewest_seconds = in_turn
     chunk_tuning.MOST_REPEATS = 2
-    _device, _deadline, _settings = CudaDevice(0, ROOM), deadline, settings
+    _device, _deadline, _settings = CudaBlockDevice(0, ROOM), deadline, settings
 
 
 def _in_process(numbered: tuple[int, ChunkCase]) -> tuple[str, list[Measured]]:
@@ -159,13 +159,13 @@ def ways(options: argparse.Namespace) -> None:
     prices = (speeds.gpu(NOT_HERE) if options.gpu else speeds.cpu(cpu_name())).prices
     algebra, memory = ALGEBRAS[options.precision], parse_bytes(options.memory)
     task = parse_bytes(options.device_memory) if options.device_memory else None
-    limits = Limits(memory, task, 1 << 50, Path("/tmp"), 1, options.gpu)
+    limits = MemoryLimits(memory, task, 1 << 50, Path("/tmp"), 1, options.gpu)
     for what in options.what:
         name, network = network_of(what)
         started = time.perf_counter()
         chosen = cut(Problem(shape_of(network), Pattern(frozenset(), frozenset())), algebra, limits, prices)
         print(f"{name}: planned in {time.perf_counter() - started:.1f} s, forecast {chosen.seconds:.3g} s", flush=True)
-        rooms = (GpuRooms if options.gpu else CpuRooms)(limits, algebra, prices, 1)
+        rooms = (GpuSplits if options.gpu else CpuSplits)(limits, algebra, prices, 1)
         every: list[Way] = []
         for room in rooms.rooms(chosen.chunks.plan):
             try:
@@ -174,16 +174,16 @@ def ways(options: argparse.Namespace) -> None:
             except TooSmallError:
                 continue
             each, share = rooms.chunking(chunks, room), format_bytes(room.working)
-            if not isinstance(rooms, GpuRooms):
-                assert isinstance(room, CpuRoom)
+            if not isinstance(rooms, GpuSplits):
+                assert isinstance(room, CpuSplit)
                 share += "" if room.arithmetic.compiled else ", NumPy"
-            for slots in SLOTS if isinstance(rooms, GpuRooms) else (0,):
+            for slots in SLOTS if isinstance(rooms, GpuSplits) else (0,):
                 known = [way for way in every if _same(way.chunks, chunks)]
                 if any((way.threads, way.slots) == (each.entry_threads, slots) for way in known):
                     continue
                 same = _same(chunks, chosen.chunks) and each.entry_threads == chosen.entry_threads
                 is_chosen = same and slots == chosen.slots
-                seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuRooms) else each.seconds
+                seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuSplits) else each.seconds
                 if seconds is not None:
                     every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))
         found.append((name, network, options.precision, task, every))
@@ -216,9 +216,9 @@ def compare(options: argparse.Namespace) -> None:
 def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_gpu: bool) -> float:
     gpu = None
     if on_gpu:
-        from junctor_kernels.gpu.blocks import CudaDevice
+        from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-        gpu = ChunkGpu(way.chunks, algebra.name, CudaDevice(0, task), slots=way.slots)
+        gpu = DeviceGroup(way.chunks, algebra.name, CudaBlockDevice(0, task), slots=way.slots)
     program = ChunkedProgram(
         way.chunks, network, algebra, way.scratch, Path("/tmp"), entry_threads=way.threads, gpu=gpu
     )

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from junctor.backends.numpy import Block, Outcome
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.engine.engine import shape_of
 from junctor.model.generate import grid
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.gpu_worker import OnGpu
+from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
-from junctor.out_of_core.cluster.workers import Crew, crossing_entries
-from junctor.out_of_core.gpu.devices import ChunkGpu
-from junctor.out_of_core.memory_splits import Limits
-from junctor.out_of_core.pass_program import OnCpu
+from junctor.out_of_core.cluster.workers import WorkerPool, crossing_entries
+from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.memory_splits import MemoryLimits
+from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
@@ -56,7 +56,7 @@ def rates(algebra: Algebra, threads: int) -> tuple[float, float]:
     scopes = [(0, 1), tuple(range(VARIABLES))]
     what = contraction(tuple(range(1, VARIABLES)), (0,), scopes, sizes)
     operands = [np.full((2 ** len(scope), 1), 0.5, algebra.dtype) for scope in scopes]
-    contract = OnCpu(algebra, threads=threads)
+    contract = CpuTasks(algebra, threads=threads)
     source, target = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
     operations = 2**VARIABLES * len(scopes)
     return (
@@ -68,7 +68,7 @@ def rates(algebra: Algebra, threads: int) -> tuple[float, float]:
 def warm(algebra: Algebra, threads: int) -> None:
     """Load compiled code, so that its memory does not count."""
     what = contraction((0,), (1,), [(0, 1)], {0: 1 << 10, 1: 1 << 6})
-    OnCpu(algebra, threads=threads)(what, [np.ones((1 << 16, 1), algebra.dtype)])
+    CpuTasks(algebra, threads=threads)(what, [np.ones((1 << 16, 1), algebra.dtype)])
 
 
 def repeats(function: Callable[[], Any]) -> float:
@@ -91,7 +91,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def timed(function: Callable[[], Outcome], times: int) -> tuple[list[float], Outcome]:
+def timed(function: Callable[[], BlockOutcome], times: int) -> tuple[list[float], BlockOutcome]:
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -107,7 +107,7 @@ def show(name: str, seconds: list[float], least: float, more: str = "") -> None:
     print(f"{name}: {median:.2f} s ({each}){of_bound}{more}", flush=True)
 
 
-def same(one: Outcome, other: Outcome) -> bool:
+def same(one: BlockOutcome, other: BlockOutcome) -> bool:
     tables = [(one.log_value, other.log_value), *((p, other.posteriors[v]) for v, p in one.posteriors.items())]
     return all(a.tobytes() == b.tobytes() for a, b in tables)
 
@@ -118,18 +118,20 @@ def main() -> None:
     network, on_gpu = grid(options.rows, options.columns, seed=1), options.device == "gpu"
     start = time.perf_counter()
     memory = options.memory or available_memory() // 2
-    crew = Crew(max(options.workers), memory // max(options.workers), options.device_memory if on_gpu else None)
+    crew = WorkerPool(max(options.workers), memory // max(options.workers), options.device_memory if on_gpu else None)
     problem = Problem(shape_of(network), Pattern(frozenset(), frozenset()))
-    limits = Limits(memory, options.device_memory if on_gpu else options.working, 0, Path(), 1, on_gpu)
+    limits = MemoryLimits(memory, options.device_memory if on_gpu else options.working, 0, Path(), 1, on_gpu)
     chunks = kept(options.plan, lambda: crew.cut(problem, itemsize, limits, 1).chunks)
     if not options.repeats:
         return
     describe(chunks, itemsize, time.perf_counter() - start)
     program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads, as_summed=on_gpu)
-    one, expected = timed(lambda: alone(chunks, network, algebra, options).run(Block(1, {}, {})), options.repeats)
+    one, expected = timed(
+        lambda: alone(chunks, network, algebra, options).run(EvidenceBlock(1, {}, {})), options.repeats
+    )
     least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
     show("one process", one, least)
-    gpu = OnGpu(algebra.name, slot_bytes(chunks, itemsize, one_by_one), options.device_memory) if on_gpu else None
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, one_by_one), options.device_memory) if on_gpu else None
     found = [over(workers, program, gpu, options, one) for workers in options.workers]
     print(f"log Z {expected.log_value[0]:.6f}")
     # Small passes are done by the client, on its CPU.
@@ -171,19 +173,21 @@ def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argpar
     """Return what runs a plan in this process, on its first GPU or on the CPU."""
     if options.device == "cpu":
         return ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
-    return ChunkedProgram(chunks, network, algebra, gpu=ChunkGpu(chunks, algebra.name, open_gpu(options.device_memory)))
+    return ChunkedProgram(
+        chunks, network, algebra, gpu=DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory))
+    )
 
 
 def over(
-    workers: int, program: ChunkedProgram, gpu: OnGpu | None, options: argparse.Namespace, one: list[float]
-) -> Outcome:
+    workers: int, program: ChunkedProgram, gpu: GpuTasks | None, options: argparse.Namespace, one: list[float]
+) -> BlockOutcome:
     """Time a plan over so many workers; returns what the last run found."""
-    algebra, contract = program.algebra, OnCpu(program.algebra, threads=options.threads)
+    algebra, contract = program.algebra, CpuTasks(program.algebra, threads=options.threads)
     runs: list[ClusterRun] = []
 
-    def run() -> Outcome:
+    def run() -> BlockOutcome:
         runs.append(ClusterRun(client, program, contract, options.in_flight, gpu))
-        return runs[-1].outcome(Block(1, {}, {}))
+        return runs[-1].outcome(EvidenceBlock(1, {}, {}))
 
     with silent_dask(), local_client(workers, gpu is not None) as client:
         client.wait_for_workers(workers)

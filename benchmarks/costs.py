@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor.calibration import blocks as tuning
-from junctor.calibration.blocks import Case, case_of, measure_cpu, measure_gpu
-from junctor.cost.dataset import Device, Measured, device_of, read, write
+from junctor.calibration.blocks import CalibrationCase, case_of, measure_cpu, measure_gpu
+from junctor.cost.dataset import Measured, MeasuredDevice, device_of, read, write
 from junctor.cost.model import cpu_name, learned
 from junctor.formats import read_network
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
@@ -64,9 +64,9 @@ _deadline = 0.0
 def _begin(turn: Any, deadline: float) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
     global _device, _deadline
-    from junctor_kernels.gpu.blocks import CudaDevice, Replay
+    from junctor_kernels.gpu.blocks import CudaBlockDevice, Replay
 
-    class InTurn(CudaDevice):
+    class InTurn(CudaBlockDevice):
         def seconds(self, replay: Replay, repeats: int) -> float:
             with turn:
                 return super().seconds(replay, repeats)
@@ -74,7 +74,7 @@ def _begin(turn: Any, deadline: float) -> None:
     _device, _deadline = InTurn(0, ROOM), deadline
 
 
-def _on_gpu(case: Case) -> tuple[str, list[Measured]]:
+def _on_gpu(case: CalibrationCase) -> tuple[str, list[Measured]]:
     if time.time() > _deadline:
         return f"{case.name} {case.label}: no time left", []
     started = time.perf_counter()
@@ -86,7 +86,9 @@ def _on_gpu(case: Case) -> tuple[str, list[Measured]]:
     return f"{case.name} {case.label}: {len(found)} in {time.perf_counter() - started:.1f} s", found
 
 
-def _gpu_measurements(cases: Sequence[Case], processes: int, limit: float) -> Iterator[tuple[str, list[Measured]]]:
+def _gpu_measurements(
+    cases: Sequence[CalibrationCase], processes: int, limit: float
+) -> Iterator[tuple[str, list[Measured]]]:
     fork = multiprocessing.get_context("fork")
     # What takes longest goes first, so that none is left at the end.
     order = sorted(cases, key=lambda case: -case.plan.case_operations)
@@ -94,7 +96,9 @@ def _gpu_measurements(cases: Sequence[Case], processes: int, limit: float) -> It
         yield from pool.imap_unordered(_on_gpu, order)
 
 
-def _cpu_measurements(cases: Sequence[Case], limit: float, passes: int) -> Iterator[tuple[str, list[Measured]]]:
+def _cpu_measurements(
+    cases: Sequence[CalibrationCase], limit: float, passes: int
+) -> Iterator[tuple[str, list[Measured]]]:
     """Measure everything so often and keep the fewest seconds: what else runs on the machine comes and goes."""
     started = time.time()
     kept: list[Measured] = []
@@ -117,7 +121,7 @@ def measure(
     cases = [case for case in pickle.loads(path.read_bytes()) if case.plan.case_operations <= most]
     tuning.MANY_ROWS = tuple(size for size in tuning.MANY_ROWS if size <= rows)
     found = _gpu_measurements(cases, processes, limit) if gpu else _cpu_measurements(cases, limit, passes)
-    device = _gpu_at_hand() if gpu else Device(cpu_name())
+    device = _gpu_at_hand() if gpu else MeasuredDevice(cpu_name())
     kept: list[Measured] = []
     for line, measured in found:
         print(line, flush=True)
@@ -126,17 +130,17 @@ def measure(
     print(f"{len(kept):,} measurements of {device.name}", flush=True)
 
 
-def _gpu_at_hand() -> Device:
+def _gpu_at_hand() -> MeasuredDevice:
     """Return the name and the figures of the GPU, seen by a process of its own: whoever forks must not open it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_seen)
 
 
-def _seen() -> Device:
-    from junctor_kernels.gpu.blocks import CudaDevice
+def _seen() -> MeasuredDevice:
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-    device = CudaDevice(0, 1 << 20)
-    return Device(device.name, device.figures)
+    device = CudaBlockDevice(0, 1 << 20)
+    return MeasuredDevice(device.name, device.figures)
 
 
 def check(paths: Sequence[Path], table: bool, by: Path | None) -> None:
@@ -165,7 +169,7 @@ def check(paths: Sequence[Path], table: bool, by: Path | None) -> None:
             print(told)
 
 
-def told_by(device: Device, measured: Sequence[Measured], known: Sequence[Measured]) -> None:
+def told_by(device: MeasuredDevice, measured: Sequence[Measured], known: Sequence[Measured]) -> None:
     """Print how far forecasts are off by the prices of other measurements, those of the same networks left out."""
     names = {row.network for row in measured}
     prices = learned(device, [row for row in known if row.network not in names]).prices
@@ -178,7 +182,7 @@ def told_by(device: Device, measured: Sequence[Measured], known: Sequence[Measur
         print(f"{backend} | {count} | {len(rows)} | {(off <= WITHIN).mean():.1%} | {np.quantile(off, 0.9):.1%}")
 
 
-def compared(device: Device, rows: Sequence[Measured]) -> str | None:
+def compared(device: MeasuredDevice, rows: Sequence[Measured]) -> str | None:
     """Say how the launch parameters do that the model would choose, with prices learned from all other networks."""
     blocks: dict[tuple[str, str, int], dict[str, Measured]] = {}
     for row in rows:
@@ -204,7 +208,7 @@ def compared(device: Device, rows: Sequence[Measured]) -> str | None:
     )
 
 
-def few_or_many(device: Device, rows: Sequence[Measured]) -> str | None:
+def few_or_many(device: MeasuredDevice, rows: Sequence[Measured]) -> str | None:
     """Say how often the model is right about few cases or many, from plans alone and prices of other networks."""
     right, ratios = 0, []
     for name in sorted({row.network for row in rows}):
@@ -236,7 +240,7 @@ def gain_of(ratios: npt.NDArray[np.float64]) -> str:
     return f"{np.exp(np.log(ratios).mean()) - 1:+.1%} (geometric mean; at the least {ratios.min() - 1:+.1%})"
 
 
-def errors(device: Device, rows: Sequence[Measured]) -> dict[str, npt.NDArray[np.float64]]:
+def errors(device: MeasuredDevice, rows: Sequence[Measured]) -> dict[str, npt.NDArray[np.float64]]:
     """Return how far the forecast of each measurement is off, from prices learned from all other networks."""
     names = sorted({row.network for row in rows})
     off = {"work": np.zeros(len(rows)), "plan": np.zeros(len(rows))}

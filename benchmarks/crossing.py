@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from junctor.out_of_core.pass_program import Source, arrived, machine, slices_of
+from junctor.out_of_core.pass_program import PartOrigin, arrived, machine, slices_of
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.runtime.dask_cluster import local_client, silent_dask
 
@@ -32,7 +32,7 @@ def made(size: int) -> Any:
     return np.ones(size * STATES, np.uint8)
 
 
-def read(state: int, sources: Sequence[Source], slices: Any) -> int:
+def read(state: int, sources: Sequence[PartOrigin], slices: Any) -> int:
     """Touch the pages of what came; returns their number."""
     ((_, found),) = arrived({0: state}, [], sources, [slices])[0]
     return int(found.reshape(-1)[::PAGE].sum())
@@ -41,7 +41,7 @@ def read(state: int, sources: Sequence[Source], slices: Any) -> int:
 def round_seconds(client: Client, part: Future, size: int, kept: int | None) -> float:
     """Return what all slices take, one way. kept: None for bytes."""
     owner, reader = list(client.scheduler_info()["workers"])
-    sources, tasks = [Source(0, {}, {0: STATES})], list[Any]()
+    sources, tasks = [PartOrigin(0, {}, {0: STATES})], list[Any]()
     start = time.perf_counter()
     for n in range(SLICES):
         slices = client.submit(slices_of, {0: n % STATES}, sources, kept, part, workers=[owner], pure=False)

@@ -52,7 +52,7 @@ INSIDE: dict[str, tuple[Any, str]] = {
     "contraction and marginals, NumPy": (propagation.Program, "run"),
     "rows one by one": (rowwise.RowEngine, "answer"),
     "collecting answers": (execution, "write"),
-    "copying answers of equal rows": (distinct.Distinct, "spread"),
+    "copying answers of equal rows": (distinct.UniqueRows, "spread"),
 }
 COMPRESSIONS = [("none", None), ("snappy", None), ("lz4", None), ("zstd", 1), ("zstd", 3)]
 

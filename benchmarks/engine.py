@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from junctor.backends import blocks as execution
-from junctor.backends.plan_memory import Prepared
+from junctor.backends.plan_memory import ProgramCache
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import EvidenceBatch
@@ -61,7 +61,7 @@ def counted_rows() -> Iterator[list[int]]:
     counts: list[int] = []
     answer_in = execution.answer_in
 
-    def counting(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: np.ndarray, *rest: Any) -> Any:
+    def counting(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: np.ndarray, *rest: Any) -> Any:
         counts.append(len(rows))
         return answer_in(prepared, algebra, batch, rows, *rest)
 

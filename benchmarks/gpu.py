@@ -43,7 +43,7 @@ from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
-from junctor_kernels.gpu.blocks import CudaDevice
+from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 from timeline import TimedDevice, show
 
@@ -82,7 +82,7 @@ def tell(line: str, output: Path | None) -> None:
 
 
 class Timer:
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaBlockDevice) -> None:
         self.cupy, self.device = device.cupy, device
 
     def milliseconds(self, program: GpuProgram, repeats: int) -> float:
@@ -186,7 +186,7 @@ class OneBlock(GpuProgram):
 
 
 def measure(
-    case: tuple[Any, ...], kind: str, options: argparse.Namespace, device: CudaDevice, timer: Timer, peak: float
+    case: tuple[Any, ...], kind: str, options: argparse.Namespace, device: CudaBlockDevice, timer: Timer, peak: float
 ) -> None:
     name, network, batch, plans = case
     plan = plans["pattern" if kind == "pattern" else "tree"]
@@ -227,7 +227,7 @@ def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
     return EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
 
 
-def engine_on(device: CudaDevice, network: Network, precision: Precision) -> Engine:
+def engine_on(device: CudaBlockDevice, network: Network, precision: Precision) -> Engine:
     """Return an engine that answers every row on its own: what is measured is the GPU."""
     engine = Engine(network, Query(precision=precision), rows=10**7, device=device)
     groups_of = engine.groups
@@ -239,7 +239,7 @@ def through_engine(options: argparse.Namespace) -> None:
     """Answer a batch again and again; print rows a second, what memory allows, and the last batch block by block."""
     network = read_network(options.network)
     batch = batch_of(network, options.rows, options.seed)
-    device = TimedDevice() if options.timeline else CudaDevice()
+    device = TimedDevice() if options.timeline else CudaBlockDevice()
     rates(device)
     engine = engine_on(device, network, options.precision)
     times: list[float] = []
@@ -258,7 +258,7 @@ def through_engine(options: argparse.Namespace) -> None:
         show(device.take(), began, times[-1])
 
 
-def rates(device: CudaDevice, size: int = 1 << 29) -> None:
+def rates(device: CudaBlockDevice, size: int = 1 << 29) -> None:
     """Print bytes a second of what answers could wait for."""
     cupy, times = device.cupy, {}
     there = cupy.zeros(size, dtype=np.uint8)
@@ -286,7 +286,7 @@ def answer_for(options: argparse.Namespace) -> None:
     large = batch_of(network, options.rows, options.seed)
     if large.states.keys() != prepared.states.keys():
         raise SystemExit(f"{options.file} was not prepared with --seed {options.seed}")
-    engine = engine_on(CudaDevice(), network, "single")
+    engine = engine_on(CudaBlockDevice(), network, "single")
     engine.plan = lambda pattern, rows=1: plans["pattern"]  # type: ignore[method-assign]
     engine.answer(large)
     print("ready", flush=True)
@@ -368,7 +368,7 @@ def main() -> None:
         return through_engine(options)
     if options.action == "scale":
         return answer_for(options) if options.worker else scaling(options)
-    device = CudaDevice()
+    device = CudaBlockDevice()
     timer = Timer(device)
     name = device.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     peak = timer.copy_rate()

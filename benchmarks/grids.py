@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 from junctor.backends.gpu import GpuProgram
-from junctor.backends.numpy import Block, Program
-from junctor.backends.plan_memory import Memory
+from junctor.backends.numpy import EvidenceBlock, Program
+from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import shape_of
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.errors import BudgetError
@@ -64,8 +64,8 @@ def planned(size: int) -> Planned:
     return size, network, plan, time.perf_counter() - start
 
 
-def block_for(network: Network) -> Block:
-    return Block(1, {}, {v: np.ones((states, 1)) for v, states in enumerate(network.cardinalities)})
+def block_for(network: Network) -> EvidenceBlock:
+    return EvidenceBlock(1, {}, {v: np.ones((states, 1)) for v, states in enumerate(network.cardinalities)})
 
 
 def stage_of(step: Reduce) -> str:
@@ -109,7 +109,7 @@ class Timed(Program):
 def on_cpu(case: Planned, algebra: Algebra, threads: int, repeats: int) -> list[float]:
     """Return milliseconds of the preparation, of each stage and of all propagation: medians."""
     _, network, plan, seconds = case
-    memory = Memory(plan, 1)
+    memory = PlanMemory(plan, 1)
     memory.fit(Budget(available_memory(), 0), available_memory(), 1, to_come=1, threads=threads)
     start = time.perf_counter()
     program = Timed(plan, network, algebra, threads)
@@ -129,9 +129,9 @@ class Gpu:
     """A GPU, and how long it takes for a block: every stage by itself, and the whole as one graph."""
 
     def __init__(self) -> None:
-        from junctor_kernels.gpu.blocks import CudaDevice
+        from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-        self.device = CudaDevice()
+        self.device = CudaBlockDevice()
         self.cupy = self.device.cupy
         self.name = self.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
 

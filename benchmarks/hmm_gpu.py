@@ -11,15 +11,15 @@ import cupy
 import numpy as np
 from baselines.viterbi_versions import VERSIONS, GpuVersion
 from hmm import median_of, random_batch, random_model, serial_seconds
-from junctor.hmm.blocks import Block, Room, plan_blocks
+from junctor.hmm.blocks import TickBlock, TrellisMemory, plan_blocks
 from junctor.hmm.decode import decode
-from junctor.hmm.decode_gpu import GpuMachine
+from junctor.hmm.decode_gpu import GpuDecoder
 from junctor.hmm.engine import SequenceEngine, log_probabilities
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
-from junctor.hmm.smooth_gpu import GpuSmoother, Passing
+from junctor.hmm.smooth_gpu import GpuSmoother, SequencePass
 
-FAR = Room(1 << 40)
+FAR = TrellisMemory(1 << 40)
 CEILINGS = r"""
 extern "C" __global__ void read_all(const float4 *from, long long count, float *out) {
     float total = 0;
@@ -82,10 +82,10 @@ def all_of(batch: SequenceBatch) -> Lockstep:
     return steps
 
 
-def step_seconds(machine: GpuMachine, batch: SequenceBatch, times: int = 5) -> tuple[float, float]:
+def step_seconds(machine: GpuDecoder, batch: SequenceBatch, times: int = 5) -> tuple[float, float]:
     """Return seconds a step forwards and on the way back."""
     steps = all_of(batch)
-    block, path = Block(0, steps.ticks - 1, "here"), np.zeros(steps.rows, np.int32)
+    block, path = TickBlock(0, steps.ticks - 1, "here"), np.zeros(steps.rows, np.int32)
     memory = machine.room(steps.rows)
     machine.advance(memory, batch, steps, block)
     forward = median_of(lambda: machine.advance(memory, batch, steps, block), times)
@@ -109,7 +109,7 @@ def states_table(sizes: list[int], bandwidth: float) -> None:
     print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for size in sizes:
         model, batch = random_model(size), random_batch(1, 300)
-        machine = GpuMachine(model, np.float32)
+        machine = GpuDecoder(model, np.float32)
         ours, back = step_seconds(machine, batch)
         path = decode(machine, batch, all_of(batch), FAR, Path())
         value = log_probabilities(model, batch, path)[0]
@@ -151,7 +151,7 @@ def many_table(peak: float) -> None:
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for size, numbers in ((6000, (2, 4, 8, 16, 32, 64, 128, 256, 512)), (2000, (256, 1024)), (512, (256, 4096))):
         model = random_model(size)
-        machine = GpuMachine(model, np.float32)
+        machine = GpuDecoder(model, np.float32)
         serial = serial_seconds(model, random_batch(1, 8), 8 if size > 2000 else 60)
         for number in numbers:
             forward, back = step_seconds(machine, random_batch(number, 200 if number <= 8 else 12), 3)
@@ -167,15 +167,15 @@ def many_table(peak: float) -> None:
 
 
 def double_ms(model: HiddenMarkovModel, sequences: int) -> float:
-    machine = GpuMachine(model, np.float64)
+    machine = GpuDecoder(model, np.float64)
     return 1e3 * step_seconds(machine, random_batch(sequences, 6), 1)[0]
 
 
 def smooth_seconds(smoother: GpuSmoother, batch: SequenceBatch, times: int = 3) -> tuple[float, float]:
     """Return seconds a step forwards and back, posteriors on the device."""
     steps = all_of(batch)
-    block = Block(0, steps.ticks - 1, "here")
-    passing = Passing(smoother, batch, steps, np.empty((0, smoother.states), smoother.dtype))
+    block = TickBlock(0, steps.ticks - 1, "here")
+    passing = SequencePass(smoother, batch, steps, np.empty((0, smoother.states), smoother.dtype))
     memory = passing.room(steps.rows)
 
     def back() -> float:
@@ -212,10 +212,10 @@ def budget_table() -> None:
     print("|---:|---:|---:|---:|---:|---|---:|---|")
     for size, sequences, steps in ((6000, 1, 20_000), (1000, 1, 500_000)):
         model, batch = random_model(size), random_batch(sequences, steps)
-        machine, whole = GpuMachine(model, np.float32), None
+        machine, whole = GpuDecoder(model, np.float32), None
         total = steps * machine.row_bytes
         for here, host in ((total, 0), (total // 8, total), (max(total // 30, 1 << 26), 0)):
-            path = budget_row(machine, batch, Room(here, host))
+            path = budget_row(machine, batch, TrellisMemory(here, host))
             assert whole is None or np.array_equal(path, whole)
             whole = path
             print(" yes |", flush=True)
@@ -223,15 +223,15 @@ def budget_table() -> None:
 
 def larger_than_the_device() -> None:
     model, batch = random_model(6000), random_batch(512, 7000)
-    machine = GpuMachine(model, np.float32)
-    path = budget_row(machine, batch, Room(40 << 30)).reshape(7000, 512)
+    machine = GpuDecoder(model, np.float32)
+    path = budget_row(machine, batch, TrellisMemory(40 << 30)).reshape(7000, 512)
     for n in (0, 511):
         alone = SequenceBatch(np.array([0, 7000]), batch.symbols[7000 * n : 7000 * (n + 1)])
         assert np.array_equal(decode(machine, alone, all_of(alone), FAR, Path()), path[:, n])
     print(" yes, two of them |", flush=True)
 
 
-def budget_row(machine: GpuMachine, batch: SequenceBatch, room: Room) -> Any:
+def budget_row(machine: GpuDecoder, batch: SequenceBatch, room: TrellisMemory) -> Any:
     steps = all_of(batch)
     begin = time.perf_counter()
     path = decode(machine, batch, steps, room, Path())

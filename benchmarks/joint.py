@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from junctor.cliques.joint import JointPosteriors, Questions
+from junctor.cliques.joint import JointPosteriors, JointQuestions
 from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.model.network import Network
@@ -48,7 +48,7 @@ def main() -> None:
         network, name = read_network(path), Path(path).name.split(".")[0]
         for number, count in enumerate((options.questions[0], *options.questions)):
             asked = pairs(network, count)
-            questions = Questions(network, asked, {})
+            questions = JointQuestions(network, asked, {})
             said = questions.forecast()
             messages, one = seconds_of(questions.by_messages)
             stored, other = seconds_of(questions.from_tables)

@@ -307,12 +307,12 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
 
 def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
     """Return the milliseconds of our kernels for stored tables, and of all cores (NaN without)."""
-    from junctor_kernels.gpu.stored import CudaDevice
+    from junctor_kernels.gpu.stored import CudaCliqueDevice
 
     algebra = ALGEBRAS["single"]
     kernels = host_kernels(algebra, plan.total_entries()) if cpu else kernels_for(algebra, 0)
     natural = [natural_table(plan, network, i, algebra, kernels) for i in range(len(plan.cliques))]
-    ours = OnDevice(plan, natural, algebra, CudaDevice()).kernels_ms(20)
+    ours = OnDevice(plan, natural, algebra, CudaCliqueDevice()).kernels_ms(20)
     if not cpu:
         return ours, float("nan")
     ordered = [

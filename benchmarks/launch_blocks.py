@@ -33,11 +33,11 @@ from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
 from junctor.calibration import blocks as tuning
-from junctor.calibration.blocks import Case, Kept, unwritten
-from junctor.cost.dataset import Device, Measured, write
+from junctor.calibration.blocks import CalibrationCase, KeptProgram, unwritten
+from junctor.cost.dataset import Measured, MeasuredDevice, write
 from junctor.evidence.batch import EvidenceBatch
 from junctor.runtime.threads import in_threads
-from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 
 # Bytes of evidence and answers on their way.
@@ -65,7 +65,7 @@ def _before(what: Any, rows: Any, factor: bool, shapes: Shapes) -> list[tuple[in
     return several + one
 
 
-class InTiles(Kept):
+class InTiles(KeptProgram):
     """A program for many cases with such tiles."""
 
     def __init__(self, program: Program, rows: int, device: Any, way: str) -> None:
@@ -79,9 +79,9 @@ class InTiles(Kept):
         return WAYS[self._way]
 
 
-def _tiles(task: tuple[Case, int]) -> tuple[Device, list[Measured] | str]:
+def _tiles(task: tuple[CalibrationCase, int]) -> tuple[MeasuredDevice, list[Measured] | str]:
     case, rows = task
-    device, found = Device(costs._device.name, costs._device.figures), []
+    device, found = MeasuredDevice(costs._device.name, costs._device.figures), []
     try:
         for algebra in (SINGLE, DOUBLE):
             program = Program(case.plan, case.network, algebra)
@@ -93,7 +93,7 @@ def _tiles(task: tuple[Case, int]) -> tuple[Device, list[Measured] | str]:
         return device, f"{case.name} {case.label}: {type(error).__name__}: {error}"
 
 
-def compare_tiles(cases: Sequence[Case], rows: int, processes: int, output: Path | None) -> None:
+def compare_tiles(cases: Sequence[CalibrationCase], rows: int, processes: int, output: Path | None) -> None:
     tiles.tiles_that_pay, tuning.MANY_TRIED = _before, tuning.MANY_TRIED[:1]
     tasks = [(case, rows) for case in sorted(cases, key=lambda case: -case.plan.case_operations)]
     kept: list[Measured] = []
@@ -131,7 +131,7 @@ class InBlocks(gpu.GpuProgram):
     """A program with so many blocks, lowered once."""
 
     def __init__(
-        self, program: Program, rows: int, device: Any, blocks: int, known: list[tuple[Lowering, Code]]
+        self, program: Program, rows: int, device: Any, blocks: int, known: list[tuple[Lowering, Bytecode]]
     ) -> None:
         self._wanted, self._known = blocks, known
         super().__init__(program, rows, device, HOST_BYTES)
@@ -142,13 +142,13 @@ class InBlocks(gpu.GpuProgram):
     def _tile_shapes(self) -> Shapes:
         return TILE_SHAPES
 
-    def _lower(self, places: Any) -> tuple[Lowering, Code]:
+    def _lower(self, places: Any) -> tuple[Lowering, Bytecode]:
         if not self._known:
             self._known.append(super()._lower(places))
         return self._known[0]
 
 
-def seconds_of_batch(program: InBlocks, case: Case, rows: int, answers: Any) -> float:
+def seconds_of_batch(program: InBlocks, case: CalibrationCase, rows: int, answers: Any) -> float:
     """Return the median seconds of all rows through the device, as a run has them answered."""
     parts = [np.arange(start, min(start + program.cases, rows)) for start in range(0, rows, program.cases)]
 
@@ -164,10 +164,10 @@ def seconds_of_batch(program: InBlocks, case: Case, rows: int, answers: Any) -> 
     return statistics.median(times[1:])
 
 
-def compare_blocks(cases: Sequence[Case], sizes: Sequence[int]) -> None:
-    from junctor_kernels.gpu.blocks import CudaDevice
+def compare_blocks(cases: Sequence[CalibrationCase], sizes: Sequence[int]) -> None:
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-    device, table = CudaDevice(), []
+    device, table = CudaBlockDevice(), []
     names = [*(f"{n} blocks" for n in BLOCKS), *(f"{n} under way" for n in UNDER_WAY)]
     ways = [*((blocks, gpu_blocks.IN_FLIGHT) for blocks in BLOCKS), *((gpu_blocks.BLOCKS, n) for n in UNDER_WAY)]
     print(f"plan | rows | {' | '.join(names)}\n{'|'.join(['---'] * (2 + len(names)))}")
@@ -186,8 +186,8 @@ def compare_blocks(cases: Sequence[Case], sizes: Sequence[int]) -> None:
     )
 
 
-def _seconds_of_ways(case: Case, rows: int, device: Any, ways: Sequence[tuple[int, int]]) -> list[float]:
-    program, lowered = Program(case.plan, case.network, SINGLE), list[tuple[Lowering, Code]]()
+def _seconds_of_ways(case: CalibrationCase, rows: int, device: Any, ways: Sequence[tuple[int, int]]) -> list[float]:
+    program, lowered = Program(case.plan, case.network, SINGLE), list[tuple[Lowering, Bytecode]]()
     wide = replace(case, batch=_repeated(case.batch, rows))
     answers = unwritten(case.network, rows, SINGLE, device)
     ours, found = gpu_blocks.IN_FLIGHT, []

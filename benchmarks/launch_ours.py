@@ -27,17 +27,17 @@ import numpy as np
 from junctor.backends.gpu_items import items_of
 from junctor.backends.gpu_plan import GpuBlocks
 from junctor.backends.numpy import Program
-from junctor.calibration.blocks import PLANNED_ROWS, Case, Kept, bring, fixed
+from junctor.calibration.blocks import PLANNED_ROWS, CalibrationCase, KeptProgram, bring, fixed
 from junctor.cost.dataset import device_of, read
 from junctor.cost.features.gpu_stages import (
     FEW_SETTINGS,
     FEW_WORK,
     MANY_SETTINGS,
     MANY_WORK,
-    Few,
-    Launching,
-    Many,
-    Stage,
+    CaseParallel,
+    EntryParallel,
+    LaunchTuner,
+    StageWork,
     splits,
 )
 from junctor.cost.model import learned, speeds_here
@@ -48,7 +48,7 @@ from junctor_kernels.tables.reference import SINGLE
 # Threads that the rule wanted to have at work.
 BUSY_THREADS = 1 << 18
 
-NOT_USED: dict[bool, Any] = {True: Few(8, 1), False: Many(16, 128)}
+NOT_USED: dict[bool, Any] = {True: EntryParallel(8, 1), False: CaseParallel(16, 128)}
 
 
 def learn(path: Path, output: Path) -> None:
@@ -60,41 +60,41 @@ def learn(path: Path, output: Path) -> None:
     output.write_text(json.dumps(found))
 
 
-class PerStage(Launching):
+class PerStage(LaunchTuner):
     """The settings of a list, one stage after the other."""
 
     def __init__(self, settings: Sequence[Any]) -> None:
         super().__init__(np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK)))
         object.__setattr__(self, "_left", iter(settings))
 
-    def for_few(self, stage: Stage, cases: int) -> Any:
+    def for_few(self, stage: StageWork, cases: int) -> Any:
         return fixed(next(self._left), NOT_USED[False]).for_few(stage, cases)
 
-    def for_many(self, stage: Stage, chunks: int) -> Any:
+    def for_many(self, stage: StageWork, chunks: int) -> Any:
         return fixed(NOT_USED[True], next(self._left)).for_many(stage, chunks)
 
     _left: Iterator[Any]
 
 
-class Rule(Launching):
+class Rule(LaunchTuner):
     """What we had before: as many threads as keep a device busy, the same terms for each thread of a stage."""
 
-    def for_few(self, stage: Stage, cases: int) -> Any:
+    def for_few(self, stage: StageWork, cases: int) -> Any:
         work = int((stage.steps[:, ENTRIES] * stage.longest).sum()) * cases
         terms = max(8, work // BUSY_THREADS)
         threads = int((stage.steps[:, ENTRIES] * splits(stage, terms)).sum()) * cases
-        return fixed(Few(terms, 1 + threads // (256 * 4096)), NOT_USED[False]).for_few(stage, cases)
+        return fixed(EntryParallel(terms, 1 + threads // (256 * 4096)), NOT_USED[False]).for_few(stage, cases)
 
-    def for_many(self, stage: Stage, chunks: int) -> Any:
-        return fixed(NOT_USED[True], Many(16, 128)).for_many(stage, chunks)
+    def for_many(self, stage: StageWork, chunks: int) -> Any:
+        return fixed(NOT_USED[True], CaseParallel(16, 128)).for_many(stage, chunks)
 
 
-def one_for_all(few: bool) -> dict[Any, Launching]:
+def one_for_all(few: bool) -> dict[Any, LaunchTuner]:
     settings = FEW_SETTINGS if few else MANY_SETTINGS
     return {each: fixed(each, NOT_USED[False]) if few else fixed(NOT_USED[True], each) for each in settings}
 
 
-def best_of_stages(program: Kept, few: bool) -> Launching:
+def best_of_stages(program: KeptProgram, few: bool) -> LaunchTuner:
     """Return for every stage the setting with which it is fastest when it runs alone."""
     best: dict[int, tuple[float, Any]] = {}
     for setting, launching in one_for_all(few).items():
@@ -105,12 +105,12 @@ def best_of_stages(program: Kept, few: bool) -> Launching:
     return PerStage([best[n][1] for n in sorted(best)])
 
 
-def compared(case: Case, device: Any, prices: Any, few: bool, rows: int, stages: bool) -> dict[Any, float]:
+def compared(case: CalibrationCase, device: Any, prices: Any, few: bool, rows: int, stages: bool) -> dict[Any, float]:
     """Return the seconds of a block with every way to choose; they take turns."""
-    program = Kept(Program(case.plan, case.network, SINGLE), rows, device, few, {})
+    program = KeptProgram(Program(case.plan, case.network, SINGLE), rows, device, few, {})
     bring(case, program, SINGLE)
-    chosen = Launching(np.array(prices["few-single"]), np.array(prices["many-single"]))
-    ways: dict[Any, Launching] = {"model": chosen, "rule": Rule(chosen.few, chosen.many), **one_for_all(few)}
+    chosen = LaunchTuner(np.array(prices["few-single"]), np.array(prices["many-single"]))
+    ways: dict[Any, LaunchTuner] = {"model": chosen, "rule": Rule(chosen.few, chosen.many), **one_for_all(few)}
     if stages:
         ways["best of each stage"] = best_of_stages(program, few)
     ready = {name: program.scheduled(way) for name, way in ways.items()}
@@ -121,7 +121,7 @@ def compared(case: Case, device: Any, prices: Any, few: bool, rows: int, stages:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _work(task: tuple[Case, Any, bool, int, bool]) -> tuple[str, int, dict[Any, float] | str]:
+def _work(task: tuple[CalibrationCase, Any, bool, int, bool]) -> tuple[str, int, dict[Any, float] | str]:
     case, prices, few, rows, stages = task
     try:
         return f"{case.name} {case.label}", rows, compared(case, costs._device, prices, few, rows, stages)
@@ -129,7 +129,9 @@ def _work(task: tuple[Case, Any, bool, int, bool]) -> tuple[str, int, dict[Any, 
         return f"{case.name} {case.label}", rows, f"{type(error).__name__}: {error}"
 
 
-def run(cases: Sequence[Case], prices: Any, few: bool, rows: int, processes: int, limit: float, stages: bool) -> None:
+def run(
+    cases: Sequence[CalibrationCase], prices: Any, few: bool, rows: int, processes: int, limit: float, stages: bool
+) -> None:
     fork = multiprocessing.get_context("fork")
     order = sorted((case for case in cases if case.name in prices), key=lambda case: -case.plan.case_operations)
     tasks = [(case, prices[case.name], few, rows, stages) for case in order]
@@ -163,15 +165,15 @@ def _show(found: dict[str, dict[Any, float]], few: bool, rows: int) -> None:
     print(f"the model at its worst against each | {' | '.join(f'{each:.3f}' for each in worst)}")
 
 
-class Timed(Launching):
+class Timed(LaunchTuner):
     """Chooses as the model does, and knows how long that took."""
 
     seconds = 0.0
 
-    def for_few(self, stage: Stage, cases: int) -> Any:
+    def for_few(self, stage: StageWork, cases: int) -> Any:
         return self._timed(super().for_few, stage, cases)
 
-    def for_many(self, stage: Stage, chunks: int) -> Any:
+    def for_many(self, stage: StageWork, chunks: int) -> Any:
         return self._timed(super().for_many, stage, chunks)
 
     def _timed(self, choose: Callable[..., Any], *arguments: Any) -> Any:
@@ -191,7 +193,7 @@ class Dry(GpuBlocks):
         return items_of(lowering, code, stages, cases, chunks, self.timed)
 
 
-def planning(cases: Sequence[Case]) -> None:
+def planning(cases: Sequence[CalibrationCase]) -> None:
     """Print what choosing launch parameters takes beside making a plan and bringing it into the form of the GPU."""
     speeds = next(each for each in speeds_here().devices if each.device.is_gpu)
     print("plan | planning, ms | to the form of a GPU, ms | choosing, one case, ms | share | 4,096 cases, ms | share")

@@ -21,15 +21,15 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from junctor.backends.numpy import Block
-from junctor.cost.dataset import Device
+from junctor.backends.numpy import EvidenceBlock
+from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import speeds_here
 from junctor.engine.engine import shape_of
 from junctor.model.errors import Place
 from junctor.model.generate import grid
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.out_of_core.gpu.devices import ChunkGpu
-from junctor.out_of_core.memory_splits import Limits
+from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.placement.fusion import touched_entries
@@ -44,7 +44,7 @@ from junctor_kernels.tables import reference
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
 COPY_BYTES = 1 << 30
 # A GPU that is elsewhere: prices are those of the one that was measured.
-NOT_HERE = Device("NVIDIA H100 80GB HBM3", {})
+NOT_HERE = MeasuredDevice("NVIDIA H100 80GB HBM3", {})
 
 
 def complete(variables: int, seed: int = 0) -> Network:
@@ -64,7 +64,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Plan all problems for a device."""
     algebra = ALGEBRAS[arguments.precision]
     on_gpu = parse_bytes(arguments.device_memory)
-    limits = Limits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
+    limits = MemoryLimits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
     prices, plans = speeds_here(own=False).gpu(NOT_HERE).prices, []
     for text in arguments.sizes:
         sizes = tuple(int(size) for size in text.split("x"))
@@ -90,7 +90,7 @@ def describe(name: str, chunks: ChunkPlan, itemsize: int, seconds: float) -> Non
     )
 
 
-def moved(chunks: ChunkPlan, n: int, gpu: ChunkGpu | None) -> tuple[float, ...]:
+def moved(chunks: ChunkPlan, n: int, gpu: DeviceGroup | None) -> tuple[float, ...]:
     """Return the entries of a pass that the busiest device takes from the host, takes from others, brings out, touches.
 
     Tasks use tables that stay on a device where these are, or copy what other devices have made.
@@ -152,10 +152,10 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         gpu = None
         if on_gpu:
-            from junctor_kernels.gpu.blocks import CudaDevice
+            from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-            devices = [CudaDevice(n, room) for n in range(arguments.gpus)]
-            gpu = ChunkGpu(chunks, precision, *devices, slots=slots)
+            devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
+            gpu = DeviceGroup(chunks, precision, *devices, slots=slots)
             program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
@@ -169,7 +169,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def timed(
     program: ChunkedProgram,
-    gpu: ChunkGpu | None,
+    gpu: DeviceGroup | None,
     rates: tuple[float, ...] | None,
     itemsize: int,
     slowest: int,
@@ -178,7 +178,7 @@ def timed(
     chunks = program.chunks
     with (watched_gpu if rates else watched_cpu)(program) as ends:
         started = time.perf_counter()
-        outcome = program.run(Block(1, {}, {}))
+        outcome = program.run(EvidenceBlock(1, {}, {}))
         seconds = time.perf_counter() - started
     text = f"  {seconds:.3f} s, ln Z {outcome.log_value[0]:.8f}, doubtful {bool(outcome.doubtful[0])}"
     text += f", {chunks.plan.shared_operations / seconds:.3g} operations/s"
@@ -242,7 +242,7 @@ def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
 
     with (
         patch.object(chunked_gpu, "GpuRun", Watched),
-        patch.object(chunk_slots.OneGpu, "event", lambda one: cupy.cuda.Event()),
+        patch.object(chunk_slots.DeviceSlots, "event", lambda one: cupy.cuda.Event()),
     ):
         yield ends
 

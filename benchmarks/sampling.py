@@ -36,7 +36,7 @@ from junctor.model.query import Query, Sampler, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling.engine import SamplingEngine
 from junctor_kernels.sampling import reference as sampling
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.philox import RandomStream
 
 NETWORKS = {
     "andes": ("bnlearn/andes.bif", 25),
@@ -220,19 +220,19 @@ COUNTS = (1, 10, 100, 1000, 4096, 10_000, 32_768, 100_000, 1_000_000)
 def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> float:
     """Return milliseconds that a device takes to draw and weigh so many samples, 0: a thread a sample."""
     row = gpu_row(engine, each, group)
-    return on_device(row, lambda: row._draw(Stream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
+    return on_device(row, lambda: row._draw(RandomStream(1, 0, 0), 0, count), 5 if count > 100_000 else 9)
 
 
 def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     from junctor.sampling.cases import Evidence
-    from junctor.sampling.sampler import Ask
+    from junctor.sampling.sampler import SamplingRequest
 
     gpu: Any = engine._gpu
     gpu.way = lambda *_: group
     case = each.cases["unlikely"][0]
     layout = engine._layout(Evidence(frozenset(case), frozenset()))
     learns = engine.query.sampling.sampler != "lw"
-    return gpu.row(Ask(layout, layout.case(case, {}, learns), engine.query.sampling.sampler, (), learns))
+    return gpu.row(SamplingRequest(layout, layout.case(case, {}, learns), engine.query.sampling.sampler, (), learns))
 
 
 def on_device(row: Any, work: Callable[[], Any], repeats: int) -> float:
@@ -268,7 +268,7 @@ def rate(options: argparse.Namespace) -> None:
 
             row = gpu_row(engine, each, 0)
             result = row._device.empty((row._slots + 1, 2), np.float64)
-            drawn = on_device(row, lambda row=row: row._draw(Stream(1, 0, 0), 0, gpu.CHUNK), 5)
+            drawn = on_device(row, lambda row=row: row._draw(RandomStream(1, 0, 0), 0, gpu.CHUNK), 5)
             summed = on_device(row, lambda row=row, result=result: row._sum(gpu.CHUNK, result, 0), 5)
             parts = f"{drawn:.3f} | {summed:.3f}"
         per = options.samples / seconds
@@ -290,7 +290,7 @@ def fetched(options: argparse.Namespace) -> None:
         layout = engine._layout(Evidence(frozenset(case), frozenset()))
         what = layout.case(case, {}, False)
         tables = engine.sampled.tables
-        states = sampling.draw(tables, what, Stream(options.seed, 0, 0), 0, 1 << 14)
+        states = sampling.draw(tables, what, RandomStream(options.seed, 0, 0), 0, 1 << 14)
         ordered = sampling.entries_read(tables, what, states)
         sizes = what.nodes[:, 2][:, None]
         plain = int(np.minimum(states + 1, sizes - 1).sum())

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.sampling.epis import SWEEPS, beliefs_of, epis_function
 from junctor.sampling.gpu import GpuSampling
-from junctor.sampling.sampler import Ask
+from junctor.sampling.sampler import SamplingRequest
 from junctor_kernels.sampling import loopy as beliefs
 from sampling import SAMPLERS, Prepared, chosen, engine_for, on_device
 
@@ -43,7 +43,7 @@ def messages(options: argparse.Namespace) -> None:
         tables = engine.sampled.tables.probabilities
         entries = int((case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, 2]).sum())
         if options.device == "gpu":
-            row: Any = engine._gpu.row(Ask(layout, case, "epis-bn", (), False, beliefs=pattern))
+            row: Any = engine._gpu.row(SamplingRequest(layout, case, "epis-bn", (), False, beliefs=pattern))
             alone = on_device(row, lambda row=row, pattern=pattern: row.tell(pattern), 9)
             whole = on_device(row, lambda row=row, pattern=pattern: row.believe(pattern), 9)
         else:

@@ -29,13 +29,13 @@ import numpy as np
 from junctor.calibration.cliques import built_in, stored_measured
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
-from junctor.cost.dataset import Device, Measured, write
+from junctor.cost.dataset import Measured, MeasuredDevice, write
 from junctor.cost.model import cpu_name
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan, plan_stored
 from junctor.planning.shape import Shape
-from junctor_kernels.gpu.stored import CudaDevice, upload_batch
+from junctor_kernels.gpu.stored import CudaCliqueDevice, upload_batch
 from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 from stored_streams import stream
 
@@ -109,7 +109,9 @@ def median_ms(work: Callable[[], object], repeats: int) -> float:
 class OnDevice:
     """A tree on the GPU, and how long its parts take."""
 
-    def __init__(self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaDevice) -> None:
+    def __init__(
+        self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaCliqueDevice
+    ) -> None:
         self.device, self.cupy, self.algebra = device, device.cupy, algebra
         self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * device.free()))
         self.executor.propagate({})
@@ -154,7 +156,7 @@ class OnDevice:
         return self.events_ms(partial(executor._launch, launches, placed), 5)
 
 
-def transfers_ms(device: CudaDevice, plan: StoredPlan, algebra: Algebra) -> float:
+def transfers_ms(device: CudaCliqueDevice, plan: StoredPlan, algebra: Algebra) -> float:
     """Milliseconds to copy as many bytes as all tables have to the device, and back, from pinned memory."""
     cupy, size = device.cupy, plan.total_entries()
     host, block, stream = (
@@ -188,7 +190,7 @@ def largest_difference(device: ResidentExecutor, host: HostExecutor, cliques: in
 
 
 def table_two(trees: Sequence[tuple[str, Network, StoredPlan]], options: argparse.Namespace) -> None:
-    device = None if options.cpu else CudaDevice()
+    device = None if options.cpu else CudaCliqueDevice()
     print(f"compiled CPU kernels: {bool(find_spec('numba'))}; all times in ms; theirs: kernels alone on a GTX 780")
     print(
         "network | precision | entries | preprocessing CPU | GPU | transfers | CPU | GPU kernels | theirs | "
@@ -205,7 +207,7 @@ def measure(
     network: Network,
     plan: StoredPlan,
     algebra: Algebra,
-    device: CudaDevice | None,
+    device: CudaCliqueDevice | None,
     options: argparse.Namespace,
 ) -> None:
     kernels, numbers = host_kernels(algebra, plan.total_entries()), range(len(plan.cliques))
@@ -244,7 +246,7 @@ def costs(paths: list[str], output: Path) -> None:
     for name, found in stored_measured([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
         print(name, " ".join(f"{row.seconds:.3f}" for row in found), flush=True)
         rows += found
-    write(Device(cpu_name()), str(date.today()), rows, output)
+    write(MeasuredDevice(cpu_name()), str(date.today()), rows, output)
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from junctor.cliques.host import Initial
 from junctor.cliques.streamed import PIPELINES, StreamedExecutor, lay_out
 from junctor.planning.budget import format_bytes, parse_bytes
-from junctor.planning.cliques import DOWN, Operand, Pass, StoredClique, StoredPlan
-from junctor_kernels.gpu.stored import CudaDevice
+from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredClique, StoredPlan
+from junctor_kernels.gpu.stored import CudaCliqueDevice
 from junctor_kernels.tables.reference import SINGLE
 
 # Linux; Python has a name for it from 3.13 on.
@@ -25,7 +25,7 @@ NO_RESERVE = 0x4000
 class Streamed:
     """A table [separator entries, run] in pinned memory, row s `base` times `weights[s]`; and a small root clique."""
 
-    def __init__(self, size: int, run: int, device: CudaDevice) -> None:
+    def __init__(self, size: int, run: int, device: CudaCliqueDevice) -> None:
         self.device, self.cupy = device, device.cupy
         rows = max(1, size // 4 // run)
         self.sizes, rng = (rows, run, 2), np.random.default_rng(1)
@@ -68,7 +68,7 @@ class Streamed:
         """
         executor.propagate({})
         rows, run, _ = self.sizes
-        up = self.download(executor, Operand("up", 0))
+        up = self.download(executor, CliqueOperand("up", 0))
         exact = self.weights.astype(np.float64) * self.base.sum(dtype=np.float64)
         sums = float(np.abs(up / exact - 1).max())
         change = self.root.astype(np.float64).sum(axis=1)
@@ -80,7 +80,7 @@ class Streamed:
             worst = max(worst, float(np.abs(factor / norm - 1).max()))
         return sums, worst
 
-    def download(self, executor: StreamedExecutor, operand: Operand) -> Any:
+    def download(self, executor: StreamedExecutor, operand: CliqueOperand) -> Any:
         message = executor.layout.separators.message(operand)
         host, stream = self.device.host(self.sizes[0], np.float32), self.device.stream()
         self.device.download(message.values, host, stream)
@@ -88,7 +88,7 @@ class Streamed:
         return host.astype(np.float64)
 
 
-def pinned(entries: int, device: CudaDevice) -> Any:
+def pinned(entries: int, device: CudaCliqueDevice) -> Any:
     """Pinned memory: mapped, touched piece by piece, then registered, which is faster than to ask for it as such.
 
     Mapped without a reservation, because virtual machines may have more memory than they know of before it is used.
@@ -103,7 +103,7 @@ def pinned(entries: int, device: CudaDevice) -> Any:
     return array
 
 
-def ceilings(table: Any, device: CudaDevice, chunk: int) -> tuple[float, float, float]:
+def ceilings(table: Any, device: CudaCliqueDevice, chunk: int) -> tuple[float, float, float]:
     """Bytes a second that copies of chunks reach: to the device, from it, and both ways at once (the sum)."""
     blocks, streams = [device.allocate(chunk * 4) for _ in range(2)], [device.stream() for _ in range(2)]
     pieces = [table[first : first + chunk] for first in range(0, min(len(table), 1 << 32) // 2, chunk)]
@@ -125,7 +125,7 @@ def ceilings(table: Any, device: CudaDevice, chunk: int) -> tuple[float, float, 
 
 
 def stream(options: argparse.Namespace) -> None:
-    device = CudaDevice()
+    device = CudaCliqueDevice()
     cupy = device.cupy
     print(f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {date.today()}")
     memory = cupy.cuda.runtime.memGetInfo()[1]
@@ -142,11 +142,11 @@ def stream(options: argparse.Namespace) -> None:
     streamed.fill()
     checked = streamed.check(streamed.open(options, "two-engines"))
     print(f"relative errors: sums {checked[0]:.1e} (all rows), products {checked[1]:.1e} (64 rows)", flush=True)
-    down = (Operand(DOWN, 0),)
+    down = (CliqueOperand(DOWN, 0),)
     kinds = {
-        "reduce": (Pass(0, True, (), (0,)), 1, to),
-        "scatter": (Pass(0, False, down, ()), 2, both),
-        "both in one pass": (Pass(0, False, down, (0,)), 2, both),
+        "reduce": (CliquePass(0, True, (), (0,)), 1, to),
+        "scatter": (CliquePass(0, False, down, ()), 2, both),
+        "both in one pass": (CliquePass(0, False, down, (0,)), 2, both),
     }
     print("pass | pipeline | s | GB/s | of ceiling | over synchronous | copies in, kernels, copies out: s")
     print("|".join(["---"] * 7), flush=True)
@@ -167,13 +167,13 @@ def stream(options: argparse.Namespace) -> None:
     cupy.cuda.runtime.hostUnregister(streamed.table.ctypes.data)
 
 
-def timed(executor: StreamedExecutor, work: Pass) -> float:
+def timed(executor: StreamedExecutor, work: CliquePass) -> float:
     start = time.perf_counter()
     executor.run([work])
     return time.perf_counter() - start
 
 
-def traced(executor: StreamedExecutor, work: Pass, device: CudaDevice) -> str:
+def traced(executor: StreamedExecutor, work: CliquePass, device: CudaCliqueDevice) -> str:
     """Seconds in each stage of the pipeline, by events."""
     trace: list[tuple[str, Any, Any]] = []
     executor.run([work], trace)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import Array, CudaDevice, Replay, Work
+from junctor_kernels.gpu.blocks import Array, CudaBlockDevice, LaunchList, Replay
 
 # What a block does on the device, in this order; each has a stream.
 STAGES = ("brought in", "computed", "taken out")
@@ -25,7 +25,7 @@ class Times:
     events: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class TimedDevice(CudaDevice):
+class TimedDevice(CudaBlockDevice):
     """A device that keeps the times of its blocks until `take` is called."""
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class TimedDevice(CudaDevice):
         super().upload(host, array)
         self._note("brought in", self._in)
 
-    def replay(self, work: Work) -> Replay:
+    def replay(self, work: LaunchList) -> Replay:
         return _Timed(super().replay(work), self)
 
-    def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
+    def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
         self._out.wait_event(self._work.record())
         self._note("taken out", self._out)
         super().write_posteriors(work, answers)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import Place
 from junctor.model.network import DraftVariable, Network, build_network
@@ -202,6 +202,6 @@ def assert_same(left: EncodedPartition, right: EncodedPartition, reasons: bool =
         assert a.invalid == b.invalid
 
 
-def _assert_same_likelihood(left: Likelihood, right: Likelihood) -> None:
+def _assert_same_likelihood(left: SoftEvidence, right: SoftEvidence) -> None:
     np.testing.assert_array_equal(left.rows, right.rows, strict=True)
     np.testing.assert_array_equal(left.values, right.values, strict=True)

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.sampling.cases import Evidence, Layout, layout_of
+from junctor.sampling.cases import CaseLayout, Evidence, layout_of
 from junctor.sampling.tables import SampledNetwork, sampled_network
-from junctor_kernels.sampling.layout import Case
+from junctor_kernels.sampling.layout import SampledCase
 
 Hard = dict[int, int]
 Soft = dict[int, npt.NDArray[np.float64]]
@@ -42,7 +42,7 @@ def mixed() -> Network:
     return network_of(tables, cards)
 
 
-def case_of(network: Network, hard: Hard, soft: Soft, learns: bool) -> tuple[SampledNetwork, Layout, Case]:
+def case_of(network: Network, hard: Hard, soft: Soft, learns: bool) -> tuple[SampledNetwork, CaseLayout, SampledCase]:
     sampled = sampled_network(network)
     layout = layout_of(sampled, Evidence(frozenset(hard), frozenset(soft)), None)
     return sampled, layout, layout.case(hard, soft, learns)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import note
 from hypothesis import strategies as st
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 
@@ -68,7 +68,7 @@ def evidence_batches(
     rows = draw(st.integers(min_rows, max_rows))
     what = _pattern_mix(draw, rows, len(network.variables), soft)
     states: dict[int, npt.NDArray[np.int32]] = {}
-    likelihoods: dict[int, Likelihood] = {}
+    likelihoods: dict[int, SoftEvidence] = {}
     for variable, cardinality in enumerate(network.cardinalities):
         hard_rows, soft_rows = np.flatnonzero(what[:, variable] == HARD), np.flatnonzero(what[:, variable] == SOFT)
         if hard_rows.size or draw(st.booleans()):  # a table may have a column that says nothing
@@ -76,7 +76,7 @@ def evidence_batches(
             states[variable][hard_rows] = draw(_bytes(hard_rows.size)) % cardinality
         if soft_rows.size:
             values = [draw(_palette_table((cardinality,), LIKELIHOODS)) for _ in soft_rows]
-            likelihoods[variable] = Likelihood(soft_rows.astype(np.int64), np.array(values))
+            likelihoods[variable] = SoftEvidence(soft_rows.astype(np.int64), np.array(values))
     reasons = draw(st.sets(st.integers(0, rows - 1), max_size=2)) if invalid and rows else set()
     return EvidenceBatch(rows, states, likelihoods, {row: f"row {row} is bad" for row in sorted(reasons)})
 

@@ -78,19 +78,19 @@ def ingest_evidence(job: steps.Job) -> None:
 
 
 @in_task
-def plan(job: steps.Job, resources: Resources) -> steps.Outlook:
+def plan(job: steps.Job, resources: Resources) -> steps.RunEstimate:
     """Refuse what does not fit before anything runs."""
     return steps.plan(job, resources, display.get())
 
 
 @in_task
-def propagate(job: steps.Job, resources: Resources, outlook: steps.Outlook) -> steps.Work:
+def propagate(job: steps.Job, resources: Resources, outlook: steps.RunEstimate) -> steps.RunStats:
     """Answer all partitions; Dask works inside this task."""
     return steps.propagate(job, resources, outlook, ProgressArtifact(display.get()))
 
 
 @in_task
-def finalise(job: steps.Job, work: steps.Work, seconds: float) -> steps.Manifest:
+def finalise(job: steps.Job, work: steps.RunStats, seconds: float) -> steps.Manifest:
     """Write the manifest."""
     return steps.finalise(job, work, seconds, display.get())
 

@@ -10,7 +10,7 @@ from junctor.hmm import run as steps
 from junctor.hmm.engine import SequenceKind
 from junctor.model.errors import JunctorError
 from junctor.model.query import Precision
-from junctor.runs.run import Manifest, Outlook, Work, check_resources
+from junctor.runs.run import Manifest, RunEstimate, RunStats, check_resources
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.devices import DeviceChoice
 from junctor.runtime.progress import Progress
@@ -32,19 +32,19 @@ def ingest_sequences(job: steps.SequenceJob) -> None:
 
 
 @in_task
-def plan(job: steps.SequenceJob, resources: Resources) -> Outlook:
+def plan(job: steps.SequenceJob, resources: Resources) -> RunEstimate:
     """See what the work will take."""
     return steps.plan(job, resources)
 
 
 @in_task
-def decode(job: steps.SequenceJob, resources: Resources, outlook: Outlook) -> Work:
+def decode(job: steps.SequenceJob, resources: Resources, outlook: RunEstimate) -> RunStats:
     """Answer all partitions; Dask works inside this task."""
     return steps.decode(job, resources, outlook, ProgressArtifact(display.get()))
 
 
 @in_task
-def finalise(job: steps.SequenceJob, work: Work, seconds: float) -> Manifest:
+def finalise(job: steps.SequenceJob, work: RunStats, seconds: float) -> Manifest:
     """Write the manifest."""
     return steps.finalise(job, work, seconds, display.get())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from junctor.backends import lowering
 from junctor.backends import register_tiles as tiles
 from junctor.backends.cpu import CompiledProgram
-from junctor.backends.numpy import Block, Outcome, Program
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.engine.engine import shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import Place
@@ -26,7 +26,7 @@ from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algeb
 TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 2e-6, "max": 1e-12}
 
 
-def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tuple[Pattern, Block]:
+def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tuple[Pattern, EvidenceBlock]:
     """Put hard evidence of a variable that all rows observe into slices, anything else into likelihoods."""
     sizes = network.cardinalities
     hard = {v: column for v, column in batch.states.items() if batch.rows and (column >= 0).all()}
@@ -42,10 +42,10 @@ def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tupl
                 values[:, row] *= soft[v]
         weighted[v] = values
     states = {v: column.astype(np.int64) for v, column in sliced.items()}
-    return Pattern(frozenset(states), frozenset(weighted)), Block(batch.rows, states, weighted)
+    return Pattern(frozenset(states), frozenset(weighted)), EvidenceBlock(batch.rows, states, weighted)
 
 
-def check(network: Network, pattern: Pattern, block: Block, algebra: Algebra, lanes: int = 32) -> Program:
+def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Algebra, lanes: int = 32) -> Program:
     explains = algebra is MAX_LOG
     program = Program(compile_plan(shape_of(network), pattern, None, explains, rows=1), network, algebra)
     compiled = CompiledProgram(program, lanes)
@@ -63,7 +63,7 @@ def check(network: Network, pattern: Pattern, block: Block, algebra: Algebra, la
     return program
 
 
-def compare(found: Outcome, expected: Outcome, algebra: Algebra) -> None:
+def compare(found: BlockOutcome, expected: BlockOutcome, algebra: Algebra) -> None:
     tolerance = TOLERANCE[algebra.name]
     assert found.doubtful.tolist() == expected.doubtful.tolist()
     sure = ~found.doubtful
@@ -106,13 +106,19 @@ def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zer
     cases = 40
     weights = {v: rng.random((states, cases)) for v in (9, 13)}
     observed = {v: rng.integers(0, states, cases) for v in (3, 6, 17)}
-    check(network, Pattern(frozenset(observed), frozenset(weights)), Block(cases, observed, weights), algebra, lanes=64)
+    check(
+        network,
+        Pattern(frozenset(observed), frozenset(weights)),
+        EvidenceBlock(cases, observed, weights),
+        algebra,
+        lanes=64,
+    )
 
 
 def test_many_terms_are_listed_or_not_with_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     network = layered(layers=4, width=4, states=4, parents=3, seed=1, zeros=0.7)
     observed = {5: np.arange(32) % 4}
-    pattern, block = Pattern(frozenset(observed), frozenset()), Block(32, observed, {})
+    pattern, block = Pattern(frozenset(observed), frozenset()), EvidenceBlock(32, observed, {})
     program = check(network, pattern, block, DOUBLE)
     everything = program.plan.case_operations
     assert 0 < program.nonzero_operations < 0.6 * everything
@@ -161,7 +167,7 @@ def test_terms_lost_at_both_ends_of_a_chain_are_noticed(algebra: Algebra, step: 
     ends = [DraftTable((name,), np.array([1, step]), Place()) for name in (names[0], names[-1])]
     network = build_network("chain", "markov", [DraftVariable(n, ("a", "b"), Place()) for n in names], links + ends)
     weights = np.array([[1, 1], [step**0.9, 1]]).repeat(16, axis=1)
-    block = Block(32, {}, {0: weights, 5: weights})
+    block = EvidenceBlock(32, {}, {0: weights, 5: weights})
     program = check(network, Pattern(frozenset(), frozenset([0, 5])), block, algebra)
     found, exact = program.run(block), Program(program.plan, network, LOG).run(block)
     # Steps of 1e-20 meet in products that are made in double and scaled once for all cases: nothing is lost.
@@ -221,7 +227,7 @@ def test_three_thousand_steps_of_a_hidden_chain_stay_in_their_format() -> None:
     network = hidden_markov(3000)
     rng = np.random.default_rng(1)
     observed = {2 * i + 1: rng.integers(0, 3, 32) for i in range(3000)}
-    block = Block(32, observed, {})
+    block = EvidenceBlock(32, observed, {})
     plan = compile_plan(shape_of(network), Pattern(frozenset(observed), frozenset()), rows=1)
     log_value, posteriors = forward_backward(network, observed)
     for algebra, tolerance in ((DOUBLE, 1e-11), (SINGLE, 2e-5)):

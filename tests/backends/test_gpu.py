@@ -17,12 +17,12 @@ from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
 from junctor.backends.gpu import GpuProgram
-from junctor.backends.numpy import Block, Program
-from junctor.backends.plan_memory import Prepared
+from junctor.backends.numpy import EvidenceBlock, Program
+from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.dataset import BACKENDS
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, Few, Launching, Many
-from junctor.cost.model import DeviceSpeeds
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
+from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers, posteriors_in
@@ -44,7 +44,7 @@ DEVICES = [
         ),
         id="emulated",
     ),
-    pytest.param(gpu.CudaDevice, marks=pytest.mark.gpu, id="cuda"),
+    pytest.param(gpu.CudaBlockDevice, marks=pytest.mark.gpu, id="cuda"),
 ]
 ON = pytest.mark.parametrize("device", DEVICES)
 FORMATS = pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG], ids=lambda algebra: algebra.name)
@@ -64,32 +64,35 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
-    patch.setattr(DeviceSpeeds, "launching", lambda speeds, algebra: small_items())
+    patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
     yield
     patch.undo()
 
 
 @cache
-def small_items() -> Launching:
+def small_items() -> LaunchTuner:
     """Launch parameters that differ from stage to stage, with terms that are shared."""
     prices = np.random.default_rng(1)
     few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
-    settings = (Few(1, 1), Few(3, 2), Few(8, 1)), (Many(1, 5), Many(16, 20), Many(4, 1000))
-    return Launching(few, many, *settings)
+    settings = (
+        (EntryParallel(1, 1), EntryParallel(3, 2), EntryParallel(8, 1)),
+        (CaseParallel(1, 5), CaseParallel(16, 20), CaseParallel(4, 1000)),
+    )
+    return LaunchTuner(few, many, *settings)
 
 
 @cache
-def opened(device: Callable[[], gpu.Device]) -> gpu.Device:
+def opened(device: Callable[[], gpu.BlockDevice]) -> gpu.BlockDevice:
     return device()
 
 
 def check(
     network: Network,
     pattern: Pattern,
-    block: Block,
+    block: EvidenceBlock,
     algebra: Algebra,
     cases: int,
-    device: Callable[[], gpu.Device],
+    device: Callable[[], gpu.BlockDevice],
 ) -> None:
     program = Program(compile_plan(shape_of(network), pattern, None, False, rows=1), network, algebra)
     on_gpu = GpuProgram(program, cases, opened(device), host=1 << 24)
@@ -106,7 +109,7 @@ def check(
         assert all((table[untouched] == -1).all() for table in answers.posteriors.values())
 
 
-def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.Device) -> Answers:
+def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.BlockDevice) -> Answers:
     targets, sizes = tuple(range(len(network.variables))), network.cardinalities
     memory = device.host(rows * sum(sizes) * algebra.dtype.itemsize).view(algebra.dtype)
     memory[:] = -1
@@ -120,7 +123,7 @@ def unwritten(network: Network, rows: int, algebra: Algebra, device: gpu.Device)
 @settings(max_examples=40)
 @given(question=questions())
 def test_any_network_and_evidence(
-    device: Callable[[], gpu.Device], algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]
+    device: Callable[[], gpu.BlockDevice], algebra: Algebra, many: bool, question: tuple[Network, EvidenceBatch, bool]
 ) -> None:
     network, batch, likelihoods = question
     pattern, block = blocks_of(network, batch, likelihoods)
@@ -132,7 +135,7 @@ def test_any_network_and_evidence(
 @pytest.mark.parametrize(("states", "zeros"), [(2, 0.6), (3, 0.0), (5, 0.6)])
 @pytest.mark.parametrize("cases", [1, 3, 200])
 def test_networks_with_cliques_of_every_shape(
-    device: Callable[[], gpu.Device], algebra: Algebra, states: int, zeros: float, cases: int
+    device: Callable[[], gpu.BlockDevice], algebra: Algebra, states: int, zeros: float, cases: int
 ) -> None:
     layers = 5 if states < 5 else 4
     network = layered(layers, width=4, states=states, parents=3, seed=states, zeros=zeros)
@@ -142,14 +145,14 @@ def test_networks_with_cliques_of_every_shape(
     check(
         network,
         Pattern(frozenset(observed), frozenset(weights)),
-        Block(cases, observed, weights),
+        EvidenceBlock(cases, observed, weights),
         algebra,
         cases,
         device,
     )
 
 
-def on_device(device: Callable[..., gpu.Device], room: int) -> gpu.Device:
+def on_device(device: Callable[..., gpu.BlockDevice], room: int) -> gpu.BlockDevice:
     return device(room) if device is EmulatedDevice else device(0, room)
 
 
@@ -165,7 +168,7 @@ def batch_of(network: Network, rows: int, missing: float) -> EvidenceBatch:
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 @pytest.mark.parametrize("room", [1 << 24, 1 << 18])
 def test_the_engine_answers_as_on_the_cpu(
-    device: Callable[..., gpu.Device], precision: Precision, missing: float, room: int
+    device: Callable[..., gpu.BlockDevice], precision: Precision, missing: float, room: int
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)
@@ -180,7 +183,7 @@ def test_the_engine_answers_as_on_the_cpu(
 
 
 @ON
-def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.Device]) -> None:
+def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.BlockDevice]) -> None:
     # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
     network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
     batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
@@ -195,7 +198,7 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.De
 
 @ON
 def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
-    device: Callable[[], gpu.Device], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    device: Callable[[], gpu.BlockDevice], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2)
     batch = batch_of(network, 50, 0.0)
@@ -212,7 +215,7 @@ def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
 
 @ON
 def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
-    device: Callable[..., gpu.Device], caplog: pytest.LogCaptureFixture
+    device: Callable[..., gpu.BlockDevice], caplog: pytest.LogCaptureFixture
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2)
     batch = batch_of(network, 50, 0.0)
@@ -223,12 +226,12 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 
 
 @ON
-def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.Device]) -> None:
+def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Callable[[], gpu.BlockDevice]) -> None:
     network = layered(layers=3, width=3, states=6, parents=2, seed=2)
     plan = compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, rows=1)
 
-    def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.Launch]]]]:
-        prepared = Prepared(network, plan, [SINGLE])
+    def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.BlockLaunch]]]]:
+        prepared = ProgramCache(network, plan, [SINGLE])
         prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
         prepared.device = opened(device)
         found = [prepared.on_device(SINGLE, rows) for rows in batches]
@@ -242,7 +245,7 @@ def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Ca
 @ON
 @pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
 def test_small_blocks_have_small_tiles(
-    device: Callable[[], gpu.Device], rows: int, shapes: tuple[tuple[int, int], ...]
+    device: Callable[[], gpu.BlockDevice], rows: int, shapes: tuple[tuple[int, int], ...]
 ) -> None:
     network = layered(layers=3, width=3, states=6, parents=2, seed=2)
     program = Program(
@@ -253,10 +256,13 @@ def test_small_blocks_have_small_tiles(
 
 
 @ON
-def test_a_gpu_is_measured(device: Callable[[], gpu.Device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FEW_ROWS", (1,)), ("MANY_ROWS", (128,)), ("GPU_REPEATS", 1)):
         monkeypatch.setattr(tuning, name, value)
-    for name, tried in (("FEW_TRIED", (Few(8, 1), Few(1, 1))), ("MANY_TRIED", (Many(16, 128), Many(4, 4)))):
+    for name, tried in (
+        ("FEW_TRIED", (EntryParallel(8, 1), EntryParallel(1, 1))),
+        ("MANY_TRIED", (CaseParallel(16, 128), CaseParallel(4, 4))),
+    ):
         monkeypatch.setattr(tuning, name, tried)
     case = tuning.case_of("x", layered(2, 2, states=4, seed=1), 0.2, True, 1)
     rows = tuning.measure_gpu(case, opened(device), [SINGLE])

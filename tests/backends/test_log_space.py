@@ -8,7 +8,7 @@ import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.backends.numpy import Block, Program
+from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.engine import engine as engine_module
 from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
@@ -88,7 +88,7 @@ def test_a_grid_with_large_tables_equals_numpy(algebra: Algebra, tolerance: floa
     soft = frozenset(range(len(network.variables)))
     plan = compile_plan(shape_of(network), Pattern(frozenset([3]), soft - {3}), None, False, rows=1)
     likelihoods = {v: np.random.default_rng(v).random((2, 1)) for v in soft - {3}}
-    block = Block(1, {3: np.array([1], np.int32)}, likelihoods)
+    block = EvidenceBlock(1, {3: np.array([1], np.int32)}, likelihoods)
     expected = Program(plan, network, algebra).run(block)
     for threads in (1, 2):
         found = Program(plan, network, algebra, threads).run(block)
@@ -102,7 +102,7 @@ def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     batch = EvidenceBatch(1, {0: np.array([1], np.int32)})
     engine = Engine(network, Query(), memory=1 << 30, rows=64)
     group = engine.groups(batch)[0]
-    limits = memory.Memory(engine.plan(group.pattern, 64), 2, compiles=True)
+    limits = memory.PlanMemory(engine.plan(group.pattern, 64), 2, compiles=True)
     limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
     assert (limits.entry_threads, limits.lanes) == (1, 0)
     limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)

@@ -42,7 +42,7 @@ def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
     engine = Engine(network, query, memory=1 << 40)
     answers = engine.answer(batch)
     formats = 1 if query.kind == "mpe" or query.precision == "log" else 2 + (query.precision == "single")
-    needs = [memory.Memory(engine.plan(group.pattern), formats).least for group in engine.groups(batch)]
+    needs = [memory.PlanMemory(engine.plan(group.pattern), formats).least for group in engine.groups(batch)]
     return max(needs, default=0) + answers.nbytes
 
 

@@ -16,7 +16,7 @@ from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, re
 from junctor.cli import app
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
-from junctor.cliques.joint import JointForecast, Questions
+from junctor.cliques.joint import JointForecast, JointQuestions
 from junctor.cost.features.cliques import StoredForecast
 from junctor.engine.engine import shape_of
 from junctor.model.errors import Place
@@ -89,7 +89,7 @@ def test_questions_of_too_many_combinations_are_refused(count: int, architecture
     question = names_of(network, tuple(range(count)))
     with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
         joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
-    assert Questions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
+    assert JointQuestions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
 
 
 @pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])
@@ -117,7 +117,10 @@ def test_variables_of_different_cliques_are_left_to_messages() -> None:
     found = joint_posteriors(network, [["asia", "dysp"]])
     assert found.architecture == "messages"
     assert found.posteriors[0].sum() == pytest.approx(1)
-    assert Questions(network, [["asia", "dysp"]], {}).forecast().why == "variables that are asked about share no clique"
+    assert (
+        JointQuestions(network, [["asia", "dysp"]], {}).forecast().why
+        == "variables that are asked about share no clique"
+    )
     with pytest.raises(EvidenceError, match="no clique holds"):
         joint_posteriors(network, [["asia", "dysp"]], architecture="stored")
 
@@ -133,7 +136,7 @@ def test_the_way_that_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(joint_module, "PLAIN_VARIABLE_SECONDS", 0.0)
         found = joint_posteriors(network, [pair for pair in names if len(pair) == 2])
         assert found.architecture == chosen
-    assert Questions(network, names[:1], {}, memory=1 << 10).forecast().why == "clique tables exceed the memory"
+    assert JointQuestions(network, names[:1], {}, memory=1 << 10).forecast().why == "clique tables exceed the memory"
 
 
 def test_more_questions_make_tables_worth_it() -> None:
@@ -141,7 +144,7 @@ def test_more_questions_make_tables_worth_it() -> None:
     network = layered(layers=10, width=12, states=2, parents=3, seed=10)
     scopes = [clique.layout for clique in plan_stored(shape_of(network)).cliques if len(clique.layout) > 1]
     few, many = (
-        Questions(network, [names_of(network, scopes[n % len(scopes)][:2]) for n in range(count)], {})
+        JointQuestions(network, [names_of(network, scopes[n % len(scopes)][:2]) for n in range(count)], {})
         for count in (1, 400)
     )
     assert few.forecast().chosen == "messages"

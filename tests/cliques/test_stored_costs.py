@@ -15,10 +15,10 @@ from junctor.cliques.tree import StoredTree
 from junctor.cost.dataset import BACKENDS
 from junctor.cost.features import cliques as stored_work
 from junctor.cost.features.cliques import STORED_WORK, case_work, making_work, stored_forecast
-from junctor.cost.model import Prices
+from junctor.cost.model import Coefficients
 from junctor.engine.engine import shape_of
 from junctor.model.generate import grid, layered
-from junctor.planning.cliques import Pass, StoredClique, StoredPlan, plan_stored
+from junctor.planning.cliques import CliquePass, StoredClique, StoredPlan, plan_stored
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import permute
 from junctor_kernels.tables.reference import DOUBLE, LOG
@@ -61,7 +61,7 @@ def test_what_kernels_do_is_counted(observed: tuple[int, ...]) -> None:
 def test_forecasts_are_sums_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_stored(shape_of(grid(6, 6, seed=1)))
     prices = {
-        "stored-double": Prices(tuple(float(name in ("made", "reduced")) for name in STORED_WORK), (), (0.0, 0.0))
+        "stored-double": Coefficients(tuple(float(name in ("made", "reduced")) for name in STORED_WORK), (), (0.0, 0.0))
     }
     # Small tables are done by NumPy, which was not measured.
     assert stored_forecast(plan, frozenset(), DOUBLE, prices) is None
@@ -99,7 +99,7 @@ def one_table(entries: int) -> StoredPlan:
 )
 def test_rates_are_those_that_an_h100_reached(pipeline: PipelineName, gigabytes: float) -> None:
     # 8 GiB in single precision, chunks of 64 MiB, four under way, both ways at once.
-    work, way = Pass(0, True, (), (0,)), Streaming(pipeline, 4, 1 << 24)
+    work, way = CliquePass(0, True, (), (0,)), Streaming(pipeline, 4, 1 << 24)
     seconds = stored_choice._pass_seconds(1 << 33, work, way, 4)
     assert 2 * (1 << 33) / seconds / 1e9 == pytest.approx(gigabytes, rel=0.05)
 

@@ -27,7 +27,7 @@ from junctor.engine.engine import shape_of
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
 from junctor.model.generate import sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.planning.cliques import DOWN, Operand, Pass, StoredPlan, plan_stored
+from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
@@ -175,7 +175,7 @@ def test_a_table_is_read_after_it_was_stored(name: PipelineName) -> None:
         initial = initial_of(plan, network, DOUBLE)
         executor = StreamedExecutor(plan, initial, DOUBLE, EmulatedStored(seed), layout, name, True)
         executor.propagate({})
-        before, down = executor.table(0).copy(), Pass(0, False, (Operand(DOWN, 0),), ())
+        before, down = executor.table(0).copy(), CliquePass(0, False, (CliqueOperand(DOWN, 0),), ())
         executor.run([down])
         once = executor.table(0).copy()
         executor.run([down, down])

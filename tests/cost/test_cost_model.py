@@ -21,8 +21,8 @@ from junctor.cost import dataset as measurements
 from junctor.cost import model as speeds
 from junctor.cost.dataset import (
     BACKENDS,
-    Device,
     Measured,
+    MeasuredDevice,
     backends_of,
     device_of,
     file_name,
@@ -34,17 +34,17 @@ from junctor.cost.dataset import (
 from junctor.cost.features.gpu_stages import (
     FEW_WORK,
     MANY_WORK,
-    Beside,
-    Few,
-    Launching,
-    Many,
-    Stage,
+    CaseParallel,
+    EntryParallel,
+    LaunchTuner,
+    SideWork,
+    StageWork,
     few_work,
     many_work,
     splits,
 )
 from junctor.cost.fit import fit, non_negative
-from junctor.cost.model import DeviceSpeeds, Learned, Speeds, learned, plan_work, speeds_here, speeds_of
+from junctor.cost.model import CostModel, CostModels, FittedCoefficients, learned, plan_work, speeds_here, speeds_of
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
@@ -100,7 +100,7 @@ def measured(backend: str, seconds: float, scale: float, network: str = "n") -> 
 
 
 def test_files_say_what_was_written(tmp_path: Path) -> None:
-    device = Device("Some GPU (2)", {"multiprocessors": 3.0})
+    device = MeasuredDevice("Some GPU (2)", {"multiprocessors": 3.0})
     rows = [measured("few-log", 0.5, 1.0), measured("cpu", 0.25, 2.0)]
     path = tmp_path / file_name(device)
     assert path.name == "some-gpu-2.parquet"
@@ -113,7 +113,7 @@ def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"broken.parquet: not measurements"):
         read(path)
-    write(Device("x"), "2026-11-21", [measured("cpu", 1.0, 1.0)], path)
+    write(MeasuredDevice("x"), "2026-11-21", [measured("cpu", 1.0, 1.0)], path)
     monkeypatch.setitem(measurements.BACKENDS, "cpu", ("something", "else"))
     with pytest.raises(ValueError, match="another version"):
         read(path)
@@ -122,7 +122,7 @@ def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFixture) -> None:
     own_measurements().mkdir(parents=True)
     (own_measurements() / "a.parquet").write_bytes(b"nothing")
-    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "b.parquet")
+    write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "b.parquet")
     assert [device.name for device, _ in own_files()] == ["mine"]
     assert "junctor tune" in caplog.text
     assert next(each.device.name for each in speeds_here().devices) == "mine"
@@ -144,7 +144,7 @@ def off(path: Path, backend: str) -> Any:
     rows = read(path, backend)
     found = []
     for name in sorted({row.network for row in rows}):
-        prices = learned(Device("x"), [row for row in rows if row.network != name]).prices[backend]
+        prices = learned(MeasuredDevice("x"), [row for row in rows if row.network != name]).prices[backend]
         found += [abs(prices.of_work(row.work) / row.seconds - 1) for row in rows if row.network == name]
     return np.array(found)
 
@@ -168,26 +168,28 @@ def test_gpus_that_were_measured_are_found_by_their_names(caplog: pytest.LogCapt
     known = speeds_here(own=False)
     with caplog.at_level("INFO", "junctor"):
         for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
-            assert known.gpu(Device(name, {"multiprocessors": 132.0})).device.name == name
+            assert known.gpu(MeasuredDevice(name, {"multiprocessors": 132.0})).device.name == name
     assert "no measurements" not in caplog.text
-    one, other = (known.gpu(Device(name, {})).prices["few-single"] for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    one, other = (
+        known.gpu(MeasuredDevice(name, {})).prices["few-single"] for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+    )
     assert one != other
 
 
 def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) -> None:
-    def gpu_of(name: str, processors: float) -> DeviceSpeeds:
-        return DeviceSpeeds(Device(name, {"multiprocessors": processors, "memory": 1e9}), {})
+    def gpu_of(name: str, processors: float) -> CostModel:
+        return CostModel(MeasuredDevice(name, {"multiprocessors": processors, "memory": 1e9}), {})
 
-    known = Speeds((gpu_of("small", 20.0), gpu_of("large", 130.0), DeviceSpeeds(Device("some CPU"), {})))
-    assert known.gpu(Device("small", {"multiprocessors": 999.0})).device.name == "small"
+    known = CostModels((gpu_of("small", 20.0), gpu_of("large", 130.0), CostModel(MeasuredDevice("some CPU"), {})))
+    assert known.gpu(MeasuredDevice("small", {"multiprocessors": 999.0})).device.name == "small"
     with caplog.at_level("INFO", "junctor"):
-        assert known.gpu(Device("unheard of", {"multiprocessors": 100.0})).device.name == "large"
+        assert known.gpu(MeasuredDevice("unheard of", {"multiprocessors": 100.0})).device.name == "large"
     assert "no measurements of unheard of" in caplog.text
     assert known.cpu("another CPU").device.name == "some CPU"
 
 
 def test_speeds_survive_json() -> None:
-    known = Speeds((learned(Device("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),))
+    known = CostModels((learned(MeasuredDevice("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),))
     record = json.loads(json.dumps(known.to_record()))
     again = speeds_of(record)
     assert again.devices[0].prices["cpu"] == known.devices[0].prices["cpu"]
@@ -196,14 +198,14 @@ def test_speeds_survive_json() -> None:
         speeds_of({})
 
 
-def stage(*contractions: tuple[int, int, int]) -> Stage:
+def stage(*contractions: tuple[int, int, int]) -> StageWork:
     """Contractions of so many entries, terms, and tables; none in tiles."""
     steps = np.zeros((len(contractions), STEP_COLUMNS), np.int64)
     for step, (entries, _, count) in zip(steps, contractions, strict=True):
         step[[ENTRIES, TILES, COUNT, SIZE, LINES_OF_TILE, HOW]] = entries, entries, count, 1, 1, 2
     longest = np.array([terms for _, terms, _ in contractions])
     along, apart = np.ones(len(steps), np.bool_), np.ones((2, len(steps)))
-    return Stage(steps, longest, longest * steps[:, ENTRIES], along, apart, Beside(likelihood=7))
+    return StageWork(steps, longest, longest * steps[:, ENTRIES], along, apart, SideWork(likelihood=7))
 
 
 def test_threads_share_terms_in_powers_of_two() -> None:
@@ -214,12 +216,12 @@ def test_threads_share_terms_in_powers_of_two() -> None:
 
 def test_the_work_of_a_stage_is_counted() -> None:
     each = stage((1000, 64, 2))
-    serial, shared = few_work(each, [Few(64, 1), Few(8, 1)], cases=1)
+    serial, shared = few_work(each, [EntryParallel(64, 1), EntryParallel(8, 1)], cases=1)
     named = dict(zip(FEW_WORK, serial.tolist(), strict=True))
     assert (named["stages"], named["blocks"], named["stored"], named["likelihoods"]) == (1, 4, 1000, 7)
     assert named["longest"] == 64 * 2 + 8
     assert dict(zip(FEW_WORK, shared.tolist(), strict=True))["longest"] == 8 * 2 + 4 * 3 + 8
-    ((few,), (more,)) = (many_work(each, [Many(16, 128)], chunks) for chunks in (1, 3))
+    ((few,), (more,)) = (many_work(each, [CaseParallel(16, 128)], chunks) for chunks in (1, 3))
     assert (more[MANY_WORK.index("products")], few[MANY_WORK.index("products")]) == (3 * 128_000, 128_000)
     assert more[MANY_WORK.index("longest")] == few[MANY_WORK.index("longest")]
 
@@ -228,11 +230,11 @@ def test_settings_are_those_that_cost_least() -> None:
     each, few, many = stage((5000, 4096, 2)), np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK))
     few[FEW_WORK.index("longest")] = 1.0
     many[MANY_WORK.index("items")] = 1.0
-    launching = Launching(few, many)
+    launching = LaunchTuner(few, many)
     assert launching.for_few(each, 1)[0].terms <= 32
     assert launching.for_many(each, 1)[0].terms >= 8
     few[FEW_WORK.index("longest")], few[FEW_WORK.index("blocks")] = 0.0, 1.0
-    assert Launching(few, many).for_few(each, 1)[0].terms > 1024
+    assert LaunchTuner(few, many).for_few(each, 1)[0].terms > 1024
 
 
 def test_counts_of_plans_grow_with_rows() -> None:
@@ -246,7 +248,7 @@ def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
     (path,) = (path for device, path in shipped_files() if not device.is_gpu)
     rows = [row for row in read(path) if row.backend == "cpu"]
     few = [replace(row, seconds=2 * row.seconds) for row in rows if row.network in ("alarm", "pigs", "water")]
-    prices = Learned(few, Learned(rows))["cpu"]
+    prices = FittedCoefficients(few, FittedCoefficients(rows))["cpu"]
     off = np.array([prices.of_work(row.work) / row.seconds / 2 - 1 for row in rows])
     assert (abs(off) <= 0.25).mean() > 0.9
 
@@ -263,7 +265,7 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         name for name in BACKENDS if not name.startswith(("few", "many", "chunks", "stored"))
     }
     assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
-    assert learned(Device("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
+    assert learned(MeasuredDevice("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
 
 
 def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +307,7 @@ def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> Non
     asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
     plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
     ingest_network(plain, Silence())
-    write(Device("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
+    write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
     speeds_here.cache_clear()
     ingest_network(tuned, Silence())
     (own_measurements() / "mine.parquet").unlink()
@@ -329,7 +331,7 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     engine.groups = lambda batch: [  # type: ignore[method-assign]
         replace(group, few=None) for group in Engine.groups(engine, batch)
     ]
-    gpu = speeds_here().gpu(Device("any"))
+    gpu = speeds_here().gpu(MeasuredDevice("any"))
     (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
     assert (alone.on_gpu is None) == (query.kind == "mpe")

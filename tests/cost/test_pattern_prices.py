@@ -12,13 +12,13 @@ from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
 from junctor.engine import pattern_prices as pricing
 from junctor.engine.engine import Engine, shape_of
-from junctor.engine.patterns import Choice, patterns_of
+from junctor.engine.patterns import PatternChoice, patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.generate import layered
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.planning import compile as planning
-from junctor.planning.elimination import Order, cliques_of, moral_graph
+from junctor.planning.elimination import EliminationOrder, cliques_of, moral_graph
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, mask_of
 from junctor_kernels.tables import reference
@@ -84,7 +84,7 @@ def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) ->
         for _ in range(2)
     ]
     prices = pricing.compiled_prices(Engine(network, Query()).work, 1 << 30, math.inf, (2e-10, 1.8e-8))
-    one, other = (Choice(patterns_of(batch), prices, search=True).groups() for batch in found)
+    one, other = (PatternChoice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted
 
@@ -111,7 +111,7 @@ def test_the_plan_with_the_fewest_operations_is_taken(network: Network, monkeypa
     graph = moral_graph(len(network.variables), list(problem.remaining().values()))
     cliques = cliques_of(graph, mask_of(problem.free()), order)
     # Claims to be small, and is not: the operations decide.
-    poor = Order(order, cliques, 1.0, "as numbered")
+    poor = EliminationOrder(order, cliques, 1.0, "as numbered")
     monkeypatch.setattr(planning, "good_orders", lambda *_: [poor, good])
     chosen, plan = planning.cheapest_plan(problem, 1)
     assert chosen is good

@@ -41,10 +41,10 @@ class EmulatedDevice:
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def replay(self, work: gpu.Work) -> Launches:
+    def replay(self, work: gpu.LaunchList) -> Launches:
         return Launches(work)
 
-    def write_posteriors(self, work: gpu.Work, answers: np.dtype[Any]) -> None:
+    def write_posteriors(self, work: gpu.LaunchList, answers: np.dtype[Any]) -> None:
         run = ctypes.c_void_p(work.run.ctypes.data)
         library(work.algebra).launch_write(run, answers.itemsize, gpu.WRITE_BLOCKS, gpu.WRITE_THREADS)
 
@@ -70,7 +70,7 @@ class EmulatedDevice:
 
 
 class Launches:
-    def __init__(self, work: gpu.Work) -> None:
+    def __init__(self, work: gpu.LaunchList) -> None:
         self._library, self._work = library(work.algebra), work
 
     def start(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.hmm.device import Chip, Launch, Program
+from junctor_kernels.hmm.device import Chip, SequenceKernels, SequenceLaunch
 
 from emulation.build import built
 
@@ -69,7 +69,7 @@ class EmulatedViterbi:
     def forget(self, array: Any) -> None:
         array.view(np.uint8)[:] = 0xFF
 
-    def launch(self, program: Program, launch: Launch, fields: dict[str, int], blocks: int) -> None:
+    def launch(self, program: SequenceKernels, launch: SequenceLaunch, fields: dict[str, int], blocks: int) -> None:
         self.kernels.append(launch.kernel)
         barrier = np.zeros(1, np.uint64)
         told = {name: getattr(launch, name) for name in ("first", "last", "kept", "cached")}
@@ -84,7 +84,7 @@ class EmulatedViterbi:
 
 
 @cache
-def library(program: Program, dtype: str) -> ctypes.CDLL:
+def library(program: SequenceKernels, dtype: str) -> ctypes.CDLL:
     """Compile the kernels."""
     before, after = (HERE / "chains.h").read_text().split("// ---\n")
     source = program.source(np.dtype(dtype), THREADS, SIDE)  # type: ignore[call-arg]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import stored as stored_gpu
-from junctor_kernels.gpu.stored import Placed
-from junctor_kernels.gpu.stored_tasks import Launch
+from junctor_kernels.gpu.stored import PlacedBatch
+from junctor_kernels.gpu.stored_tasks import CliqueLaunch
 
 from emulation.build import built
 
@@ -87,7 +87,7 @@ class EmulatedStored:
     def clear(self, address: int, size: int, stream: Stream) -> None:
         self._enqueue(stream, lambda: ctypes.memset(address, 0, size))
 
-    def launch(self, dtype: np.dtype[Any], work: Launch, batch: Placed, lost: int, stream: Stream) -> None:
+    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Stream) -> None:
         def run() -> None:
             addresses = (batch.base + work.tasks, batch.base + work.starts, batch.factors, batch.axes, lost)
             tasks, starts, factors, axes, mark = map(ctypes.c_void_p, addresses)

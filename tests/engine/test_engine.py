@@ -15,7 +15,7 @@ from junctor.backends import row_trees as rowwise
 from junctor.engine import engine
 from junctor.engine import pattern_prices as pricing
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.generate import chain, sample
@@ -171,7 +171,7 @@ def test_a_thousand_steps_of_unlikely_evidence_do_not_underflow() -> None:
 
 def test_soft_evidence_keeps_the_scale_it_was_given_in() -> None:
     network = markov((("a",), [1, 3]))
-    one = Likelihood(np.array([0], dtype=np.int64), np.array([[2e-200, 1e-200]]))
+    one = SoftEvidence(np.array([0], dtype=np.int64), np.array([[2e-200, 1e-200]]))
     answers = Engine(network, Query()).answer(EvidenceBatch(2, {}, {0: one}))
     np.testing.assert_allclose(answers.log_value, [np.log(5) - 200 * np.log(10), np.log(4)])
     np.testing.assert_allclose(answers.posteriors[0], [[0.4, 0.6], [0.25, 0.75]])

@@ -10,7 +10,7 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.engine.patterns import Choice, Group, Prices, patterns_of
+from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.shape import Pattern
 
@@ -22,12 +22,14 @@ def batch_of(rows: Sequence[str]) -> EvidenceBatch:
     return EvidenceBatch(len(rows), states)
 
 
-def prices(once: float = 10.0, alone: float = math.inf, fits: bool = True) -> Prices:
+def prices(once: float = 10.0, alone: float = math.inf, fits: bool = True) -> PatternPricer:
     """Each variable that is not cut out doubles the work; of four variables."""
-    return Prices(lambda p: 2.0 ** (4 - len(p.sliced)), lambda _: once, lambda p: fits or len(p.weighted) == 0, alone)
+    return PatternPricer(
+        lambda p: 2.0 ** (4 - len(p.sliced)), lambda _: once, lambda p: fits or len(p.weighted) == 0, alone
+    )
 
 
-def summary(groups: Sequence[Group]) -> list[tuple[str, str, int, bool]]:
+def summary(groups: Sequence[PatternGroup]) -> list[tuple[str, str, int, bool]]:
     def text(members: frozenset[int]) -> str:
         return "".join(map(str, sorted(members)))
 
@@ -41,7 +43,7 @@ def test_every_valid_row_is_in_one_group_that_serves_it(data: st.DataObject, onc
     found = patterns_of(batch)
     if len(found.counts) < 2:
         return
-    groups = Choice(found, prices(once, alone), search=data.draw(st.booleans())).groups()
+    groups = PatternChoice(found, prices(once, alone), search=data.draw(st.booleans())).groups()
     rows = np.concatenate([group.rows for group in groups])
     assert sorted(rows.tolist()) == [row for row in range(batch.rows) if row not in batch.invalid]
     for group in groups:
@@ -63,12 +65,12 @@ def test_every_valid_row_is_in_one_group_that_serves_it(data: st.DataObject, onc
     ],
 )
 def test_rare_patterns_share_or_go_alone(rows: list[str], alone: float, groups: list) -> None:
-    choice = Choice(patterns_of(batch_of(rows)), prices(alone=alone))
+    choice = PatternChoice(patterns_of(batch_of(rows)), prices(alone=alone))
     assert summary(choice.groups()) == groups
 
 
 def test_rare_patterns_get_plans_of_their_own_where_a_common_one_does_not_fit() -> None:
-    choice = Choice(patterns_of(batch_of(["0", "1", "23"])), prices(fits=False))
+    choice = PatternChoice(patterns_of(batch_of(["0", "1", "23"])), prices(fits=False))
     assert summary(choice.groups()) == [("0", "", 1, False), ("1", "", 1, False), ("23", "", 1, False)]
 
 
@@ -82,8 +84,8 @@ def test_cheap_columns_that_are_often_missing_become_loose() -> None:
     def row(pattern: Pattern) -> float:
         return 1.0 + 100.0 * (0 not in pattern.sliced) + 100.0 * (1 not in pattern.sliced)
 
-    offered = Prices(row, lambda _: 10_000.0, lambda _: True, 50.0)
-    searched, plain = Choice(found, offered, search=True), Choice(found, offered)
+    offered = PatternPricer(row, lambda _: 10_000.0, lambda _: True, 50.0)
+    searched, plain = PatternChoice(found, offered, search=True), PatternChoice(found, offered)
     assert searched.seconds < 0.6 * plain.seconds
     largest = searched.groups()[0]
     assert (largest.pattern.sliced, largest.pattern.weighted) == ({0, 1}, {2, 3})

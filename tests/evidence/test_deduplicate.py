@@ -13,7 +13,7 @@ from junctor.backends import plan_memory as memory
 from junctor.engine import engine
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.deduplicate import distinct_rows
 from junctor.model.generate import chain, sample
 from junctor.model.query import Query
@@ -52,11 +52,11 @@ def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.D
         assert found.reasons == expected.reasons
 
 
-def repeated(soft: Likelihood, rows: np.ndarray) -> Likelihood:
+def repeated(soft: SoftEvidence, rows: np.ndarray) -> SoftEvidence:
     place = {row: i for i, row in enumerate(soft.rows.tolist())}
     here = [i for i, row in enumerate(rows.tolist()) if row in place]
     values = soft.values[[place[int(rows[i])] for i in here]].reshape(len(here), soft.values.shape[1])
-    return Likelihood(np.array(here, dtype=np.int64), values)
+    return SoftEvidence(np.array(here, dtype=np.int64), values)
 
 
 @pytest.mark.parametrize("most_keys", [1 << 62, 30])
@@ -92,7 +92,7 @@ def test_answers_to_different_rows_count_as_memory() -> None:
     answers = plain.answer(batch)
     (prepared,) = plain._prepared.values()
     assert prepared.memory.rows == 3
-    tight = Engine(network, Query(), memory=memory.Memory(prepared.plan, 2).least + answers.nbytes)
+    tight = Engine(network, Query(), memory=memory.PlanMemory(prepared.plan, 2).least + answers.nbytes)
     assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
     (prepared,) = tight._prepared.values()
     assert prepared.memory.rows == 1000

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from hypothesis import HealthCheck, given, settings
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table
 from junctor.evidence.encoded import read_partition, write_partition
 from junctor.model.errors import RunError
@@ -40,8 +40,8 @@ def test_any_partition_comes_back(tmp_path: Path, table: DrawnTable) -> None:
 def test_all_numbers_of_states_and_likelihoods(tmp_path: Path) -> None:
     states = {most: np.array([-1, 0, most], np.int32) for most in (0, 1, 255, 256, 65_535, 65_536, 2**31 - 1)}
     likelihoods = {
-        9: Likelihood(np.array([0, 2]), np.array([[5e-324, 1.7e308], [-0.0, 0.1]])),
-        10: Likelihood(np.zeros(0, np.int64), np.zeros((0, 3))),
+        9: SoftEvidence(np.array([0, 2]), np.array([[5e-324, 1.7e308], [-0.0, 0.1]])),
+        10: SoftEvidence(np.zeros(0, np.int64), np.zeros((0, 3))),
     }
     batch = EvidenceBatch(3, states, likelihoods, {1: "why, 'é'\n"})
     partition = EncodedPartition(batch, pa.array([1, 2, 3]), 0)

@@ -16,7 +16,7 @@ from emulation.chains import SIDE, EmulatedViterbi
 from hmm_models import batch_of, paths, random_batch, random_model, small_cases
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
-from junctor.hmm.blocks import Room
+from junctor.hmm.blocks import TrellisMemory
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import logarithms
@@ -28,7 +28,7 @@ from junctor.model.answers import IMPOSSIBLE, OK
 from junctor.model.errors import BudgetError
 from junctor.runtime.dask_cluster import Resources
 from junctor_kernels.hmm import device as hmm_gpu
-from junctor_kernels.hmm.device import Chip, Launch, stride_of
+from junctor_kernels.hmm.device import Chip, SequenceLaunch, stride_of
 from junctor_kernels.hmm.forward_backward import posteriors_of
 from junctor_kernels.hmm.forward_backward_gpu import launches, panels_of, shared_bytes
 from pyarrow import parquet
@@ -42,7 +42,11 @@ def emulated(dtype: Any) -> EmulatedViterbi:
 
 
 def answers(
-    model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None, here: int | None = None
+    model: HiddenMarkovModel,
+    batch: SequenceBatch,
+    device: Any,
+    room: TrellisMemory | None = None,
+    here: int | None = None,
 ) -> tuple[Any, Any, Any]:
     """Return posteriors, log-likelihoods, and the sequences that lost something, of a device in its number format."""
     found = np.arange(len(batch))
@@ -50,13 +54,17 @@ def answers(
     smoother = GpuSmoother(model, device.dtype, None, device=device)
     if here is not None:
         smoother.allowed = 2 * smoother.beside * len(batch) + here
-    room = Room(0, PIECE + room.host, room.disk) if room else Room(0, 1 << 40)
+    room = TrellisMemory(0, PIECE + room.host, room.disk) if room else TrellisMemory(0, 1 << 40)
     lost = smoother.answer(batch, found, room, Path(gettempdir()), posteriors, log_value)
     return posteriors, log_value, lost
 
 
 def agree(
-    model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None, here: int | None = None
+    model: HiddenMarkovModel,
+    batch: SequenceBatch,
+    device: Any,
+    room: TrellisMemory | None = None,
+    here: int | None = None,
 ) -> None:
     """Compare a device with the CPU, bit by bit, where nothing is lost; both have to know what is."""
     posteriors, log_value, lost = answers(model, batch, device, room, here)
@@ -114,7 +122,7 @@ def test_blocks_compiled_for_the_cpu() -> None:
     model = random_model(20, 4, 3)
     row = stride_of(20) * 4
     for host, disk in [(0, 0), (20 * row, 20 * row)]:
-        agree(model, random_batch(model, [24, 13]), emulated(np.float32), Room(0, host, disk), 20 * row)
+        agree(model, random_batch(model, [24, 13]), emulated(np.float32), TrellisMemory(0, host, disk), 20 * row)
 
 
 @pytest.mark.parametrize(("sparse", "memory"), [(False, 100_000), (True, 45_000)])
@@ -124,7 +132,7 @@ def test_the_peak_stays_within_the_memory(sparse: bool, memory: int) -> None:
     smoother = GpuSmoother(model, np.float32, memory, device=device)
     batch = random_batch(model, [12, 10, 10, 6, 4, 4])
     posteriors, log_value = np.zeros((46, 70), np.float32), np.zeros(6)
-    smoother.answer(batch, np.arange(6), Room(0, 1 << 40), Path(), posteriors, log_value)
+    smoother.answer(batch, np.arange(6), TrellisMemory(0, 1 << 40), Path(), posteriors, log_value)
     assert memory // 2 < device.peak <= memory
     with pytest.raises(BudgetError, match="raise --device-memory"):
         GpuSmoother(model, np.float32, smoother.needed + smoother.beside, device=device)
@@ -242,7 +250,7 @@ def test_blocks_in_every_place(sequences: int) -> None:
     batch = random_batch(model, [40] * (sequences - 1) + [20])
     row = stride_of(40) * 4
     for host, disk in [(0, 0), (20 * row, 0), (0, 20 * row), (100 * row, 100 * row), (1 << 30, 0)]:
-        agree(model, batch, CUDA(np.float32), Room(0, host, disk), 60 * sequences * row)
+        agree(model, batch, CUDA(np.float32), TrellisMemory(0, host, disk), 60 * sequences * row)
 
 
 @pytest.mark.gpu
@@ -309,7 +317,7 @@ def test_launches_follow_the_number_of_rows() -> None:
         ("few_8", 4, 5),
         ("few_1", 5, 6),
     ]
-    assert shared_bytes(Launch("few_8", 0, 1, 8), 6000, 132, 4) <= 227 << 10
+    assert shared_bytes(SequenceLaunch("few_8", 0, 1, 8), 6000, 132, 4) <= 227 << 10
 
 
 def test_panels_hold_all_numbers() -> None:

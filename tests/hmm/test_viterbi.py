@@ -18,8 +18,8 @@ from hmm_models import batch_of, paths, random_batch, random_model, small_cases,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.hmm import build_model, posteriors, viterbi
-from junctor.hmm.blocks import Room, fitting, plan_blocks
-from junctor.hmm.decode import CpuMachine, decode
+from junctor.hmm.blocks import TrellisMemory, fitting, plan_blocks
+from junctor.hmm.decode import CpuDecoder, decode
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, in_format, log_transitions, logarithms
@@ -30,7 +30,7 @@ from junctor.model.query import Precision
 from junctor_kernels.hmm import forward_backward
 from junctor_kernels.hmm import viterbi as reference
 
-FAR = Room(1 << 40)
+FAR = TrellisMemory(1 << 40)
 
 
 def lockstep(batch: SequenceBatch) -> Lockstep:
@@ -57,7 +57,7 @@ def test_compiled_paths_are_those_of_the_reference(sparse: bool, states: int, le
         batch = random_batch(model, lengths, seed)
         steps = lockstep(batch)
         for threads in (1, 3):
-            machine = CpuMachine(PathNumbers(model, np.float64), threads)
+            machine = CpuDecoder(PathNumbers(model, np.float64), threads)
             found = decode(machine, batch, steps, FAR, Path())
             np.testing.assert_array_equal(found, reference_path(model, batch, steps, np.float64))
 
@@ -65,7 +65,7 @@ def test_compiled_paths_are_those_of_the_reference(sparse: bool, states: int, le
 def test_single_precision_is_that_of_the_reference() -> None:
     model = random_model(70, 4, 3, 0.3)
     batch = random_batch(model, [9, 9, 4, 1])
-    found = decode(CpuMachine(PathNumbers(model, np.float32)), batch, lockstep(batch), FAR, Path())
+    found = decode(CpuDecoder(PathNumbers(model, np.float32)), batch, lockstep(batch), FAR, Path())
     np.testing.assert_array_equal(found, reference_path(model, batch, lockstep(batch), np.float32))
 
 
@@ -109,7 +109,7 @@ def test_answers_do_not_depend_on_threads_company_or_blocks(tmp_path: Path) -> N
     model = random_model(20, 4, 5, 0.3)
     batch = random_batch(model, np.random.default_rng(0).integers(1, 40, 30))
     wanted = SequenceEngine(model).answer(batch)
-    row = CpuMachine(PathNumbers(model, np.float64)).row_bytes
+    row = CpuDecoder(PathNumbers(model, np.float64)).row_bytes
     rest = PathNumbers(model, np.float64).nbytes
     for threads, rows, disk in [(2, 10_000, 0), (1, 60, 0), (1, 60, 30 * row), (2, 200, 1 << 30), (64, 4000, 0)]:
         engine = SequenceEngine(model, threads=threads, memory=rest + rows * row, spill=str(tmp_path), disk=disk)
@@ -143,7 +143,7 @@ def test_blocks_cover_all_ticks_within_the_room(lengths: list[int], rows: int, h
     steps = locksteps(np.array(lengths), np.arange(len(lengths)), len(lengths))[0]
     starts = steps.starts
     try:
-        blocks = plan_blocks(starts, 8, Room(rows * 8, host * 8, disk * 8))
+        blocks = plan_blocks(starts, 8, TrellisMemory(rows * 8, host * 8, disk * 8))
     except BudgetError:
         # Four times the root of the square is what always suffices.
         assert rows < 4 * math.ceil(math.sqrt(int(starts[-1]) * len(lengths))) + 4 * len(lengths)
@@ -162,7 +162,7 @@ def test_the_peak_stays_within_the_memory() -> None:
     model, steps = random_model(20, 4, 5), 50_000
     batch = random_batch(model, [steps])
     SequenceEngine(model).answer(random_batch(model, [3]))
-    machine = CpuMachine(PathNumbers(model, np.float64))
+    machine = CpuDecoder(PathNumbers(model, np.float64))
     memory = machine.numbers.nbytes + (1 << 20)
     assert steps * machine.row_bytes > 12 << 20
     tracemalloc.start()
@@ -176,7 +176,7 @@ def test_the_peak_stays_within_the_memory() -> None:
 def test_a_trellis_that_fits_nowhere_is_refused() -> None:
     batch = random_batch(random_model(2, 2), [1000])
     with pytest.raises(BudgetError, match=r"1,000 steps for 1 sequences needs about .*, allowed are 80 B: raise --mem"):
-        list(fitting(batch, np.arange(1), 4, 2, 8, Room(80)))
+        list(fitting(batch, np.arange(1), 4, 2, 8, TrellisMemory(80)))
 
 
 def test_long_sequences_in_single_precision() -> None:

@@ -15,9 +15,9 @@ from emulation.chains import SIDE, EmulatedViterbi
 from hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
-from junctor.hmm.blocks import Block, Room
-from junctor.hmm.decode import CpuMachine, decode
-from junctor.hmm.decode_gpu import GpuMachine
+from junctor.hmm.blocks import TickBlock, TrellisMemory
+from junctor.hmm.decode import CpuDecoder, decode
+from junctor.hmm.decode_gpu import GpuDecoder
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
@@ -27,7 +27,7 @@ from junctor.model.errors import BudgetError
 from junctor.runtime.dask_cluster import Resources
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import forward_backward_gpu, viterbi_gpu
-from junctor_kernels.hmm.device import Chip, Launch, stride_of
+from junctor_kernels.hmm.device import Chip, SequenceLaunch, stride_of
 from junctor_kernels.hmm.viterbi_gpu import launches, shared_bytes
 from pyarrow import parquet
 from test_gpu_source import compiles
@@ -37,17 +37,17 @@ LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
 CUDA = hmm_gpu.ChainDevice
 
 
-def agree(model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: Room | None = None) -> None:
+def agree(model: HiddenMarkovModel, batch: SequenceBatch, device: Any, room: TrellisMemory | None = None) -> None:
     """Compare rows and paths of a device with those of the CPU, bit by bit."""
-    cpu = CpuMachine(PathNumbers(model, device.dtype))
+    cpu = CpuDecoder(PathNumbers(model, device.dtype))
     (steps,) = locksteps(batch.lengths, np.arange(len(batch)), len(batch))
-    wanted = decode(cpu, batch, steps, Room(1 << 40), Path())
-    machine = GpuMachine(model, device.dtype, device=device)
-    found = decode(machine, batch, steps, room or Room(1 << 40), Path(gettempdir()))
+    wanted = decode(cpu, batch, steps, TrellisMemory(1 << 40), Path())
+    machine = GpuDecoder(model, device.dtype, device=device)
+    found = decode(machine, batch, steps, room or TrellisMemory(1 << 40), Path(gettempdir()))
     np.testing.assert_array_equal(found, wanted)
     if room is None:
         here = cpu.room(steps.rows)
-        cpu.advance(here, batch, steps, Block(0, steps.ticks - 1, "here"))
+        cpu.advance(here, batch, steps, TickBlock(0, steps.ticks - 1, "here"))
         rows = machine.save(machine.room(0), 0, steps.rows)[:, : model.states]
         np.testing.assert_array_equal(rows, cpu.save(here, 0, steps.rows)[:, : model.states])
 
@@ -100,7 +100,7 @@ def test_ties_compiled_for_the_cpu(sparse: bool) -> None:
 def test_blocks_compiled_for_the_cpu() -> None:
     model = random_model(20, 4, 3)
     row = stride_of(20) * 4
-    agree(model, random_batch(model, [14, 8]), emulated(), Room(16 * row, 8 * row, 0))
+    agree(model, random_batch(model, [14, 8]), emulated(), TrellisMemory(16 * row, 8 * row, 0))
 
 
 @settings(max_examples=6)
@@ -109,9 +109,11 @@ def test_paths_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]]) -
     model, sequences = case
     batch = batch_of(sequences)
     (steps,) = locksteps(batch.lengths, np.arange(len(batch)), len(batch))
-    machine = GpuMachine(model, np.float32, device=emulated())
+    machine = GpuDecoder(model, np.float32, device=emulated())
     states = np.zeros(len(batch.symbols), np.int64)  # type: ignore[arg-type]
-    states[steps.steps(batch.starts, 0, steps.ticks - 1)] = decode(machine, batch, steps, Room(1 << 40), Path())
+    states[steps.steps(batch.starts, 0, steps.ticks - 1)] = decode(
+        machine, batch, steps, TrellisMemory(1 << 40), Path()
+    )
     for n, symbols in enumerate(sequences):
         every = {path: p for p, path in paths(model, symbols)}
         found = every[tuple(states[batch.starts[n] : batch.starts[n + 1]])]
@@ -182,7 +184,7 @@ def test_blocks_in_every_place() -> None:
     batch = random_batch(model, [40, 39, 39, 20, 1])
     row = stride_of(40) * 4
     for host, disk in [(0, 0), (20 * row, 0), (0, 20 * row), (20 * row, 20 * row), (1 << 30, 0)]:
-        agree(model, batch, CUDA(np.float32), Room(60 * row, host, disk))
+        agree(model, batch, CUDA(np.float32), TrellisMemory(60 * row, host, disk))
 
 
 @pytest.mark.gpu
@@ -239,13 +241,13 @@ def test_launches_follow_the_number_of_rows() -> None:
 def test_a_row_that_exceeds_shared_memory_takes_the_product() -> None:
     (launch,) = launches(np.array([1, 1]), 60_000, None, 4, H100)
     assert launch.kernel == "many_2"
-    assert shared_bytes(Launch("few_1", 0, 1, 1), 6000, 132, 4) < 48 << 10
+    assert shared_bytes(SequenceLaunch("few_1", 0, 1, 1), 6000, 132, 4) < 48 << 10
 
 
 def test_a_model_that_exceeds_the_device_is_refused() -> None:
     model = random_model(70, 4, 1)
     with pytest.raises(BudgetError, match="use --device cpu"):
-        GpuMachine(model, np.float32, 1000, EmulatedViterbi(np.float32))
+        GpuDecoder(model, np.float32, 1000, EmulatedViterbi(np.float32))
 
 
 SOURCES = pytest.mark.parametrize("kernels", [viterbi_gpu, forward_backward_gpu], ids=["paths", "posteriors"])

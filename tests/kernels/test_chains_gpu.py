@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import chains as chains_gpu
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.chains import Stage, chain_of, is_stage, launch_of
-from junctor_kernels.gpu.entries import Launch, Runs, record
+from junctor_kernels.gpu.chains import Elimination, chain_of, is_stage, launch_of
+from junctor_kernels.gpu.entries import EntryLaunch, PartRuns, record
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import contraction
 from test_entries_gpu import ALGEBRAS, library, reduced
@@ -30,7 +30,7 @@ SHAPES = {
 SIZES = dict.fromkeys(range(13), 2)
 
 
-def stages_of(shape: str, rng: np.random.Generator) -> list[Stage]:
+def stages_of(shape: str, rng: np.random.Generator) -> list[Elimination]:
     """Return the eliminations of a shape, each with a factor over its axes and others of the large table."""
     table, out, pairs = SHAPES[shape]
     come = [c for _, c in pairs]
@@ -43,12 +43,12 @@ def stages_of(shape: str, rng: np.random.Generator) -> list[Stage]:
         if n == len(pairs) - 1:
             after = list(out)
         others = rng.choice([v for v in after if v != comes], rng.integers(0, 4), replace=False).tolist()
-        found.append(Stage(tuple(rng.permutation([leaves, comes, *others]).tolist()), tuple(table), tuple(after)))
+        found.append(Elimination(tuple(rng.permutation([leaves, comes, *others]).tolist()), tuple(table), tuple(after)))
         table = tuple(after)
     return found
 
 
-def one_by_one(stages: list[Stage], tables: list[Any], algebra: str) -> tuple[Any, list[Any]]:
+def one_by_one(stages: list[Elimination], tables: list[Any], algebra: str) -> tuple[Any, list[Any]]:
     """Return the result, and the extremes of every stage, of launches for one elimination each."""
     large, extremes = tables[0], []
     for stage, factor in zip(stages, tables[1:], strict=True):
@@ -58,7 +58,7 @@ def one_by_one(stages: list[Stage], tables: list[Any], algebra: str) -> tuple[An
     return large, extremes
 
 
-def together(launch: Launch, tables: list[Any], algebra: str, lead: Any = None) -> tuple[Any, Any]:
+def together(launch: EntryLaunch, tables: list[Any], algebra: str, lead: Any = None) -> tuple[Any, Any]:
     """Run a chain; returns the result and the extremes of its stages. lead: largest entry that the large table had."""
     out = np.full_like(tables[0], np.nan)
     extremes = np.zeros((launch.stages, 4), dtype=np.uint32 if algebra == "single" else np.uint64)
@@ -147,7 +147,7 @@ def test_tables_in_runs(k: int) -> None:
     wanted, _ = together(launch, tables, "double")
     # Two runs with a gap between them.
     starts = (0, 512 + 64)
-    found = chains_gpu.in_place(launch, k, Runs(512, starts))
+    found = chains_gpu.in_place(launch, k, PartRuns(512, starts))
     assert found is not None
     where = np.concatenate([np.arange(start, start + 512) for start in starts])
     apart = np.full(1024 + 64, np.nan)
@@ -160,7 +160,7 @@ def test_tables_in_runs(k: int) -> None:
         result, _ = together(found, [large, *tables[1:]], "double")
         np.testing.assert_array_equal(result[where], wanted)
     # Where numbers that a thread takes at once are apart, a copy comes first.
-    assert chains_gpu.in_place(launch, k, Runs(2, tuple(range(0, 4096, 4)))) is None
+    assert chains_gpu.in_place(launch, k, PartRuns(2, tuple(range(0, 4096, 4)))) is None
 
 
 def test_what_is_no_chain() -> None:
@@ -168,10 +168,10 @@ def test_what_is_no_chain() -> None:
     sizes = SIZES | {9: 3}
     assert not is_stage(stages[0], sizes)
     # What comes and leaves again.
-    back = Stage((10, 13), stages[0].out, tuple(v if v != 10 else 13 for v in stages[0].out))
+    back = Elimination((10, 13), stages[0].out, tuple(v if v != 10 else 13 for v in stages[0].out))
     assert chain_of([stages[0], back], SIZES | {13: 2}) is None
     # Results whose neighbours lie far apart in the table.
     table, sizes = tuple(range(20)), dict.fromkeys(range(40), 2)
-    one = Stage((19, 30), table, (30, *table[:-1]))
-    assert chain_of([one, Stage((18, 31), one.out, (31, *one.out[:-1]))], sizes) is not None
-    assert chain_of([one, Stage((18, 31), one.out, (31, *one.out[-2::-1]))], sizes) is None
+    one = Elimination((19, 30), table, (30, *table[:-1]))
+    assert chain_of([one, Elimination((18, 31), one.out, (31, *one.out[:-1]))], sizes) is not None
+    assert chain_of([one, Elimination((18, 31), one.out, (31, *one.out[-2::-1]))], sizes) is None

@@ -15,7 +15,7 @@ from emulation.build import built
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import Launch, launches_of, record
+from junctor_kernels.gpu.entries import EntryLaunch, launches_of, record
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides, contraction
 
@@ -35,7 +35,13 @@ def compiled(source: str) -> ctypes.CDLL:
 
 
 def emulated(
-    launch: Launch, tables: list[Any], out: Any, algebra: str, scale: float = 1.0, lead: Any = None, adds: bool = False
+    launch: EntryLaunch,
+    tables: list[Any],
+    out: Any,
+    algebra: str,
+    scale: float = 1.0,
+    lead: Any = None,
+    adds: bool = False,
 ) -> Any:
     """Run a launch; returns the extremes as the kernel leaves them."""
     extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)

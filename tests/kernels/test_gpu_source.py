@@ -12,7 +12,7 @@ import pytest
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu import early_launch
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.blocks import Launch, grid
+from junctor_kernels.gpu.blocks import BlockLaunch, grid
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
@@ -71,9 +71,9 @@ def test_the_source_has_every_field_in_order() -> None:
 
 def test_grids_cover_all_items_and_cases() -> None:
     warps = gpu.MANY_THREADS // gpu.WARP
-    (x, y), threads = grid(Launch("contract_many", 0, 5 * warps), chunks=7)
+    (x, y), threads = grid(BlockLaunch("contract_many", 0, 5 * warps), chunks=7)
     assert (x, y, threads) == (5, 7, gpu.MANY_THREADS)
-    (x, y), threads = grid(Launch("propagate_few", 3, 11), chunks=1)
+    (x, y), threads = grid(BlockLaunch("propagate_few", 3, 11), chunks=1)
     assert (x, y, threads) == (11, 1, gpu.FEW_THREADS)
 
 

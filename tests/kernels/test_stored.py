@@ -17,7 +17,7 @@ from junctor_kernels.cpu import stored as stored_cpu
 from junctor_kernels.gpu import stored as stored_gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.gpu.stored import upload_batch
-from junctor_kernels.gpu.stored_tasks import Batch, Message, swaps_back
+from junctor_kernels.gpu.stored_tasks import SeparatorTable, TaskBatch, swaps_back
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import backwards, permute, permute_parallel, permuted, swapped, swaps_to_front
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
@@ -30,7 +30,7 @@ DEVICES = [
         marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels for the CPU"),
         id="emulated",
     ),
-    pytest.param(stored_gpu.CudaDevice, marks=pytest.mark.gpu, id="cuda"),
+    pytest.param(stored_gpu.CudaCliqueDevice, marks=pytest.mark.gpu, id="cuda"),
 ]
 ON = pytest.mark.parametrize("device", DEVICES)
 
@@ -224,7 +224,7 @@ class OnDevice:
         self.device.synchronize(self.device.record(self.stream))
         return host
 
-    def run(self, batch: Batch) -> bool:
+    def run(self, batch: TaskBatch) -> bool:
         batch.close()
         lost = self.put(np.zeros(1, dtype=np.int32))
         launches, placed, host = upload_batch(
@@ -273,9 +273,9 @@ def test_gpu_kernels_do_the_same(
     expected, sums = table.copy(), np.ones(count, dtype=dtype)
     stored.scatter(expected, along, values, algebra)
     stored.reduce(expected, along, sums, algebra)
-    on, batch = OnDevice(device, dtype), Batch(dtype)
+    on, batch = OnDevice(device, dtype), TaskBatch(dtype)
     source, target = on.put(table), on.put(np.zeros_like(table))
-    message = Message(on.put(values), on.put(np.full(1, 0.5, dtype=dtype)))
+    message = SeparatorTable(on.put(values), on.put(np.full(1, 0.5, dtype=dtype)))
     summed, parts = on.put(np.ones(count, dtype=dtype)), on.put(np.zeros(4 * entries + 4096, dtype=dtype))
     if along.run():
         batch.scatter((source, target), entries, [(along, message)], (along, summed), True, parts)
@@ -287,7 +287,7 @@ def test_gpu_kernels_do_the_same(
     tolerance = 2e-6 if dtype is np.float32 else 1e-13
     np.testing.assert_allclose(on.get(summed, count), sums, rtol=tolerance)
     # In place and without sums, and sums of what nothing is multiplied with; written over what was there.
-    again = Batch(dtype)
+    again = TaskBatch(dtype)
     again.scatter((source, source), entries, [(along, message)], None, False, parts)
     again.gather(target, along, summed, False, parts)
     on.run(again)
@@ -300,16 +300,16 @@ def test_a_gpu_tells_of_lost_digits_and_divides_nothing_by_nothing(device: Calla
     on, tiny = OnDevice(device, np.float32), float(np.finfo(np.float32).tiny)
     along = view([0], whole([5]), [0], [5])
     values = np.array([0.5, 0.5, 0.5, 0, 0.5], dtype=np.float32)
-    message = Message(on.put(values), on.put(np.full(1, 0.5, dtype=np.float32)))
+    message = SeparatorTable(on.put(values), on.put(np.full(1, 0.5, dtype=np.float32)))
     for least, lost in ((2 * tiny, False), (tiny, True)):
-        batch = Batch(np.float32)
+        batch = TaskBatch(np.float32)
         table = on.put(np.array([1, least, 0, tiny, 1], dtype=np.float32))
         batch.scatter((table, table), 5, [(along, message)], None, False, 0)
         assert on.run(batch) is lost
     new, largest = on.put(np.array([2, 0, 0, 4, 1], dtype=np.float32)), on.put(np.zeros(1, dtype=np.float32))
-    batch = Batch(np.float32)
+    batch = TaskBatch(np.float32)
     # Largest entry 0.5: what went the other way is taken as it is.
-    batch.settle(Message(new, largest), 5, message)
+    batch.settle(SeparatorTable(new, largest), 5, message)
     assert not on.run(batch)
     assert on.get(new, 5).tolist() == [4, 0, 0, 0, 2]
     assert on.get(largest, 1).tolist() == [4]
@@ -322,7 +322,7 @@ def test_a_gpu_permutes(device: Callable[[], Any], drawn: tuple[list[int], list[
     sizes, layout, front = drawn
     swaps, _ = swaps_to_front(layout, front, sizes)
     table = np.arange(math.prod(sizes), dtype=np.float32)
-    on, batch = OnDevice(device, np.float32), Batch(np.float32)
+    on, batch = OnDevice(device, np.float32), TaskBatch(np.float32)
     target = on.put(np.zeros_like(table))
     batch.permute(on.put(table), target, len(table), on.put(swaps_back(swaps)), len(swaps))
     on.run(batch)

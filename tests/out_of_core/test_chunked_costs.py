@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor.backends.numpy import Block
+from junctor.backends.numpy import EvidenceBlock
 from junctor.calibration import chunked as chunk_tuning
-from junctor.cost.dataset import BACKENDS, Device, read
+from junctor.cost.dataset import BACKENDS, MeasuredDevice, read
 from junctor.cost.features import chunked_cpu as chunk_work
 from junctor.cost.features import chunked_gpu as chunk_gpu_work
 from junctor.cost.features import contraction as contraction_work
 from junctor.cost.features.chunked_cpu import CHUNK_WORK, Arithmetic, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
-from junctor.cost.model import DeviceSpeeds, Prices, Speeds
+from junctor.cost.model import Coefficients, CostModel, CostModels
 from junctor.engine.chunking_choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.engine.engine import Engine, shape_of
 from junctor.model.errors import BudgetError
 from junctor.model.generate import grid
 from junctor.model.query import Query
 from junctor.out_of_core.gpu import slots as chunk_slots
-from junctor.out_of_core.gpu.devices import ChunkGpu
-from junctor.out_of_core.memory_splits import CpuRooms, GpuRooms, Limits, backend_of
+from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.memory_splits import CpuSplits, GpuSplits, MemoryLimits, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.placement import residency as residents
@@ -61,10 +61,10 @@ def on_gpu(chunks: ChunkPlan, slots: int, room: int, gpus: int = 1) -> dict[str,
     return gpu_counts(chunks, 4, slots, room, gpus)
 
 
-def prices(backend: str, **each: float) -> Prices:
+def prices(backend: str, **each: float) -> Coefficients:
     """Prices of some counts, nothing for all others."""
     assert each.keys() <= set(BACKENDS[backend])
-    return Prices(tuple(each.get(name, 0.0) for name in BACKENDS[backend]), (0.0,) * 5, (0.0, 0.0))
+    return Coefficients(tuple(each.get(name, 0.0) for name in BACKENDS[backend]), (0.0,) * 5, (0.0, 0.0))
 
 
 def test_constants_are_those_of_the_loops() -> None:
@@ -137,7 +137,9 @@ def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(entries, "_walk", lambda *given: made.append(given) or real(*given))
     chunks = chunk_plan(planned(12, 12), 1 << 13, ENDLESS, 0)
     entries.forget()
-    ChunkedProgram(chunks, grid(12, 12, states=2, seed=1), reference.DOUBLE, entry_threads=1).run(Block(1, {}, {}))
+    ChunkedProgram(chunks, grid(12, 12, states=2, seed=1), reference.DOUBLE, entry_threads=1).run(
+        EvidenceBlock(1, {}, {})
+    )
     found = counted(chunks, COMPILED)
     assert found["prepared"] == len(made) < found["calls"]
 
@@ -177,7 +179,7 @@ def test_a_plan_does_not_depend_on_threads() -> None:
     known[backend_of(reference.DOUBLE, False)] = prices("chunks-plain-double", blocks=1e-3)
     found = []
     for threads in (1, 2, 64):
-        limits = Limits(1 << 28, None, 0, Path(), threads)
+        limits = MemoryLimits(1 << 28, None, 0, Path(), threads)
         found.append(cut(problem, reference.DOUBLE, limits, known, rows=100))
     assert found[0].entry_threads == 1 < found[1].entry_threads < found[2].entry_threads
     assert found[0].chunks.passes == found[1].chunks.passes == found[2].chunks.passes
@@ -185,7 +187,10 @@ def test_a_plan_does_not_depend_on_threads() -> None:
 
 
 def test_prices_choose_the_share_of_a_task() -> None:
-    problem, limits = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING), Limits(1 << 22, None, ENDLESS, Path())
+    problem, limits = (
+        Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING),
+        MemoryLimits(1 << 22, None, ENDLESS, Path()),
+    )
     chosen = {}
     for name in ("contractions", "spilled"):
         known = {
@@ -235,21 +240,21 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
 
 def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
-    limits = Limits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
+    limits = MemoryLimits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
     known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
     one, two = (cut(problem, reference.SINGLE, limits, known, gpus=gpus) for gpus in (1, 2))
     assert two.seconds < one.seconds
     # On either number the other's plan takes as long or longer.
     for here, other, gpus in ((one, two, 1), (two, one, 2)):
-        rooms = GpuRooms(limits, reference.SINGLE, known, gpus)
+        rooms = GpuSplits(limits, reference.SINGLE, known, gpus)
         assert here.seconds <= rooms.chunking(other.chunks, rooms.rooms(other.chunks.plan)[0]).seconds
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
     problem = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING)
 
-    def on(task: int) -> Limits:
-        return Limits(1 << 30, task, 0, Path(), on_gpu=True)
+    def on(task: int) -> MemoryLimits:
+        return MemoryLimits(1 << 30, task, 0, Path(), on_gpu=True)
 
     with pytest.raises(BudgetError, match="of the GPU for the tables of a task") as refused:
         cut(problem, reference.SINGLE, on(1 << 26), {})
@@ -264,8 +269,8 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
     room = chunk_slots.OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
-    limits = Limits(1 << 30, room, 0, Path(), on_gpu=True)
-    rooms = GpuRooms(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
+    limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
+    rooms = GpuSplits(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
     chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room
@@ -283,9 +288,9 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
         names = [backend_of(reference.DOUBLE, each) for each in (True, False)]
         here = {name: prices(name, contractions=cpu, steps=cpu) for name in names}
-        here["entries-double"] = Prices((), (0.0, cpu, 0.0, 0.0, 0.0), (0.0, 0.0))
+        here["entries-double"] = Coefficients((), (0.0, cpu, 0.0, 0.0, 0.0), (0.0, 0.0))
         there = {"chunks-gpu-double": prices("chunks-gpu-double", cases=1e3 * gpu)}
-        speeds = Speeds((DeviceSpeeds(Device("c"), here), DeviceSpeeds(Device("g", figures), there)))
+        speeds = CostModels((CostModel(MeasuredDevice("c"), here), CostModel(MeasuredDevice("g", figures), there)))
         network = grid(6, 6, states=2, seed=1)
         return Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)
 
@@ -311,7 +316,7 @@ def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[...,
 
 def test_one_piece_is_priced_by_all_of_its_operations() -> None:
     plan = planned(4, 4)
-    known = Prices((), (0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0))
+    known = Coefficients((), (0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0))
     assert one_piece_seconds(plan, known, 3) == plan.shared_operations + 3 * plan.case_operations
 
 
@@ -365,9 +370,9 @@ def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
     chunks = chunk_plan(planned(2, 3), 8, ENDLESS, 0)
     found = []
     for slots in (1, 4):
-        gpu = ChunkGpu(chunks, "single", emulated, slots=slots)
+        gpu = DeviceGroup(chunks, "single", emulated, slots=slots)
         assert len(gpu.slots) == slots
-        found.append(ChunkedProgram(chunks, network, reference.SINGLE, gpu=gpu).run(Block(1, {}, {})))
+        found.append(ChunkedProgram(chunks, network, reference.SINGLE, gpu=gpu).run(EvidenceBlock(1, {}, {})))
     assert len({each.log_value.tobytes() for each in found}) == 1
     assert len({b"".join(table.tobytes() for table in each.posteriors.values()) for each in found}) == 1
 
@@ -378,7 +383,7 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
         backend_of(reference.DOUBLE, False): prices("chunks-plain-double", products=1.0),
     }
     for memory, task in ((1 << 24, None), (1 << 27, None), (1 << 30, 1 << 26), (1 << 34, None)):
-        rooms = CpuRooms(Limits(memory, task, 0, Path(), 4), reference.DOUBLE, known, 1000)
+        rooms = CpuSplits(MemoryLimits(memory, task, 0, Path(), 4), reference.DOUBLE, known, 1000)
         found = rooms.rooms(planned(4, 4))
         assert found
         for room in found:

@@ -15,7 +15,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from junctor.backends.numpy import Block, Outcome, Program
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.engine.engine import shape_of
 from junctor.model.errors import RunError
 from junctor.model.generate import grid
@@ -24,7 +24,7 @@ from junctor.out_of_core.cluster import remote_tables as chunk_stock
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
 from junctor.out_of_core.cluster.run import ClusterRun, propagate
-from junctor.out_of_core.pass_program import OnCpu, Source, forget_shared, join
+from junctor.out_of_core.pass_program import CpuTasks, PartOrigin, forget_shared, join
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -60,17 +60,17 @@ def small_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cluster, "SMALL_ENTRIES", 16)
 
 
-def case(seed: int = 0) -> Block:
+def case(seed: int = 0) -> EvidenceBlock:
     rng = np.random.default_rng(seed)
     soft = {v: rng.uniform(size=(NETWORK.cardinalities[v], 1)) for v in PATTERN.weighted}
-    return Block(1, {3: np.array([1])}, soft)
+    return EvidenceBlock(1, {3: np.array([1])}, soft)
 
 
 def cut(working: int, network: Network = NETWORK, pattern: Pattern = PATTERN) -> ChunkPlan:
     return chunk_plan(compile_plan(shape_of(network), pattern, rows=1), working, 1 << 40, 0)
 
 
-def assert_same(found: Outcome, expected: Outcome) -> None:
+def assert_same(found: BlockOutcome, expected: BlockOutcome) -> None:
     assert found.log_value.tobytes() == expected.log_value.tobytes()
     assert found.doubtful.tolist() == expected.doubtful.tolist()
     assert {v: p.tobytes() for v, p in found.posteriors.items()} == {
@@ -91,7 +91,7 @@ class Dying:
         if calls[self] == self.at and len(list(self.marks.iterdir())) < self.times:
             (self.marks / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return OnCpu(DOUBLE)(what, operands)
+        return CpuTasks(DOUBLE)(what, operands)
 
 
 calls: dict[Dying, int] = {}
@@ -121,10 +121,10 @@ def test_the_bytes_of_one_process(client: Any, algebra: Algebra) -> None:
 
 
 def test_compiled_contractions(client: Any) -> None:
-    network, block = grid(12, 12, seed=1), Block(1, {}, {})
+    network, block = grid(12, 12, seed=1), EvidenceBlock(1, {}, {})
     chunks = cut(10_000, network, Pattern(frozenset(), frozenset()))
     assert chunks.tasks > len(chunks.passes)
-    found = propagate(client, chunks, network, DOUBLE, block, OnCpu(DOUBLE, threads=1))
+    found = propagate(client, chunks, network, DOUBLE, block, CpuTasks(DOUBLE, threads=1))
     assert_same(found, ChunkedProgram(chunks, network, DOUBLE, entry_threads=1).run(block))
 
 
@@ -149,7 +149,9 @@ def test_small_tables_come_here(client: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_impossible_evidence(client: Any) -> None:
     chunks = cut(60)
-    impossible = Block(1, {3: np.array([1])}, {**case().likelihoods, 9: np.zeros((NETWORK.cardinalities[9], 1))})
+    impossible = EvidenceBlock(
+        1, {3: np.array([1])}, {**case().likelihoods, 9: np.zeros((NETWORK.cardinalities[9], 1))}
+    )
     found = propagate(client, chunks, NETWORK, DOUBLE, impossible)
     assert found.log_value.tolist() == [-np.inf]
     assert_same(found, ChunkedProgram(chunks, NETWORK, DOUBLE).run(impossible))
@@ -230,7 +232,7 @@ def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatc
     client.wait_for_workers(WORKERS, timeout=30)
     client.run(forget_shared)
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_stock.Stock, "look_around", lambda _: None)
+        patch.setattr(chunk_stock.RemoteTables, "look_around", lambda _: None)
         run = ClusterRun(client, ChunkedProgram(cut(60), NETWORK, DOUBLE))
         assert_same(run.outcome(case()), ChunkedProgram(cut(60), NETWORK, DOUBLE).run(case()))
     assert run.stock.crossed > 0
@@ -296,7 +298,7 @@ def test_no_worker_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_are_joined() -> None:
     sizes = {0: 2, 1: 3, 2: 2}
     whole = np.arange(2 * 3 * 2 * 5.0).reshape(2, 3, 2, 5)
-    sources = [Source(0, {0: a, 2: c}, sizes) for a in range(2) for c in range(2)]
+    sources = [PartOrigin(0, {0: a, 2: c}, sizes) for a in range(2) for c in range(2)]
     parts = [whole[each.states[0], :, each.states[2]].reshape(-1) for each in sources]
     for states in ({}, {1: 2}, {0: 1}, {0: 1, 1: 0, 2: 1}, {2: 0}):
         agree = [n for n, each in enumerate(sources) if all(states.get(v, s) == s for v, s in each.states.items())]

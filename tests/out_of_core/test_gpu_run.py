@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.numpy import Block
+from junctor.backends.numpy import EvidenceBlock
 from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.model.generate import grid
@@ -21,14 +21,14 @@ from junctor.model.network import Network
 from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
-from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement import fusion as groups
 from junctor.placement import placement as chunk_places
 from junctor.placement import residency as residents
 from junctor.placement.placement import outer_variables, passes_before, pinned_places, slot_bytes
 from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Deal, agreement, deals
+from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
@@ -73,14 +73,14 @@ def steep(network: Network) -> Network:
 
 def check(
     network: Network, chunks: ChunkPlan, algebra: Algebra, found_on: list[Any], for_tables: int | None = None
-) -> ChunkGpu:
+) -> DeviceGroup:
     """Compare with the CPU; for_tables: the bytes that each device has beside slots."""
-    block = Block(1, {}, {})
+    block = EvidenceBlock(1, {}, {})
     wanted = ChunkedProgram(chunks, network, algebra).run(block)
     slot = slot_bytes(chunks, algebra.dtype.itemsize)
     for device in found_on if for_tables is not None else []:
         device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + for_tables
-    gpu = ChunkGpu(chunks, algebra.name, *found_on)
+    gpu = DeviceGroup(chunks, algebra.name, *found_on)
     found = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
     again = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
@@ -146,10 +146,10 @@ def test_where_tables_lie_changes_no_number(
         gpu = check(network, chunks, algebra, devices(count), room)
         assert bool(gpu.leaves) == (room == 1 << 20)
         assert bool(gpu.resident) == bool(room)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
     if count > 1:
         gpu = check(network, chunks, algebra, devices(1), 0)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
     for other in found[1:]:
         assert other.log_value == found[0].log_value
         for variable, posterior in other.posteriors.items():
@@ -199,9 +199,9 @@ def test_chains_are_their_steps(
         slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
         for device in found_on:
             device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + room
-        gpu = ChunkGpu(chunks, algebra.name, *found_on)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(Block(1, {}, {})))
-    found.append(ChunkedProgram(chunks, network, algebra).run(Block(1, {}, {})))
+        gpu = DeviceGroup(chunks, algebra.name, *found_on)
+        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+    found.append(ChunkedProgram(chunks, network, algebra).run(EvidenceBlock(1, {}, {})))
     rounding = {"rtol": 1e3 * float(np.finfo(algebra.dtype).eps)}
     for other in found[1:]:
         np.testing.assert_allclose(found[0].log_value, other.log_value, **rounding)
@@ -278,7 +278,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
 
 @given(st.integers(1, 9), st.lists(st.integers(2, 4), max_size=4), st.data())
 def test_configurations_are_dealt_in_even_blocks(gpus: int, sizes: list[int], data: st.DataObject) -> None:
-    deal = Deal(gpus, tuple(range(len(sizes))), tuple(sizes), data.draw(st.integers(0, gpus - 1)))
+    deal = Sharding(gpus, tuple(range(len(sizes))), tuple(sizes), data.draw(st.integers(0, gpus - 1)))
     whole = list(deal.configurations())
     assert [deal.number(states) for states in whole] == list(range(deal.count))
     blocks = {gpu: [deal.number(states) for states in whole if deal.gpu(states) == gpu] for gpu in range(gpus)}
@@ -308,7 +308,7 @@ def test_neighbouring_passes_are_dealt_alike(gpus: int) -> None:
 def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(3, 4, seed=1)
     chunks = cut(network, 16)
-    gpu = ChunkGpu(chunks, "double", *devices(1))
+    gpu = DeviceGroup(chunks, "double", *devices(1))
     done: list[int] = []
 
     def fail(*_: Any) -> None:
@@ -319,10 +319,10 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
         with pytest.raises(MemoryError, match="for this test"):
-            ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
+            ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(EvidenceBlock(1, {}, {}))
     # Nothing is left behind that the next propagation would stumble over.
-    wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(Block(1, {}, {}))
-    found = ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(Block(1, {}, {}))
+    wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(EvidenceBlock(1, {}, {}))
+    found = ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(EvidenceBlock(1, {}, {}))
     np.testing.assert_allclose(found.log_value, wanted.log_value)
 
 
@@ -332,7 +332,7 @@ def test_too_small_a_device_is_refused(devices: Devices) -> None:
     device.room, room = slot_bytes(chunks, 8), device.room
     try:
         with pytest.raises(MemoryError, match="a task takes"):
-            ChunkGpu(chunks, "double", device)
+            DeviceGroup(chunks, "double", device)
     finally:
         device.room = room
 

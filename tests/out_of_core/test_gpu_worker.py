@@ -14,7 +14,7 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
-from junctor.backends.numpy import Block, Outcome
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.engine.engine import Engine, shape_of
 from junctor.model.errors import DeviceError
 from junctor.model.generate import grid
@@ -23,12 +23,12 @@ from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import shared_memory as sharing
 from junctor.out_of_core.cluster import workers as chunk_crew
-from junctor.out_of_core.cluster.gpu_worker import OnGpu
+from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import ClusterRun
 from junctor.out_of_core.gpu import copies as device_copies
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.copies import copies
-from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
@@ -93,11 +93,11 @@ def cut(network: Network, working: int) -> ChunkPlan:
 
 
 def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
-    gpu = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), room)
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), room)
     return ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=gpu)
 
 
-def assert_same(found: Outcome, expected: Outcome) -> None:
+def assert_same(found: BlockOutcome, expected: BlockOutcome) -> None:
     assert found.log_value.tobytes() == expected.log_value.tobytes()
     assert found.doubtful.tolist() == expected.doubtful.tolist()
     for variable, posterior in expected.posteriors.items():
@@ -108,10 +108,10 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
 def test_the_bytes_of_one_process(
     client: Any, device: Any, algebra: Algebra, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, block = grid(3, 4, seed=seed), Block(1, {}, {})
+    network, block = grid(3, 4, seed=seed), EvidenceBlock(1, {}, {})
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
-    one = ChunkGpu(chunks, algebra.name, device(ROOM))
+    one = DeviceGroup(chunks, algebra.name, device(ROOM))
     expected = ChunkedProgram(chunks, network, algebra, gpu=one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
     reached: list[Any] = []
@@ -133,7 +133,7 @@ def test_the_bytes_of_one_process(
 
 
 def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
-    network, block = grid(3, 4, seed=3), Block(1, {}, {})
+    network, block = grid(3, 4, seed=3), EvidenceBlock(1, {}, {})
     chunks = cut(network, 16)
     expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
     gc.collect()
@@ -146,7 +146,7 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
 
 
 def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, block = grid(3, 4, seed=5), Block(1, {}, {})
+    network, block = grid(3, 4, seed=5), EvidenceBlock(1, {}, {})
     chunks = cut(network, 16)
     expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
     gc.collect()
@@ -163,7 +163,7 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
-    one, other = (OnGpu(name, slot_bytes(chunks, 8, one_by_one), ROOM) for name in ("single", "double"))
+    one, other = (GpuTasks(name, slot_bytes(chunks, 8, one_by_one), ROOM) for name in ("single", "double"))
     gpu = worker_gpu.worker_gpu(one)
     slot = gpu._slots.get()
     part = gpu.keep(slot, slot.at, 10)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.engine.engine import shape_of
 from junctor.model.generate import grid
-from junctor.placement.pass_order import Order
+from junctor.placement.pass_order import PassOrder
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
@@ -21,7 +21,7 @@ def cut(rows: int, columns: int, working: int) -> ChunkPlan:
 
 def follow(chunks: ChunkPlan, most_open: int, seed: int) -> tuple[list[int], int, int]:
     """Return the order in which passes begin, how many were under way at once, and the most entries stored."""
-    passes, rng, order = chunks.passes, random.Random(seed), Order(chunks)
+    passes, rng, order = chunks.passes, random.Random(seed), PassOrder(chunks)
     made = {table: n for n, each in enumerate(passes) for table in each.stores}
     there = {table for table, (first, _) in chunks.lifetimes().items() if first < 0}
     begun: list[int] = []
@@ -65,6 +65,6 @@ def test_passes_overlap() -> None:
 
 
 def test_a_pass_that_may_not_begin_waits() -> None:
-    order = Order(cut(6, 6, 60))
+    order = PassOrder(cut(6, 6, 60))
     assert order.begin(lambda n: n > 0) == 1
     assert order.begin(lambda n: True) == 0

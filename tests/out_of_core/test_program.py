@@ -18,10 +18,10 @@ import pytest
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.backends.numpy import Block
-from junctor.backends.plan_memory import Memory
+from junctor.backends.numpy import EvidenceBlock
+from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
@@ -30,7 +30,7 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
-from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, Chunking, Limits, backend_of
+from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, MemoryLimits, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
@@ -49,13 +49,13 @@ def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterato
 
     def chunking(
         engine: Engine, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: bool
-    ) -> Chunking:
+    ) -> ChunkRoute:
         plan = engine.plan(pattern, uses)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
-        limits = Limits(free, None, ENDLESS, engine.spill)
-        return Chunking(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
+        limits = MemoryLimits(free, None, ENDLESS, engine.spill)
+        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "in_chunks", lambda *_: True)
@@ -101,7 +101,7 @@ def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatc
 
 
 def run(program: ChunkedProgram) -> Any:
-    return program.run(Block(1, {}, {}))
+    return program.run(EvidenceBlock(1, {}, {}))
 
 
 @pytest.mark.parametrize("working", [0, 50, 5000])
@@ -161,7 +161,7 @@ def large() -> tuple[Network, EvidenceBatch]:
 def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPatch) -> tuple[Answers, int, int]:
     """The answers, the most bytes that were allocated on the way, and the most that a group of tasks held."""
     held: list[int] = []
-    real = chunked._Work.group
+    real = chunked.PassWork.group
 
     def group(self: Any, states: Any, place: int = 0) -> Any:
         before = tracemalloc.get_traced_memory()[0]
@@ -172,7 +172,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
         return found
 
     tops: list[int] = []
-    monkeypatch.setattr(chunked._Work, "group", group)
+    monkeypatch.setattr(chunked.PassWork, "group", group)
     # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
     for compiled in (True, False):
         assert any(engine.cpu_speeds.prices[backend_of(engine.ladder[0], compiled)].work)
@@ -300,7 +300,7 @@ def test_what_a_power_of_two_takes_below_the_format_is_seen() -> None:
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 def test_impossible_rows_are_told_from_possible_ones(precision: Precision) -> None:
     network = markov((("a", "b"), [[1, 0], [0, 1]]), (("b", "c"), [[1, 1], [1, 1]]))
-    soft = Likelihood(np.array([2]), np.array([[0.0, 0.0]]))
+    soft = SoftEvidence(np.array([2]), np.array([[0.0, 0.0]]))
     batch = EvidenceBatch(3, {0: np.array([0, 0, 0], np.int32), 1: np.array([1, 0, 0], np.int32)}, {2: soft})
     with cut_for(0):
         answers = Engine(network, Query(precision=precision)).answer(batch)
@@ -311,7 +311,7 @@ def test_impossible_rows_are_told_from_possible_ones(precision: Precision) -> No
 # Networks that others published.
 
 
-def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.MonkeyPatch) -> Chunking | None:
+def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.MonkeyPatch) -> ChunkRoute | None:
     """Check answers for a device of so many bytes, and its peaks; None where all fits it in one piece."""
     states = sample(network, 1, seed=1)
     batch = EvidenceBatch(1, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 20)})
@@ -375,7 +375,7 @@ def test_published_answers_in_a_fraction_of_the_memory(
     network, batch, marginals = published(shared / "networks" / "uai2014" / "MAR", name)
     engine = Engine(network, Query(), memory=memory, spill=tmp_path)
     (group,) = engine.groups(batch)
-    assert Memory(engine.plan(group.pattern), 2).least > 4 * memory
+    assert PlanMemory(engine.plan(group.pattern), 2).least > 4 * memory
     answers = engine.answer(batch)
     (chunking,) = engine._chunkings.values()
     assert chunking.memory + answers.nbytes <= memory

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from junctor.out_of_core import pass_program as tasks
 from junctor.out_of_core.cluster import shared_memory as sharing
-from junctor.out_of_core.pass_program import Source
+from junctor.out_of_core.pass_program import PartOrigin
 
 pytestmark = pytest.mark.skipif(sharing.machine() is None, reason="no memory files here")
 
@@ -33,7 +33,7 @@ def forgotten() -> Iterator[None]:
     sharing.forget()
 
 
-def sent(*shapes: tuple[int, ...], seed: int = 0, kept: int = KEPT) -> tuple[sharing.Sent, list[Any]]:
+def sent(*shapes: tuple[int, ...], seed: int = 0, kept: int = KEPT) -> tuple[sharing.SentSlices, list[Any]]:
     """Return slices that can be read, and what they are."""
     found, rng = sharing.room_for(shapes, np.dtype(np.float64), kept), np.random.default_rng(seed)
     values = [rng.uniform(size=shape) for shape in shapes]
@@ -43,7 +43,7 @@ def sent(*shapes: tuple[int, ...], seed: int = 0, kept: int = KEPT) -> tuple[sha
     return found, values
 
 
-def received(slices: sharing.Sent, context: Any = HERE) -> tuple[bool, list[Any]]:
+def received(slices: sharing.SentSlices, context: Any = HERE) -> tuple[bool, list[Any]]:
     """Return whether slices go by name, and what another worker gets."""
     header, frames = sharing._serialized(slices, context)
     return header["named"], sharing._deserialized(header, frames)
@@ -161,7 +161,7 @@ def test_an_owner_that_is_killed(before: bool) -> None:
 
 
 def test_slices_go_as_bytes_without_memory_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, source = np.arange(6.0), Source(0, {}, {4: 2})
+    whole, source = np.arange(6.0), PartOrigin(0, {}, {4: 2})
     (expected,) = tasks.slices_of({4: 1}, [source], None, whole)
     (found,) = tasks.slices_of({4: 1}, [source], KEPT, whole)
     assert found.tobytes() == expected.tobytes() == whole[3:].tobytes()

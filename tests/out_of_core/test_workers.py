@@ -18,11 +18,11 @@ from junctor.model.errors import BudgetError
 from junctor.model.generate import grid
 from junctor.model.query import Query
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
-from junctor.out_of_core.cluster.workers import Crew
+from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
 from junctor.runs import run as steps
-from junctor.runs.run import Job, Outlook, run
+from junctor.runs.run import Job, RunEstimate, run
 from junctor.runtime.dask_cluster import Resources, silent_dask
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 from pyarrow import parquet
@@ -121,23 +121,23 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
     engine = Engine(NETWORK, Query(), memory=1 << 30, device_memory=TASK)
     sizes = {}
     for workers in (1, 2, 8):
-        engine.crew = Crew(workers, 1 << 30)
+        engine.crew = WorkerPool(workers, 1 << 30)
         sizes[workers] = engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
     assert sizes[2].chunks.passes == sizes[8].chunks.passes
     assert [each.workers for each in sizes.values()] == [1, 2, 8]
     assert sizes[8].seconds < sizes[2].seconds
-    engine.crew = Crew(2, 1000)
+    engine.crew = WorkerPool(2, 1000)
     # Too little for both, so this process does it.
     assert engine.chunking(NOTHING, 1, DOUBLE, 1 << 30).workers == 0
     problem_of: list[Any] = []
-    monkeypatch.setattr(Crew, "cut", lambda self, problem, *_: problem_of.append(problem) or 1 / 0)
-    engine.crew = Crew(3, 1 << 30)
+    monkeypatch.setattr(WorkerPool, "cut", lambda self, problem, *_: problem_of.append(problem) or 1 / 0)
+    engine.crew = WorkerPool(3, 1 << 30)
     with pytest.raises(ZeroDivisionError):
         engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
     monkeypatch.undo()
     for memory in (1000, 2_050_000):
         with pytest.raises(BudgetError, match=r"over 2 workers needs about .* more workers") as refused:
-            Crew(2, memory).cut(problem_of[0], 8, sizes[2].limits, 1)
+            WorkerPool(2, memory).cut(problem_of[0], 8, sizes[2].limits, 1)
         # What is needed is more than what is there.
         found = re.search(r"\(([\d,]+) bytes\).*, (.*) are there", str(refused.value))
         assert found is not None
@@ -146,7 +146,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
     engine = Engine(grid(16, 16, seed=1), Query(precision="single"), memory=1 << 34)
-    engine.crew = Crew(4, 1 << 34, room=1 << 27)
+    engine.crew = WorkerPool(4, 1 << 34, room=1 << 27)
     assert engine.chunks_on_gpu(SINGLE)
     assert not engine.chunks_on_gpu(LOG)
     found = engine.chunking(NOTHING, 1, SINGLE, 1 << 34, on_gpu=True)
@@ -172,6 +172,6 @@ def test_workers_share_no_rows_that_one_process_answers_sooner(
 
 
 def test_rows_in_chunks_have_to_be_most_of_the_work() -> None:
-    assert steps._is_mostly_in_chunks(Outlook(0, 10.0, None, 6.0))
-    assert not steps._is_mostly_in_chunks(Outlook(0, 10.0, None, 4.0))
-    assert not steps._is_mostly_in_chunks(Outlook())
+    assert steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 6.0))
+    assert not steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 4.0))
+    assert not steps._is_mostly_in_chunks(RunEstimate())

@@ -13,15 +13,15 @@ from junctor.model.generate import grid
 from junctor.model.network import Network
 from junctor.planning import chunks as chunks_module
 from junctor.planning.chunk_search import (
-    Pricing,
-    Room,
+    ChunkPrices,
+    MemorySplit,
     TooLongError,
     candidates,
     cheapest_chunks,
     operations_of,
     waiting_entries,
 )
-from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan
+from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import Pattern
@@ -29,7 +29,7 @@ from junctor.planning.shape import Pattern
 ENDLESS = 1 << 60
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.
-MOVED = Pricing(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
+MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
 
 
 def least_working(plan: Plan) -> int:
@@ -65,7 +65,7 @@ def check(chunks: ChunkPlan, working: int) -> None:
         assert chunks.piece(table) * plan.shape.entries(cuts) == plan.tables[table].entries
 
 
-def check_pass(chunks: ChunkPlan, each: Pass, there: set[int]) -> None:
+def check_pass(chunks: ChunkPlan, each: ChunkPass, there: set[int]) -> None:
     plan, made = chunks.plan, set[int]()
     for step in each.steps:
         assert made.union(each.loads).issuperset(step.operands)
@@ -82,7 +82,7 @@ def check_pass(chunks: ChunkPlan, each: Pass, there: set[int]) -> None:
         assert set(each.fixed) & set(plan.tables[table].scope) <= set(chunks.cuts[table])
 
 
-def work(plan: Plan, each: Pass) -> int:
+def work(plan: Plan, each: ChunkPass) -> int:
     """Entry operations of all tasks of a pass."""
     sizes, total = plan.shape.cardinalities, 0
     for step in each.steps:
@@ -91,7 +91,7 @@ def work(plan: Plan, each: Pass) -> int:
     return total * math.prod(sizes[v] for v in each.fixed)
 
 
-def held(plan: Plan, each: Pass) -> int:
+def held(plan: Plan, each: ChunkPass) -> int:
     """The most entries that a task holds, by doing nothing but holding and forgetting."""
 
     def entries(table: int) -> int:
@@ -164,8 +164,8 @@ def test_the_more_steps_share_a_pass_the_less_is_moved(monkeypatch: pytest.Monke
 
 def test_the_cheapest_order_is_kept() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
-    room = Room(1 << 12, 1 << 30, 0)
-    chunks, found = cheapest_chunks(problem, 8, lambda _: [room, Room(1 << 9, 1 << 30, 0)], MOVED)
+    room = MemorySplit(1 << 12, 1 << 30, 0)
+    chunks, found = cheapest_chunks(problem, 8, lambda _: [room, MemorySplit(1 << 9, 1 << 30, 0)], MOVED)
     assert found == room
     every = [chunk_plan(plan, room.working // 8, room.memory // 8, 0) for plan in candidates(problem, 1)]
     assert len(every) >= 4
@@ -179,11 +179,11 @@ def test_the_cheapest_order_is_kept() -> None:
 def test_what_misses_least_is_named() -> None:
     problem = Problem(shape_of(grid(10, 10, states=2, seed=1)), NOTHING)
     with pytest.raises(TooSmallError) as refused:
-        cheapest_chunks(problem, 8, lambda _: [Room(1 << 12, 1 << 14, 100)], MOVED)
+        cheapest_chunks(problem, 8, lambda _: [MemorySplit(1 << 12, 1 << 14, 100)], MOVED)
     assert (refused.value.where, refused.value.allowed) == ("disk", 96)
-    enough = Room(1 << 12, 1 << 14, refused.value.needed)
+    enough = MemorySplit(1 << 12, 1 << 14, refused.value.needed)
     assert cheapest_chunks(problem, 8, lambda _: [enough], MOVED)[1] == enough
     with pytest.raises(TooSmallError, match="working"):
-        cheapest_chunks(problem, 8, lambda _: [Room(8, 1 << 30, 0)], MOVED)
+        cheapest_chunks(problem, 8, lambda _: [MemorySplit(8, 1 << 30, 0)], MOVED)
     with pytest.raises(TooLongError):
         cheapest_chunks(Problem(shape_of(grid(20, 20, states=16)), NOTHING), 8, lambda _: [enough], MOVED)

@@ -14,7 +14,7 @@ from junctor.planning.paths import (
     STEP_OPERATIONS,
     TRIED_PAIRS,
     WRITE_OPERATIONS,
-    Operand,
+    PathOperand,
     Paths,
     ProductName,
     product_name,
@@ -25,22 +25,22 @@ VARIABLES = 5
 
 
 @st.composite
-def contractions(draw: st.DrawFn, most: int = 6) -> tuple[Shape, list[Operand], int]:
+def contractions(draw: st.DrawFn, most: int = 6) -> tuple[Shape, list[PathOperand], int]:
     """Draw a shape, the operands of a contraction and what it keeps."""
     shape = Shape(tuple(draw(st.lists(st.integers(1, 9), min_size=VARIABLES, max_size=VARIABLES))), (), False)
     scopes = draw(st.lists(st.integers(0, 2**VARIABLES - 1), min_size=1, max_size=most))
-    operands = [Operand(i, scope, draw(st.booleans())) for i, scope in enumerate(scopes)]
+    operands = [PathOperand(i, scope, draw(st.booleans())) for i, scope in enumerate(scopes)]
     return shape, operands, draw(st.integers(0, 2**VARIABLES - 1))
 
 
-def pass_cost(shape: Shape, operands: Sequence[Operand], kept: int) -> int:
+def pass_cost(shape: Shape, operands: Sequence[PathOperand], kept: int) -> int:
     union = kept
     for operand in operands:
         union |= operand.scope
     return shape.entries(bits(union)) * sum(operand.per_case for operand in operands)
 
 
-def walk(shape: Shape, operands: Sequence[Operand], kept: int, path: Sequence) -> int:
+def walk(shape: Shape, operands: Sequence[PathOperand], kept: int, path: Sequence) -> int:
     """Follow a path and return what it costs, counted anew."""
     cost, left = 0, list(operands)
     for pair in path:
@@ -50,12 +50,12 @@ def walk(shape: Shape, operands: Sequence[Operand], kept: int, path: Sequence) -
         if per_case:
             cost += pass_cost(shape, (one, other), pair.kept) + STEP_OPERATIONS
             cost += WRITE_OPERATIONS * shape.entries(bits(pair.kept))
-        left.append(Operand(product_name(one.name, other.name, pair.kept), pair.kept, per_case))
+        left.append(PathOperand(product_name(one.name, other.name, pair.kept), pair.kept, per_case))
     return cost + pass_cost(shape, left, kept)
 
 
 @given(contractions())
-def test_a_path_is_never_dearer_than_contracting_at_once(drawn: tuple[Shape, list[Operand], int]) -> None:
+def test_a_path_is_never_dearer_than_contracting_at_once(drawn: tuple[Shape, list[PathOperand], int]) -> None:
     shape, operands, kept = drawn
     if not any(operand.per_case for operand in operands):
         operands = [operand._replace(per_case=True) for operand in operands]
@@ -64,7 +64,7 @@ def test_a_path_is_never_dearer_than_contracting_at_once(drawn: tuple[Shape, lis
 
 
 @given(contractions(most=3))
-def test_the_path_of_three_operands_is_the_best(drawn: tuple[Shape, list[Operand], int]) -> None:
+def test_the_path_of_three_operands_is_the_best(drawn: tuple[Shape, list[PathOperand], int]) -> None:
     shape, operands, kept = drawn
     assert TRIED_PAIRS >= 3
     if len(operands) < 3 or not any(operand.per_case for operand in operands):
@@ -73,7 +73,7 @@ def test_the_path_of_three_operands_is_the_best(drawn: tuple[Shape, list[Operand
     for one, other in itertools.combinations(operands, 2):
         (rest,) = (operand for operand in operands if operand not in (one, other))
         result = (one.scope | other.scope) & (rest.scope | kept)
-        product = Operand(-1, result, one.per_case or other.per_case)
+        product = PathOperand(-1, result, one.per_case or other.per_case)
         first = pass_cost(shape, (one, other), result) + WRITE_OPERATIONS * shape.entries(bits(result))
         costs.append(product.per_case * (first + STEP_OPERATIONS) + pass_cost(shape, (product, rest), kept))
     path = Paths(shape, {}).find(operands, kept)
@@ -81,7 +81,7 @@ def test_the_path_of_three_operands_is_the_best(drawn: tuple[Shape, list[Operand
 
 
 @given(contractions(), st.integers(0, 2**32 - 1))
-def test_a_path_computes_the_same_table(drawn: tuple[Shape, list[Operand], int], seed: int) -> None:
+def test_a_path_computes_the_same_table(drawn: tuple[Shape, list[PathOperand], int], seed: int) -> None:
     shape, operands, kept = drawn
     rng = np.random.default_rng(seed)
 
@@ -102,7 +102,7 @@ def test_a_path_computes_the_same_table(drawn: tuple[Shape, list[Operand], int],
 def test_a_product_that_exists_costs_nothing() -> None:
     # Beforehand the last two go first, because that is a little cheaper; not if the first two are there already.
     shape = Shape((8, 8, 8), (), False)
-    operands = [Operand(0, 0b011, True), Operand(1, 0b110, True), Operand(2, 0b110, True)]
+    operands = [PathOperand(0, 0b011, True), PathOperand(1, 0b110, True), PathOperand(2, 0b110, True)]
     assert [pair[:2] for pair in Paths(shape, {}).find(operands, 0b101)] == [(1, 2)]
     made: dict[ProductName, int] = {product_name(0, 1, 0b111): 7}
     assert [pair[:2] for pair in Paths(shape, made).find(operands, 0b101)] == [(0, 1)]
@@ -110,9 +110,9 @@ def test_a_product_that_exists_costs_nothing() -> None:
 
 def test_many_operands_are_contracted_at_once() -> None:
     shape = Shape((9, 9), (), False)
-    operands = [Operand(i, 0b01, True) for i in range(MOST_ON_PATH)]
+    operands = [PathOperand(i, 0b01, True) for i in range(MOST_ON_PATH)]
     assert Paths(shape, {}).find(operands, 0b11)
-    assert not Paths(shape, {}).find([*operands, Operand(99, 0b01, True)], 0b11)
+    assert not Paths(shape, {}).find([*operands, PathOperand(99, 0b01, True)], 0b11)
 
 
 @pytest.mark.parametrize("names", [(3, 12), ((1, 2, 0b1), 5), ((1, 2, 0b1), (1, 2, 0b10))])

@@ -26,7 +26,7 @@ from junctor.model.generate import evidence_table, random_network, sample
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
-from junctor.runs.partition import WRITERS, PartTask, Stages, propagate_here, propagate_partition
+from junctor.runs.partition import WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
 from junctor.runs.results import answer_width
 from junctor.runs.run import Job, ingest_evidence, ingest_network, run
 from junctor.runtime.dask_cluster import Resources
@@ -131,9 +131,9 @@ def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_stages_add_up() -> None:
-    assert Stages(1.0, 2.0, 3.0, 4.0) + Stages(0.5, waiting=1.00049) == Stages(1.5, 2.0, 3.0, 5.00049)
-    assert Stages(waiting=1.00049).rounded() == Stages(waiting=1.0)
-    stages = Stages()
+    assert StageTimings(1.0, 2.0, 3.0, 4.0) + StageTimings(0.5, waiting=1.00049) == StageTimings(1.5, 2.0, 3.0, 5.00049)
+    assert StageTimings(waiting=1.00049).rounded() == StageTimings(waiting=1.0)
+    stages = StageTimings()
     with pytest.raises(KeyError), stages.time("reading"):
         raise KeyError
     assert stages.reading > 0

@@ -24,7 +24,7 @@ from junctor.model.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 from junctor.runs import run as steps
-from junctor.runs.partition import Part, PartTask, Stages, propagate_partition
+from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
 from junctor.runs.run import Job, Manifest, run
 from junctor.runs.storage import RunDirectory
 from junctor.runtime.dask_cluster import Resources
@@ -162,7 +162,7 @@ def stop_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run answer so many `parts`, then break."""
     real = steps.propagate_here
 
-    def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, Stages]]:
+    def propagate_here(tasks: Sequence[PartTask], memory: int) -> Iterator[tuple[Part, StageTimings]]:
         yield from real(tasks[:parts], memory)
         raise StopError
 
@@ -335,10 +335,10 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
 
 
 def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    outlook = steps.Outlook(least=100, seconds=1000.0)
+    outlook = steps.RunEstimate(least=100, seconds=1000.0)
     assert steps.workers_for(Resources(workers=8, memory=1000), outlook) == 8
     assert steps.workers_for(Resources(workers=8, memory=399), outlook) == 3
-    assert steps.workers_for(Resources(memory=10**9), steps.Outlook(100, 1.0)) == 0
+    assert steps.workers_for(Resources(memory=10**9), steps.RunEstimate(100, 1.0)) == 0
     for cores, workers in ((2, 0), (steps.WORKER_CORES, 1), (4 * steps.WORKER_CORES, 4)):
         monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
         assert steps.workers_for(Resources(memory=10**9), outlook) == workers

@@ -9,11 +9,11 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.generate import random_network, sample
 from junctor.model.query import Query
 from junctor.runtime.arrow import list_array
-from junctor.runtime.buffer_pool import Lender, fresh
+from junctor.runtime.buffer_pool import BufferPool, fresh
 
 
 def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:
-    lender = Lender()
+    lender = BufferPool()
     first = lender.lend(4096, fresh, spare=4096)
     address = first.ctypes.data
     assert lender.lend(4096, fresh, spare=4096).ctypes.data != address
@@ -22,7 +22,7 @@ def test_memory_comes_back_when_nobody_reads_it_any_more() -> None:
 
 
 def test_memory_is_not_lent_again_while_a_view_of_a_view_is_there() -> None:
-    lender = Lender()
+    lender = BufferPool()
     memory = lender.lend(4096, fresh, spare=4096)
     address = memory.ctypes.data
     view = memory.view(np.float64).reshape(-1, 4)[3:5].T
@@ -59,7 +59,7 @@ def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else
 
 
 def test_no_more_stays_idle_than_is_spare() -> None:
-    lender = Lender()
+    lender = BufferPool()
     lent = [lender.lend(1000, fresh, spare=0) for _ in range(5)]
     lent.clear()
     assert len(lender._idle) == 5
@@ -70,7 +70,7 @@ def test_no_more_stays_idle_than_is_spare() -> None:
 
 
 def test_another_size_or_another_maker_gives_up_what_was_there() -> None:
-    lender = Lender()
+    lender = BufferPool()
 
     def other(size: int) -> np.ndarray:
         return np.full(size, 7, dtype=np.uint8)

@@ -81,8 +81,8 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "has_gpu", lambda: True)
-    long, short = steps.Outlook(0, 1e4, 10.0), steps.Outlook(0, 0.1, 0.01)
-    slow = steps.Outlook(0, 1e4, 2e4)
+    long, short = steps.RunEstimate(0, 1e4, 10.0), steps.RunEstimate(0, 0.1, 0.01)
+    slow = steps.RunEstimate(0, 1e4, 2e4)
     assert steps.device_for(Resources(), long) == "gpu"
     assert steps.device_for(Resources(), short) == "cpu"
     assert steps.device_for(Resources(), slow) == "cpu"

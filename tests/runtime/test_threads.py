@@ -98,7 +98,7 @@ def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch:
     batch = EvidenceBatch(700, {v: np.ascontiguousarray(states[:, v]) for v in range(0, 20, 2)})
     probe = Engine(network, query)
     (group,) = probe.groups(batch)
-    least = memory.Memory(probe.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
+    least = memory.PlanMemory(probe.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
     engines = [Engine(network, query, least + spare, threads=threads) for threads in (1, 2, 3)]
     answers = [each.answer(batch) for each in engines]
     for found, each in zip(answers[1:], engines[1:], strict=True):

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
-from junctor.sampling.cases import Layout
+from junctor.sampling.cases import CaseLayout
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.epis import SMALLEST, SWEEPS, beliefs_of, epis_function, least_of
 from junctor.sampling.importance import lifted_to
 from junctor.sampling.tables import SampledNetwork
 from junctor_kernels.sampling import loopy as beliefs
-from junctor_kernels.sampling.layout import FULL, Case, Floats, Function
+from junctor_kernels.sampling.layout import FULL, Floats, Function, SampledCase
 from junctor_kernels.sampling.thresholds import shape
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from test_sampling import rows
@@ -24,7 +24,7 @@ from test_sampling import rows
 TINY = st.one_of(st.just(0.0), st.floats(1e-160, 1.0), st.floats(0.001, 1.0))
 
 
-def evidence_below(sampled: SampledNetwork, layout: Layout, case: Case) -> dict[int, Floats]:
+def evidence_below(sampled: SampledNetwork, layout: CaseLayout, case: SampledCase) -> dict[int, Floats]:
     """Return what messages say of each variable that is weighed."""
     pattern = beliefs_of(layout)
     links, own = pattern.of(case)
@@ -35,7 +35,7 @@ def evidence_below(sampled: SampledNetwork, layout: Layout, case: Case) -> dict[
     }
 
 
-def loopy(network: Network, layout: Layout, hard: Hard, soft: Soft, sweeps: int) -> dict[int, Floats]:
+def loopy(network: Network, layout: CaseLayout, hard: Hard, soft: Soft, sweeps: int) -> dict[int, Floats]:
     """Return the same over whole tables, observed variables among them, by sums over all axes but one."""
     order = [v for v in [*layout.drawn, *hard] if v in layout.weighed or v in hard]
     done: list[int] = []
@@ -187,13 +187,15 @@ def shaped(table: Floats, below: Floats, logs: bool) -> Function:
     return function
 
 
-def a_node(rows: int, states: int) -> Case:
+def a_node(rows: int, states: int) -> SampledCase:
     """A case of one node with so many rows in its table."""
     node = np.zeros((1, 8), dtype=np.int32)
     node[0, 2] = states
     nothing = np.zeros((0, 4), dtype=np.int32)
     spans = np.array([rows], dtype=np.int32)
-    return Case(node, nothing, nothing, np.array([0, 1], np.int32), spans, nothing, np.zeros(0), 0.0, 1, 0.0, 0.0)
+    return SampledCase(
+        node, nothing, nothing, np.array([0, 1], np.int32), spans, nothing, np.zeros(0), 0.0, 1, 0.0, 0.0
+    )
 
 
 def test_functions_are_the_same_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from junctor.sampling.tables import sampled_network
 from junctor_kernels.sampling import cpu as sampling_cpu
 from junctor_kernels.sampling import reference as sampling
 from junctor_kernels.sampling.layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import settle
 from sampling_cases import Hard, Soft, case_of, mixed, network_of
 from strategies import evidence_batches, networks, row_evidence
@@ -47,7 +47,7 @@ def test_compiled_samples_are_those_of_numpy(
     # Where plain weights could leave the doubles, nobody asks for them.
     logs = logs or needs_logs(layout, case.least, case.most, PLAIN_LIMIT)
     function = own_function(layout, first_function(sampled, "ais-bn", logs)) if learns else sampled.function(logs)
-    stream, count = Stream(seed, 3, 1), 300
+    stream, count = RandomStream(seed, 3, 1), 300
     tables = sampled.tables._replace(thresholds=function.thresholds, order=function.order)
     states = sampling.draw(tables, case, stream, BLOCK, count)
     with np.errstate(divide="ignore"):
@@ -129,7 +129,7 @@ def test_thresholds_are_settled_as_numpy_does(row: list[float], least: int) -> N
 
 def test_values_in_order_read_fewer_thresholds() -> None:
     sampled, _, case = case_of(network_of([((0,), [0.01, 0.01, 0.08, 0.9])], [4]), {}, {}, False)
-    states = sampling.draw(sampled.tables, case, Stream(0, 0, 0), 0, 4096)
+    states = sampling.draw(sampled.tables, case, RandomStream(0, 0, 0), 0, 4096)
     read = sampling.entries_read(sampled.tables, case, states) / 4096
     assert read == pytest.approx(0.9 + 2 * 0.08 + 3 * 0.02, abs=0.05)
     assert np.minimum(states + 1, 3).mean() > 2.9
@@ -142,14 +142,14 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
     start = first_function(sampled, "ais-bn", logs)
     found = [CpuRow(sampled, case, own_function(layout, start), threads) for threads in (1, 3)]
     for row in found:
-        row.learn(Stream(1, 2, 3), 700, 0.4, False)
+        row.learn(RandomStream(1, 2, 3), 700, 0.4, False)
     one, other = (row.function for row in found)
     assert (one.chances == other.chances).all()
     assert (one.thresholds == other.thresholds).all()
 
     before = own_function(layout, start)
     tables = sampled.tables._replace(thresholds=before.thresholds, order=before.order)
-    states = sampling.draw(tables, case, Stream(1, 2, 3), 0, 700)
+    states = sampling.draw(tables, case, RandomStream(1, 2, 3), 0, 700)
     likelihood = np.log(case.soft) if logs else case.soft
     weights = sampling.weights(before.values, before.ratios, likelihood, case, states, logs)
     scores = sampling.scores(case, states, weights, logs, sampled.entries[-1])
@@ -167,14 +167,17 @@ def test_learning_is_that_of_numpy_and_of_any_number_of_threads(logs: bool) -> N
 def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     sampled, _, case = case_of(mixed(), {6: 1}, {}, False)
     rows_ = [CpuRow(sampled, case, sampled.function(True), threads) for threads in (1, 2, 5)]
-    found = [row.sums(Stream(4, 5, 0), 0, 40_000)() for row in rows_]
+    found = [row.sums(RandomStream(4, 5, 0), 0, 40_000)() for row in rows_]
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
-    drawn = rows_[0]._draw(Stream(4, 5, 0), 4_000)
+    drawn = rows_[0]._draw(RandomStream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
-    assert (again.slots == rows_[1].sums(Stream(4, 5, 0), 0, 4_000)().slots).all()
-    parts = add(rows_[0].sums(Stream(4, 5, 0), 0, 16_384)(), rows_[0].sums(Stream(4, 5, 0), 16_384, 40_000 - 16_384)())
+    assert (again.slots == rows_[1].sums(RandomStream(4, 5, 0), 0, 4_000)().slots).all()
+    parts = add(
+        rows_[0].sums(RandomStream(4, 5, 0), 0, 16_384)(),
+        rows_[0].sums(RandomStream(4, 5, 0), 16_384, 40_000 - 16_384)(),
+    )
     np.testing.assert_allclose(parts.slots, found[0].slots, rtol=1e-12)
 
 
@@ -218,6 +221,6 @@ def test_learning_rates() -> None:
 def test_states_with_many_values_have_room() -> None:
     wide = np.full((1, 200), 1 / 200)
     sampled, _, case = case_of(network_of([((0,), wide[0])], [200]), {}, {}, False)
-    states = sampling.draw(sampled.tables, case, Stream(0, 0, 0), 0, 4096)
+    states = sampling.draw(sampled.tables, case, RandomStream(0, 0, 0), 0, 4096)
     assert case.nodes[0, STATES] == 200
     assert states.max() > 190

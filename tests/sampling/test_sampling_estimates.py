@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.generate import grid
@@ -34,7 +34,7 @@ def engine_of(network: Network, **how: Any) -> SamplingEngine:
 
 def rows_of(hard: Hard, soft: Soft, rows: int) -> EvidenceBatch:
     states = {v: np.full(rows, state, dtype=np.int32) for v, state in hard.items()}
-    likelihoods = {v: Likelihood(np.arange(rows), np.tile(values, (rows, 1))) for v, values in soft.items()}
+    likelihoods = {v: SoftEvidence(np.arange(rows), np.tile(values, (rows, 1))) for v, values in soft.items()}
     return EvidenceBatch(rows, states, likelihoods)
 
 

@@ -19,7 +19,7 @@ from junctor.sampling.cases import layout_of
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.epis import SWEEPS, beliefs_of, epis_function
 from junctor.sampling.gpu import GpuRow, GpuSampling
-from junctor.sampling.sampler import Ask, CpuSampling
+from junctor.sampling.sampler import CpuSampling, SamplingRequest
 from junctor_kernels.sampling import gpu as sampling_gpu
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
@@ -40,7 +40,7 @@ def test_the_source_has_every_field_in_order() -> None:
     assert fields_of(sampling_gpu.source(), "Job") == (*sampling_gpu.FIELDS, sampling_gpu.LAST_FIELD)
     assert fields_of(beliefs_gpu.source(), "Messages") == beliefs_gpu.FIELDS
     with pytest.raises(KeyError, match="nonsense"):
-        sampling_gpu.Job(nonsense=1)
+        sampling_gpu.SamplingJob(nonsense=1)
 
 
 def fields_of(text: str, name: str) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def test_functions_of_messages_are_the_same_in_every_bit(
     network, hard, soft = (mixed(), HARD, SOFT) if name == "mixed" else wide()
     sampled, layout, case = case_of(network, hard, soft, True)
     pattern = beliefs_of(layout)
-    ask = Ask(layout, case, "epis-bn", (), logs, beliefs=pattern)
+    ask = SamplingRequest(layout, case, "epis-bn", (), logs, beliefs=pattern)
     owner = GpuSampling(sampled, device, CpuSampling(sampled))
     row = owner.row(ask)
     links, own = pattern.of(case)

@@ -23,7 +23,7 @@ SCALE, LOST, STILL_OPEN, LEAST = 0, 1, 2, 3
 TOTAL, LARGEST, SMALLEST, FACTOR, LANES = 0, 1, 2, 3, 4
 
 
-class Code(NamedTuple):
+class Bytecode(NamedTuple):
     """A plan with its numbers, lowered.
 
     steps: int64 [n, STEP_COLUMNS]. A FIXED step makes nothing: its table is shared, and only its part in results
@@ -57,7 +57,7 @@ class Code(NamedTuple):
     variables: Any
 
 
-class Work(NamedTuple):
+class BlockWorkspace(NamedTuple):
     """The memory of a block of cases.
 
     at: int64 [cases], the column of a slice. states: int64 [variables, cases]. likelihoods: float64 [rows, cases].

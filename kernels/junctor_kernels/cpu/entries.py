@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.panels import ANYWHERE, NEIGHBOURS, SAME, Walk, reduce_panels
+from junctor_kernels.cpu.panels import ANYWHERE, NEIGHBOURS, SAME, PanelWalk, reduce_panels
 from junctor_kernels.cpu.vectors import BYTES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides
@@ -224,10 +224,10 @@ class _Remembered:
         self.forget()
 
     def forget(self) -> None:
-        self._walks: dict[tuple[Any, ...], tuple[Walk, int]] = {}
+        self._walks: dict[tuple[Any, ...], tuple[PanelWalk, int]] = {}
         self._bytes = 0
 
-    def walk(self, *of: Any) -> tuple[Walk, int]:
+    def walk(self, *of: Any) -> tuple[PanelWalk, int]:
         """Return a walk and its panels."""
         found = self._walks.get(of)
         if found is None:
@@ -250,7 +250,7 @@ def forget() -> None:
 
 def _walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
-) -> tuple[Walk, int]:
+) -> tuple[PanelWalk, int]:
     """Return how a contraction is walked through, and how many panels it has."""
     line, within, part = _cut(sizes[:kept], threads)
     size = sizes[line] if line < kept else 1
@@ -264,7 +264,7 @@ def _walk(
     near = [_offsets(sizes[split:], each[split:]) for each in steps]
     room = COPY_BYTES // len(steps)
     reads = [_read(*each, itemsize, room) for each in zip(lanes, far, near, strict=True)]
-    walk = Walk(
+    walk = PanelWalk(
         np.array(sizes[:line], dtype=np.int64),
         np.array([each[:line] for each in steps]).reshape(len(steps), line),
         np.array([size, part, panels, within]),
@@ -322,7 +322,7 @@ def _offsets(sizes: Sequence[int], strides: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """How a panel reads an operand: a row of each of the arrays of a `Walk`."""
+    """How a panel reads an operand: a row of each of the arrays of a `PanelWalk`."""
 
     operand: tuple[int, int, int, int]
     vectors: Integers

@@ -1,7 +1,7 @@
 """Contractions over entries in compiled code: vectors of neighbouring kept entries, sums in registers (Numba).
 
 A *panel* is a run of at most some thousand kept entries. Its vectors walk through all terms, four of them together.
-`junctor_kernels.entries` settles how each operand is read (`Walk`).
+`junctor_kernels.entries` settles how each operand is read (`PanelWalk`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from junctor_kernels.cpu.vectors import (
 
 # How the lanes of a vector lie in an operand: all at one entry, at neighbouring ones, or anywhere.
 SAME, NEIGHBOURS, ANYWHERE = 0, 1, 2
-# Columns of `Walk.operands`: how its lanes lie, whether it is copied first, how they lie in what is read (its copy if
-# there is one), how many vectors differ.
+# Columns of `PanelWalk.operands`: how its lanes lie, whether it is copied first, how they lie in what is read (its copy
+# if there is one), how many vectors differ.
 MODE, COPIED, READ, DIFFERENT = 0, 1, 2, 3
 
 
-class Walk(NamedTuple):
+class PanelWalk(NamedTuple):
     """Where a contraction finds the numbers of its terms; offsets are in bytes.
 
     sizes: int64 [outer kept axes], strides: int64 [operands, outer kept axes]. A panel is cut along one more axis:
@@ -65,7 +65,7 @@ class Walk(NamedTuple):
 
 @jit
 def reduce_panels(
-    walk: Walk, first: int, last: int, tables: Any, copies: Any, out: Any, logs: bool | None, again: bool
+    walk: PanelWalk, first: int, last: int, tables: Any, copies: Any, out: Any, logs: bool | None, again: bool
 ) -> None:
     """Contract panels [first, last) into `out`, flat.
 
@@ -111,7 +111,7 @@ def reduce_panels(
 
 
 @jit
-def _find_operands(walk: Walk, outer: int, begin: int, tables: Any, base: Any) -> None:
+def _find_operands(walk: PanelWalk, outer: int, begin: int, tables: Any, base: Any) -> None:
     for k in range(base.size):
         base[k] = tables[k] + begin * walk.along[k]
     for axis in range(walk.sizes.size - 1, -1, -1):
@@ -122,7 +122,7 @@ def _find_operands(walk: Walk, outer: int, begin: int, tables: Any, base: Any) -
 
 
 @inside
-def _find_vectors(walk: Walk, first: int, base: Any, at: Any) -> None:
+def _find_vectors(walk: PanelWalk, first: int, base: Any, at: Any) -> None:
     """Find where four vectors begin in each operand, or where the offsets of their lanes do."""
     for k in range(base.size):
         at[k, 5] = base[k] if at[k, 4] == ANYWHERE else 0
@@ -133,7 +133,7 @@ def _find_vectors(walk: Walk, first: int, base: Any, at: Any) -> None:
 
 
 @jit
-def _copy(walk: Walk, k: int, base: int, to: int, number: Any) -> None:
+def _copy(walk: PanelWalk, k: int, base: int, to: int, number: Any) -> None:
     """Copy what a panel reads of an operand to where it reads it: the terms of a vector side by side."""
     mode = walk.operands[k, MODE]
     for n in range(walk.operands[k, DIFFERENT]):

@@ -93,7 +93,7 @@ def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
     return np.array([fields[name] for name in FIELDS], dtype=np.int64)
 
 
-class Launch(NamedTuple):
+class BlockLaunch(NamedTuple):
     """A kernel over so many items from the `first` on."""
 
     kernel: str
@@ -101,10 +101,10 @@ class Launch(NamedTuple):
     items: int
 
 
-Stage = Sequence[Launch]
+Stage = Sequence[BlockLaunch]
 
 
-class Work(NamedTuple):
+class LaunchList(NamedTuple):
     """The work of a plan on a block of cases, as often as wanted.
 
     run: bytes of the struct `Run`. cleared: an array that is set to zero first. stages: one after the other. chunks: of
@@ -125,7 +125,7 @@ class Replay(Protocol):
         """Enqueue the work."""
 
 
-class Device(Protocol):
+class BlockDevice(Protocol):
     """Memory and launches of a device; arrays are its own, and work is done in the order in which it is enqueued.
 
     queue: who enqueues things that belong together holds it. room: bytes that all work shares, one after the other.
@@ -152,7 +152,7 @@ class Device(Protocol):
     def address(self, array: Array) -> int:
         """Return where an array of the device begins."""
 
-    def replay(self, work: Work) -> Replay:
+    def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan, ready to be started."""
 
     def upload(self, host: npt.NDArray[Any], array: Array) -> None:
@@ -161,7 +161,7 @@ class Device(Protocol):
     def download(self, array: Array, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array."""
 
-    def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
+    def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
         """Enqueue the way of a block's posteriors to the answers of that format that its struct `Run` names."""
 
     def mark(self) -> Any:
@@ -174,14 +174,14 @@ class Device(Protocol):
         """Do some work so often, after a first time, and return the fewest seconds that it took."""
 
 
-def grid(launch: Launch, chunks: int) -> tuple[tuple[int, int], int]:
+def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
     """Return blocks in x and y, and threads of a block, for a launch."""
     if launch.kernel == "propagate_few":
         return (launch.items, 1), FEW_THREADS
     return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 
-class CudaDevice:
+class CudaBlockDevice:
     """A CUDA device. What comes in, kernels and what goes out have a stream each, so that they overlap.
 
     number: of the device. allowed: bytes for blocks under way; None for a share of what is free. Raises
@@ -229,7 +229,7 @@ class CudaDevice:
         """Return where an array of the device begins."""
         return int(array.data.ptr)
 
-    def replay(self, work: Work) -> Replay:
+    def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan as a CUDA graph."""
         with self.cupy.cuda.Device(self.number):
             self.cupy.cuda.runtime.deviceSynchronize()
@@ -237,7 +237,7 @@ class CudaDevice:
             self.enqueue(work)
             return _Graph(self._work.end_capture(), self._work)
 
-    def enqueue(self, work: Work) -> None:
+    def enqueue(self, work: LaunchList) -> None:
         """Enqueue the work of a plan; launches of a stage beside each other."""
         module = _module(self.number, work.algebra)
         module.get_global("run").copy_from_device_async(work.run.data, work.run.nbytes, self._work)
@@ -251,7 +251,7 @@ class CudaDevice:
             if len(stage) > 1:
                 self._work.wait_event(self._beside.record())
 
-    def _launch(self, kernel: Any, launch: Launch, chunks: int, stream: Any, early: bool) -> None:
+    def _launch(self, kernel: Any, launch: BlockLaunch, chunks: int, stream: Any, early: bool) -> None:
         blocks, threads = grid(launch, chunks)
         if early:
             launch_early(kernel.kernel.ptr, blocks, threads, launch.first, stream.ptr)
@@ -269,7 +269,7 @@ class CudaDevice:
         self._out.wait_event(self._work.record(self._event()))
         array.data.copy_to_host_async(host.ctypes.data, host.nbytes, self._out)
 
-    def write_posteriors(self, work: Work, answers: np.dtype[Any]) -> None:
+    def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
         """Enqueue the way of a block's posteriors to the answers, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self._event()))
         kernel = _module(self.number, work.algebra).get_function(WRITERS[answers.itemsize])

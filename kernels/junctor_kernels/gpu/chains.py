@@ -30,10 +30,10 @@ from junctor_kernels.gpu.entries import (
     TILE_RUN,
     VECTOR,
     WARP,
+    EntryLaunch,
     Integers,
-    Launch,
     Offsets,
-    Runs,
+    PartRuns,
     cut_axes,
     in_runs,
     narrow,
@@ -47,7 +47,7 @@ MOST_STAGES = 3
 MOST_LINES = 2
 
 
-class Stage(NamedTuple):
+class Elimination(NamedTuple):
     """An elimination: axis labels of the small table, of the large one and of the result, each in C order."""
 
     factor: tuple[int, ...]
@@ -84,13 +84,13 @@ class Chain:
         return len(self.tiles) - 2
 
 
-def is_stage(stage: Stage, sizes: Mapping[int, int]) -> bool:
+def is_stage(stage: Elimination, sizes: Mapping[int, int]) -> bool:
     """Tell whether an elimination can be one of a chain."""
     axes = (*stage.leaves, *stage.comes)
     return len(stage.leaves) == len(stage.comes) == 1 and all(sizes[v] == 2 for v in axes)
 
 
-def chain_of(stages: Sequence[Stage], sizes: Mapping[int, int]) -> Chain | None:
+def chain_of(stages: Sequence[Elimination], sizes: Mapping[int, int]) -> Chain | None:
     """Return eliminations as a chain, None where one launch would not do them as fast as memory allows."""
     first, last = stages[0].table, stages[-1].out
     leave, come = [stage.leaves[0] for stage in stages], [stage.comes[0] for stage in stages]
@@ -142,7 +142,7 @@ def _apart(places: Integers) -> Integers | None:
 
 
 @lru_cache(maxsize=1024)
-def launch_of(chain: Chain) -> Launch:
+def launch_of(chain: Chain) -> EntryLaunch:
     """Return the launch of a chain: its operands are the large table, the small ones, and the result."""
     axes = list(zip(chain.rest, *chain.strides, strict=True))
     entries = int(np.prod(chain.rest, dtype=np.int64))
@@ -156,10 +156,10 @@ def launch_of(chain: Chain) -> Launch:
     quads = tuple(each for each in kinds if each is not None)
     assert len(quads) == len(offsets)
     inside = len(offsets[0].places)
-    return Launch(True, entries, inside, 1 << chain.stages, 1, offsets, quads, chain.stages)
+    return EntryLaunch(True, entries, inside, 1 << chain.stages, 1, offsets, quads, chain.stages)
 
 
-def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
+def in_place(launch: EntryLaunch, k: int, runs: PartRuns) -> EntryLaunch | None:
     """Return the launch of a chain for a table that lies in runs; None where threads do not find it side by side."""
     offsets = in_runs(launch.offsets[k], runs)
     if offsets is None:

@@ -103,7 +103,7 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class EntryLaunch:
     """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
 
     offsets: of each operand. quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and
@@ -139,7 +139,7 @@ class Launch:
         tiles = -(-self.panel // TILE)
         return tiles * min(self.entries // self.panel, -(-MOST_BLOCKS // tiles))
 
-    def with_operand(self, k: int, offsets: Offsets, quad: tuple[int, ...]) -> Launch:
+    def with_operand(self, k: int, offsets: Offsets, quad: tuple[int, ...]) -> EntryLaunch:
         """Return the same launch for an operand that lies elsewhere; quad: how neighbours lie there, if that counts."""
         quads = (*self.quads[:k], quad, *self.quads[k + 1 :]) if quad else ()
         return replace(self, offsets=(*self.offsets[:k], offsets, *self.offsets[k + 1 :]), quads=quads)
@@ -151,7 +151,7 @@ class Launch:
 
 
 @lru_cache(maxsize=256)
-def launches_of(what: Contraction) -> tuple[Launch, ...]:
+def launches_of(what: Contraction) -> tuple[EntryLaunch, ...]:
     """Return the launches of a contraction: one, or several of which each reads what the one before made.
 
     Where few entries have many terms, the fastest terms are kept at first, so that there are threads enough. Raises
@@ -212,7 +212,7 @@ def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
     return slow, fast
 
 
-def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> Launch:
+def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> EntryLaunch:
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
     (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
     offsets = tuple(
@@ -220,7 +220,7 @@ def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis]
         for k in range(1, operands + 1)
     )
     quads = _quads(offsets) if over_entries and _entries(far) == 1 else ()
-    return Launch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets, quads)
+    return EntryLaunch(over_entries, _entries(kept), _entries(places), _entries(near), _entries(far), offsets, quads)
 
 
 def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
@@ -244,14 +244,14 @@ def _quad(offsets: Offsets) -> tuple[int, ...]:
     return (kind, *lies[1:].tolist())
 
 
-class Runs(NamedTuple):
+class PartRuns(NamedTuple):
     """How the entries of a part lie in a larger table: so many side by side, and where each run begins."""
 
     entries: int
     starts: tuple[int, ...]
 
 
-def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
+def in_place(launch: EntryLaunch, k: int, runs: PartRuns) -> EntryLaunch | None:
     """Return the same launch for an operand that lies in runs; None where that is another computation.
 
     Sums keep their order: the kernel is the same.
@@ -263,7 +263,7 @@ def in_place(launch: Launch, k: int, runs: Runs) -> Launch | None:
     return None if launch.quads and not quad else launch.with_operand(k, offsets, quad)
 
 
-def in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
+def in_runs(offsets: Offsets, runs: PartRuns) -> Offsets | None:
     """Return offsets into runs; None where those of entries and terms do not simply add up there."""
     parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
     starts = np.array(runs.starts, dtype=np.int64)
@@ -282,7 +282,7 @@ def in_runs(offsets: Offsets, runs: Runs) -> Offsets | None:
     return Offsets(panels, narrow(places), far, narrow(near))
 
 
-def out_panels(launch: Launch, runs: Runs) -> Integers | None:
+def out_panels(launch: EntryLaunch, runs: PartRuns) -> Integers | None:
     """Return where the panels of a result begin that lies in runs; None where a panel is not in one of them."""
     if runs.entries % launch.panel:
         return None
@@ -310,7 +310,7 @@ def _blank() -> npt.NDArray[np.int64]:
 
 
 def record(
-    launch: Launch, out: int, extremes: int, adds: bool, operands: Sequence[tuple[int, ...]]
+    launch: EntryLaunch, out: int, extremes: int, adds: bool, operands: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction`.
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.gpu import stored_tasks
-from junctor_kernels.gpu.stored_tasks import Batch, Launch
+from junctor_kernels.gpu.stored_tasks import CliqueLaunch, TaskBatch
 
 # Bytes of host memory that are asked for one by one.
 LARGE_HOST = 1 << 24
@@ -27,7 +27,7 @@ def source(dtype: np.dtype[Any]) -> str:
     return "\n".join([f"{double}{constants}", *texts])
 
 
-class Device(Protocol):
+class CliqueDevice(Protocol):
     """Memory, streams and launches of a device; work of a stream is done in the order in which it is enqueued."""
 
     def free(self) -> int:
@@ -63,14 +63,14 @@ class Device(Protocol):
     def clear(self, address: int, size: int, stream: Any) -> None:
         """Enqueue zeros."""
 
-    def launch(self, dtype: np.dtype[Any], work: Launch, batch: Placed, lost: int, stream: Any) -> None:
+    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Any) -> None:
         """Enqueue a launch of a batch that lies on the device; lost: address of an integer that becomes 1 at a loss."""
 
     def graph(self, stream: Any, enqueue: Callable[[], None]) -> Any:
         """Return what `enqueue` puts into a stream as an object whose `launch(stream)` replays it."""
 
 
-class Placed(NamedTuple):
+class PlacedBatch(NamedTuple):
     """Where a batch lies on the device: addresses of its array, of factors and of axes."""
 
     base: int
@@ -78,16 +78,18 @@ class Placed(NamedTuple):
     axes: int
 
 
-def upload_batch(device: Device, batch: Batch, address: int, stream: Any) -> tuple[list[Launch], Placed, Array]:
+def upload_batch(
+    device: CliqueDevice, batch: TaskBatch, address: int, stream: Any
+) -> tuple[list[CliqueLaunch], PlacedBatch, Array]:
     """Copy a batch to an address; returns its launches, and its array, which has to live until the copy is done."""
     packed, launches, factors, axes = batch.packed()
     host = device.host(len(packed), np.int64)
     host[:] = packed
     device.upload(host, address, stream)
-    return launches, Placed(address, address + factors, address + axes), host
+    return launches, PlacedBatch(address, address + factors, address + axes), host
 
 
-class CudaDevice:
+class CudaCliqueDevice:
     """A CUDA device. Raises ImportError without CuPy, and what CuPy raises without such a device."""
 
     def __init__(self, number: int = 0) -> None:
@@ -149,7 +151,7 @@ class CudaDevice:
         """Enqueue zeros."""
         self.cupy.cuda.runtime.memsetAsync(address, 0, size, stream.ptr)
 
-    def launch(self, dtype: np.dtype[Any], work: Launch, batch: Placed, lost: int, stream: Any) -> None:
+    def launch(self, dtype: np.dtype[Any], work: CliqueLaunch, batch: PlacedBatch, lost: int, stream: Any) -> None:
         """Enqueue a launch."""
         kernel = _kernel(self.number, dtype.str, work.kernel)
         tasks, starts = np.uint64(batch.base + work.tasks), np.uint64(batch.base + work.starts)

@@ -26,7 +26,7 @@ NEAR = 16
 MOST_ENTRIES = 1 << 30
 
 
-class Runs(NamedTuple):
+class RunSums(NamedTuple):
     """How the runs of a chunk are summed: their length, the entries that a block takes, the threads that share a run in
     shared memory (0: a block goes through long runs one by one), and the most spans that a run touches.
     """
@@ -37,17 +37,17 @@ class Runs(NamedTuple):
     pieces: int
 
 
-def runs(run: int, entries: int, width: int) -> Runs:
+def runs(run: int, entries: int, width: int) -> RunSums:
     """Return how runs of so many entries are summed; width: entries of 16 bytes."""
     unit = math.lcm(run, width)
     if run < TILE:
         span = TILE // unit * unit or TILE
-        return Runs(run, span, min(1 << run.bit_length() - 1, THREADS), 1 if span % run == 0 else 2)
+        return RunSums(run, span, min(1 << run.bit_length() - 1, THREADS), 1 if span % run == 0 else 2)
     span = max(1, -(-entries // (BLOCKS * TILE))) * TILE
-    return Runs(run, span, 0, run // span if run % span == 0 else (run - 2) // span + 2)
+    return RunSums(run, span, 0, run // span if run % span == 0 else (run - 2) // span + 2)
 
 
-class Gathering(NamedTuple):
+class GatherSums(NamedTuple):
     """How entries that lie apart are summed: separator entries of a block, whether its neighbouring threads have
     neighbouring terms, and the parts that the terms of an entry are cut into.
     """
@@ -57,7 +57,7 @@ class Gathering(NamedTuple):
     pieces: int
 
 
-def gathering(view: View) -> Gathering:
+def gathering(view: View) -> GatherSums:
     """Return how a chunk is summed for a separator whose variables are anywhere."""
     terms = math.prod(axis.size for axis in view.eliminated())
     entries = view.entries // terms
@@ -67,14 +67,14 @@ def gathering(view: View) -> Gathering:
     width = THREADS // lanes
     blocks = -(-entries // width)
     pieces = max(1, min(terms // (lanes * NEAR), BLOCKS // blocks))
-    return Gathering(width, near, pieces)
+    return GatherSums(width, near, pieces)
 
 
 def _power_below(number: int) -> int:
     return 1 << number.bit_length() - 1
 
 
-class Launch(NamedTuple):
+class CliqueLaunch(NamedTuple):
     """A kernel over `number` tasks: which bytes of the batch they and the first block of each are in; all blocks."""
 
     kernel: str
@@ -84,14 +84,14 @@ class Launch(NamedTuple):
     blocks: int
 
 
-class Message(NamedTuple):
+class SeparatorTable(NamedTuple):
     """A separator table on the device: addresses of its numbers and of the bits of the largest of them."""
 
     values: int
     largest: int
 
 
-class Batch:
+class TaskBatch:
     """Tasks of any number of launches, to be packed into one array; addresses in them are final."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -108,7 +108,7 @@ class Batch:
         self,
         table: tuple[int, int],
         entries: int,
-        factors: Sequence[tuple[View, Message]],
+        factors: Sequence[tuple[View, SeparatorTable]],
         summed: tuple[View, int] | None,
         adds: bool,
         parts: int,
@@ -157,7 +157,7 @@ class Batch:
             self._finish(parts, (out, sums, entries), (0, 1), how.pieces, adds)
         return entries * how.pieces if split else 0
 
-    def settle(self, message: Message, entries: int, before: Message | None = None) -> None:
+    def settle(self, message: SeparatorTable, entries: int, before: SeparatorTable | None = None) -> None:
         """Find the largest entry of a message; before: what went the other way, which it is divided by first."""
         old = (before.values, before.largest) if before else (0, 0)
         self._add("settle", (message.values, *old, message.largest, entries), -(-entries // THREADS))
@@ -180,7 +180,7 @@ class Batch:
         """Return the bytes of all that is closed."""
         return self.packed()[0].nbytes
 
-    def packed(self) -> tuple[npt.NDArray[np.int64], list[Launch], int, int]:
+    def packed(self) -> tuple[npt.NDArray[np.int64], list[CliqueLaunch], int, int]:
         """Return everything in one array, the launches, and where factors and axes begin in it, in bytes."""
         pieces: list[npt.NDArray[np.int64]] = []
         size = 0
@@ -202,7 +202,7 @@ class Batch:
             if starts[-1] > np.iinfo(np.int32).max:
                 raise OverflowError(f"found {starts[-1]:,} blocks in a launch, a GPU takes 2^31 - 1")
             at = append(tasks, np.int64), append(starts[:-1], np.int32)
-            launches.append(Launch(kernel, *at, len(tasks), int(starts[-1])))
+            launches.append(CliqueLaunch(kernel, *at, len(tasks), int(starts[-1])))
         return np.concatenate(pieces), launches, factors, axes
 
     def _finish(

@@ -44,7 +44,7 @@ def joined_source(files: tuple[str, ...], constants: Mapping[str, int], dtype: n
     return "\n".join(["#define DOUBLE" if size == 8 else "", _SHARED, f"enum {{ {values} }};", *texts])
 
 
-class Launch(NamedTuple):
+class SequenceLaunch(NamedTuple):
     """A kernel, for the ticks behind `first` up to `last` of a block.
 
     rows: that it keeps in shared memory. kept, cached: parts of the matrix that each block of the grid keeps there, and
@@ -76,7 +76,7 @@ def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) ->
     return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * part_bytes))
 
 
-class Program(NamedTuple):
+class SequenceKernels(NamedTuple):
     """Kernels that are compiled together.
 
     source: of a number format. fields: of the struct `Work`, in its order. threads: of a block that keeps no product in
@@ -86,14 +86,14 @@ class Program(NamedTuple):
     source: Callable[[npt.DTypeLike], str]
     fields: tuple[str, ...]
     threads: int
-    shared: Callable[[Launch, int, int, int], int]
+    shared: Callable[[SequenceLaunch, int, int, int], int]
 
     def record(self, fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """Return the struct `Work`: addresses and numbers; raises KeyError where one is missing."""
         return np.array([fields[name] for name in self.fields], dtype=np.int64)
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """A kernel for some rows, how many it keeps in shared memory, and the fewest rows that it is for."""
 
     kernel: str
@@ -101,30 +101,30 @@ class Choice(NamedTuple):
     least: int
 
 
-def choice_for(count: int, itemsize: int, fits: Callable[[int], bool]) -> Choice:
+def choice_for(count: int, itemsize: int, fits: Callable[[int], bool]) -> KernelChoice:
     """Return the kernel for so many rows of a dense product. fits: whether so many have room in shared memory."""
     below = 0
     for rows in FEW:
         if not fits(rows):
             break
         if count <= rows:
-            return Choice(f"few_{rows}", rows, below + 1)
+            return KernelChoice(f"few_{rows}", rows, below + 1)
         below = rows
     for each in MANY[itemsize]:
         if count <= SIDE * each or each == MANY[itemsize][-1]:
-            return Choice(f"many_{each}", 0, below + 1)
+            return KernelChoice(f"many_{each}", 0, below + 1)
         below = SIDE * each
     raise AssertionError("unreachable")
 
 
-def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], Choice]) -> Iterator[Launch]:
+def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], KernelChoice]) -> Iterator[SequenceLaunch]:
     """Yield launches for the ticks behind the first one, each as long as its kernel suits. counts: descending."""
     first, end = 0, len(counts) - 1
     while first < end:
         choice = choose(int(counts[first + 1]))
         # As far as there are more rows than the next smaller kernel takes.
         last = min(int(np.searchsorted(-counts, -choice.least, side="right")) - 1, end)
-        yield Launch(choice.kernel, first, last, choice.rows)
+        yield SequenceLaunch(choice.kernel, first, last, choice.rows)
         first = last
 
 
@@ -180,7 +180,7 @@ class ChainDevice:
         """Enqueue all bits set, which is what nobody has written yet."""
         self.cupy.cuda.runtime.memsetAsync(array.data.ptr, 0xFF, array.nbytes, self.stream.ptr)
 
-    def launch(self, program: Program, launch: Launch, fields: Mapping[str, int], blocks: int) -> None:
+    def launch(self, program: SequenceKernels, launch: SequenceLaunch, fields: Mapping[str, int], blocks: int) -> None:
         """Enqueue a launch; `blocks` of 0: as many as are on the device together."""
         fixed = "many" in launch.kernel
         threads = SIDE * SIDE if fixed else program.threads
@@ -214,12 +214,12 @@ def _blocks_at_once(kernel: int, threads: int) -> int:
 
 
 @cache
-def _kernel_of(number: int, program: Program, dtype: str, name: str) -> Any:
+def _kernel_of(number: int, program: SequenceKernels, dtype: str, name: str) -> Any:
     return _module(number, program, dtype).get_function(name)
 
 
 @cache
-def _module(number: int, program: Program, dtype: str) -> Any:
+def _module(number: int, program: SequenceKernels, dtype: str) -> Any:
     import cupy
 
     with cupy.cuda.Device(number):

@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import products_cpu as hmm_cpu
-from junctor_kernels.hmm.device import LINE, Chip, Choice, Launch, Program, choice_for, near, spans, stride_of
+from junctor_kernels.hmm.device import (
+    LINE,
+    Chip,
+    KernelChoice,
+    SequenceKernels,
+    SequenceLaunch,
+    choice_for,
+    near,
+    spans,
+    stride_of,
+)
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 512
@@ -47,7 +57,7 @@ def panels_of(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(wide.transpose(1, 0, 2)).reshape(-1)
 
 
-def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int:
+def shared_bytes(launch: SequenceLaunch, states: int, blocks: int, itemsize: int) -> int:
     """Return the bytes of shared memory that a block of a launch asks for."""
     if not launch.rows:
         return 0
@@ -57,16 +67,20 @@ def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int
     return (rows + launch.kept * (RUN + 1) * PANEL) * itemsize
 
 
-def launches(counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize: int, chip: Chip) -> Iterator[Launch]:
+def launches(
+    counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize: int, chip: Chip
+) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
 
     counts: rows of each tick, descending. The kernels have `forward_` or `backward_` before their names.
     """
 
     def fits(rows: int) -> bool:
-        return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
+        return shared_bytes(SequenceLaunch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
 
-    for launch in spans(counts, lambda count: Choice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits)):
+    for launch in spans(
+        counts, lambda count: KernelChoice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits)
+    ):
         kept, cached = 0, 0
         if launch.rows:
             units = -(-(stride_of(states) // PANEL) // chip.blocks) * runs_of(states)
@@ -75,4 +89,4 @@ def launches(counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize:
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)

@@ -8,7 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.hmm import device as hmm_gpu
-from junctor_kernels.hmm.device import Chip, Choice, Launch, Program, choice_for, near, spans, stride_of
+from junctor_kernels.hmm.device import (
+    Chip,
+    KernelChoice,
+    SequenceKernels,
+    SequenceLaunch,
+    choice_for,
+    near,
+    spans,
+    stride_of,
+)
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
@@ -36,7 +45,7 @@ def part_bytes(states: int, itemsize: int) -> int:
     return stride_of(states) // SEGMENTS * itemsize
 
 
-def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int:
+def shared_bytes(launch: SequenceLaunch, states: int, blocks: int, itemsize: int) -> int:
     """Return the bytes of shared memory that a block of a launch asks for."""
     if not launch.rows:
         return 0
@@ -47,19 +56,19 @@ def shared_bytes(launch: Launch, states: int, blocks: int, itemsize: int) -> int
 
 def launches(
     counts: npt.NDArray[np.int64], states: int, transitions: int | None, itemsize: int, chip: Chip
-) -> Iterator[Launch]:
+) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick.
 
     counts: rows of each tick, descending. transitions: that are not zero, None for a dense matrix.
     """
 
-    def choose(count: int) -> Choice:
+    def choose(count: int) -> KernelChoice:
         if transitions is not None:
-            return Choice("sparse_32" if transitions > WIDE * states else "sparse_1", 0, 1)
+            return KernelChoice("sparse_32" if transitions > WIDE * states else "sparse_1", 0, 1)
         return choice_for(count, itemsize, fits)
 
     def fits(rows: int) -> bool:
-        return shared_bytes(Launch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
+        return shared_bytes(SequenceLaunch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
 
     for launch in spans(counts, choose):
         kept, cached = 0, 0
@@ -69,4 +78,4 @@ def launches(
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = Program(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)

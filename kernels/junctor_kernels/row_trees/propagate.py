@@ -57,7 +57,7 @@ LOG_2 = float(np.log(2.0))
 SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
 
 
-class Work(NamedTuple):
+class RowWorkspace(NamedTuple):
     """Room for the numbers of a row: arena, axes and counters of a contraction, facts of messages."""
 
     arena: npt.NDArray[np.float64]
@@ -66,9 +66,9 @@ class Work(NamedTuple):
     facts: npt.NDArray[np.float64]
 
 
-def work(entries: int, tables: int) -> Work:
+def work(entries: int, tables: int) -> RowWorkspace:
     """Return room for rows whose messages have so many entries, in so many tables."""
-    return Work(
+    return RowWorkspace(
         np.zeros(entries),
         np.zeros((3 * MOST_AXES, 4), dtype=np.uint64),
         np.zeros(3 * MOST_AXES, dtype=np.uint64),

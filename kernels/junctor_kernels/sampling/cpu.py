@@ -27,31 +27,33 @@ from junctor_kernels.sampling.layout import (
     STATES,
     STRIDE,
     WEIGHED,
-    Case,
     Floats,
     Function,
+    SampledCase,
     Samples,
     Sums,
 )
-from junctor_kernels.sampling.philox import Stream, fill
+from junctor_kernels.sampling.philox import RandomStream, fill
 from junctor_kernels.sampling.thresholds import settle_rows
 
 
-def sums(case: Case, function: Function, stream: Stream, first: int, count: int) -> Sums:
+def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int) -> Sums:
     """Return the sums over samples from number `first` on, a multiple of BLOCK."""
     slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
     shift, hits = _sum_blocks(*_of(case, function), stream.record(), first, count, slots, total)
     return Sums(shift, slots, total, count, hits)
 
 
-def sums_of(case: Case, samples: Samples, logs: bool, count: int) -> Sums:
+def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums:
     """Return the sums over `count` samples that are there already."""
     slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
     shift, hits = _sum_drawn(case.nodes, samples.states, samples.weights, logs, slots, total)
     return Sums(shift, slots, total, count, hits)
 
 
-def draw(case: Case, function: Function, stream: Stream, first: int, count: int, into: Samples, block: int) -> None:
+def draw(
+    case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, into: Samples, block: int
+) -> None:
     """Draw samples from number `first` on, a multiple of BLOCK, into the blocks of `into` from `block` on."""
     _draw_blocks(*_of(case, function), stream.record(), first, count, into.states, into.weights, block)
 
@@ -62,7 +64,14 @@ def largest(samples: Samples) -> float:
 
 
 def learn(
-    case: Case, function: Function, tables: Floats, samples: Samples, node: int, top: float, rate: float, scores: Any
+    case: SampledCase,
+    function: Function,
+    tables: Floats,
+    samples: Samples,
+    node: int,
+    top: float,
+    rate: float,
+    scores: Any,
 ) -> None:
     """Move what a node is drawn from towards what weighted samples say of it, by a share `rate` (equation 9 of AIS-BN).
 
@@ -76,7 +85,7 @@ def learn(
     )
 
 
-def _of(case: Case, function: Function) -> tuple[Any, ...]:
+def _of(case: SampledCase, function: Function) -> tuple[Any, ...]:
     soft = case.soft
     if function.logs:
         with np.errstate(divide="ignore"):

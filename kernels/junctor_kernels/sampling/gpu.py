@@ -14,7 +14,7 @@ from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
 from junctor_kernels.sampling import philox
 from junctor_kernels.sampling.layout import FULL, SCORE_UNIT
 
-# The fields of the struct `Job`, in its order: addresses, then numbers, then a double.
+# The fields of the struct `SamplingJob`, in its order: addresses, then numbers, then a double.
 FIELDS = (
     *("nodes", "parents", "factors", "freed", "levels", "weighed", "slots", "own", "own_order"),
     *("tables", "values", "soft", "said", "smallest", "thresholds", "order", "ratios", "chances", "scores"),
@@ -49,8 +49,8 @@ def source() -> str:
     return "\n".join([*lines, (Path(__file__).parents[1] / "gpu" / "cuda" / "sampling.cu").read_text()])
 
 
-class Job:
-    """The struct `Job`, filled in field by field; what a kernel does not read may be anything.
+class SamplingJob:
+    """The struct `SamplingJob`, filled in field by field; what a kernel does not read may be anything.
 
     words: int64, the last of them the bits of `rate`. Raises KeyError for what is no field.
     """

@@ -43,7 +43,7 @@ class Tables(NamedTuple):
     order: npt.NDArray[np.uint8]
 
 
-class Case(NamedTuple):
+class SampledCase(NamedTuple):
     """A row of evidence: int32 arrays of nodes [n, 8], parents [m, 4], factors [f, 4], and levels of nodes.
 
     levels: the first node of each level, and n; nodes of a level do not depend on each other. spans: int32 [n], rows of

@@ -29,7 +29,7 @@ MOST_SAMPLES, MOST_STAGES, MOST_GROUPS, MOST_ROWS = 1 << 48, 1 << 16, 1 << 24, 1
 Words = npt.NDArray[np.uint32]
 
 
-class Stream(NamedTuple):
+class RandomStream(NamedTuple):
     """Whose numbers these are: all samples of one stage of one row, for one seed (64 bits)."""
 
     seed: int
@@ -43,7 +43,7 @@ class Stream(NamedTuple):
         return np.array(parts, dtype=np.uint64)
 
 
-def words(stream: Stream, samples: npt.NDArray[np.uint64], group: int) -> Words:
+def words(stream: RandomStream, samples: npt.NDArray[np.uint64], group: int) -> Words:
     """Return uint32 [4, samples]: the draws of a group for each sample number."""
     key0, key1, stage, high, row, _ = (np.uint64(part) for part in stream.record())
     samples = samples.astype(np.uint64)

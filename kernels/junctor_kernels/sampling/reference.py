@@ -27,18 +27,18 @@ from junctor_kernels.sampling.layout import (
     STATES,
     STRIDE,
     WEIGHED,
-    Case,
     Floats,
     Integers,
+    SampledCase,
     Sums,
     Tables,
 )
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.philox import RandomStream
 
 States = npt.NDArray[np.uint8]
 
 
-def draw(tables: Tables, case: Case, stream: Stream, first: int, count: int) -> States:
+def draw(tables: Tables, case: SampledCase, stream: RandomStream, first: int, count: int) -> States:
     """Return the states uint8 [nodes, count] of samples from number `first` on."""
     states = np.zeros((len(case.nodes), count), dtype=np.uint8)
     numbers = np.arange(first, first + count, dtype=np.uint64)
@@ -55,7 +55,7 @@ def draw(tables: Tables, case: Case, stream: Stream, first: int, count: int) -> 
     return states
 
 
-def entries_read(tables: Tables, case: Case, states: States) -> int:
+def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
     """Return how many thresholds a draw that stops where it can has looked at, over all nodes and samples."""
     total = 0
     for n, node in enumerate(case.nodes):
@@ -67,7 +67,7 @@ def entries_read(tables: Tables, case: Case, states: States) -> int:
     return total
 
 
-def weights(values: Floats, ratios: Floats, soft: Floats, case: Case, states: States, logs: bool) -> Floats:
+def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, states: States, logs: bool) -> Floats:
     """Return the weights [count] of samples, or with `logs` their logarithms; the tables then hold logarithms.
 
     values: of the entries of all tables. ratios: of nodes that are weighed. soft: of soft evidence.
@@ -84,7 +84,7 @@ def weights(values: Floats, ratios: Floats, soft: Floats, case: Case, states: St
     return result
 
 
-def sums(case: Case, states: States, weight: Floats, logs: bool) -> Sums:
+def sums(case: SampledCase, states: States, weight: Floats, logs: bool) -> Sums:
     """Return the sums over samples of their weights, and of the squares of these, for each state of each node."""
     shift = float(weight.max(initial=-np.inf)) if logs else 0.0
     plain = np.exp(weight - shift) if logs and shift > -np.inf else np.zeros_like(weight) if logs else weight
@@ -93,7 +93,7 @@ def sums(case: Case, states: States, weight: Floats, logs: bool) -> Sums:
     return Sums(shift, found, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
 
 
-def scores(case: Case, states: States, weight: Floats, logs: bool, entries: int) -> npt.NDArray[np.int64]:
+def scores(case: SampledCase, states: States, weight: Floats, logs: bool, entries: int) -> npt.NDArray[np.int64]:
     """Return int64 [entries]: the weights of learning samples by the entry that each weighed node was drawn from."""
     found = np.zeros(entries, dtype=np.int64)
     largest = weight.max(initial=-np.inf if logs else 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from junctor_kernels.cpu.jit import inside, jit
-from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Case, Floats, Function, Integers
+from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Floats, Function, Integers, SampledCase
 from junctor_kernels.sampling.loopy import NUMBERS, Links
 
 
@@ -24,7 +24,7 @@ def settle(tables: Floats, function: Function, entry: int, first: int, states: i
 
 
 def shape(
-    case: Case, nodes: Integers, links: Links, tables: Floats, said: Floats, smallest: Floats, function: Function
+    case: SampledCase, nodes: Integers, links: Links, tables: Floats, said: Floats, smallest: Floats, function: Function
 ) -> None:
     """Make what some nodes are drawn from: their tables times what evidence says below, small chances lifted.
 

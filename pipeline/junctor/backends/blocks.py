@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
-from junctor.backends.numpy import Block, Outcome
-from junctor.backends.plan_memory import Prepared
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.planning.shape import Pattern
@@ -21,7 +21,7 @@ from junctor.runtime.threads import in_threads
 Rows = npt.NDArray[np.int64]
 
 
-def answer_rows(prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
+def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
     """Answer `rows` in the first number format of the ladder, and the doubtful ones among them in the next."""
     for algebra in prepared.ladder:
         rows = answer_in(prepared, algebra, batch, rows, answers)
@@ -29,7 +29,7 @@ def answer_rows(prepared: Prepared, batch: EvidenceBatch, rows: Rows, answers: A
             return
 
 
-def answer_in(prepared: Prepared, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
     """Write the answers to `rows` as one number format finds them; returns the doubtful ones."""
     backend = _backend(prepared, algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
@@ -51,11 +51,11 @@ class Backend(Protocol):
     cases: int
     threads: int
 
-    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+    def answer(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> BlockOutcome:
         """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
 
 
-def _backend(prepared: Prepared, algebra: Algebra, rows: int) -> Backend:
+def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Backend:
     on_device = prepared.on_device(algebra, rows)
     if on_device is not None:
         return on_device
@@ -74,17 +74,17 @@ def _backend(prepared: Prepared, algebra: Algebra, rows: int) -> Backend:
 class _Plain:
     """A backend that leaves answers to NumPy."""
 
-    run: Callable[[Block, int], Outcome]
+    run: Callable[[EvidenceBlock, int], BlockOutcome]
     cases: int
     threads: int = 1
 
-    def answer(self, block: Block, rows: Rows, answers: Answers, place: int) -> Outcome:
+    def answer(self, block: EvidenceBlock, rows: Rows, answers: Answers, place: int) -> BlockOutcome:
         outcome = self.run(block, place)
         write_tables(outcome, block, rows, answers)
         return outcome
 
 
-def write(outcome: Outcome, rows: Rows, answers: Answers) -> None:
+def write(outcome: BlockOutcome, rows: Rows, answers: Answers) -> None:
     """Write log P(e) and status of a block to its `rows` of the answers."""
     at = span_of(rows)
     # A doubtful row is nothing yet: it is written again from the next format.
@@ -95,7 +95,7 @@ def write(outcome: Outcome, rows: Rows, answers: Answers) -> None:
         answers.reasons[int(row)] = NO_PROBABILITY
 
 
-def write_tables(outcome: Outcome, block: Block, rows: Rows, answers: Answers) -> None:
+def write_tables(outcome: BlockOutcome, block: EvidenceBlock, rows: Rows, answers: Answers) -> None:
     """Write posteriors or states of a block to its `rows` of the answers."""
     at = span_of(rows)
     for variable in answers.states:
@@ -115,12 +115,12 @@ def span_of(rows: Rows) -> Rows | slice:
     return rows
 
 
-def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Block:
+def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> EvidenceBlock:
     """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
     at = span_of(rows)
     states = {v: batch.states[v][at] for v in sorted(pattern.sliced)}
     likelihoods = {v: _likelihood(batch, rows, v, cardinalities[v]) for v in sorted(pattern.weighted)}
-    return Block(len(rows), states, likelihoods)
+    return EvidenceBlock(len(rows), states, likelihoods)
 
 
 def _likelihood(batch: EvidenceBatch, rows: Rows, variable: int, cardinality: int) -> npt.NDArray[np.float64]:

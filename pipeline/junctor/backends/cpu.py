@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.answers import write_posteriors
-from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, Work
+from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
 from junctor.backends.lowering import Lowering
-from junctor.backends.numpy import Block, Outcome, Program, doubtful_rows
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.model.answers import Answers, sources_of
 
 
@@ -49,7 +49,7 @@ class CompiledProgram:
         self._works = [self._work(lowering, dtype) for _ in range(threads)]
         self._tables = [self._tables_of(work) for work in self._works]
 
-    def run(self, block: Block, place: int = 0) -> Outcome:
+    def run(self, block: EvidenceBlock, place: int = 0) -> BlockOutcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
         cases, work = block.cases, self._works[place]
         found = self._take(block, work)
@@ -59,18 +59,20 @@ class CompiledProgram:
         if cases < self.cases:
             posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
         doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
-        return Outcome(log_value, posteriors, {}, doubtful)
+        return BlockOutcome(log_value, posteriors, {}, doubtful)
 
-    def explain(self, block: Block, place: int = 0) -> Outcome:
+    def explain(self, block: EvidenceBlock, place: int = 0) -> BlockOutcome:
         """Find a most probable explanation of every case of a block."""
         cases, work = block.cases, self._works[place]
         found = self._take(block, work)
         compiled.explain(self.code, work)
         log_value = found[0, :cases] + self._program.constants(block)
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
-        return Outcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
+        return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
-    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+    def answer(
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
+    ) -> BlockOutcome:
         """Propagate a block of cases and write its posteriors to `rows` of the answers."""
         outcome = self.run(block, place)
         if self._places is None:
@@ -81,18 +83,18 @@ class CompiledProgram:
             write_posteriors(work.posteriors, work.states, self._places, rows, answers.memory)
         return outcome
 
-    def _take(self, block: Block, work: Work) -> npt.NDArray[np.float64]:
+    def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
         """Bring the evidence of a block into its memory and return the cleared results."""
         block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
         found: npt.NDArray[np.float64] = work.found
         found.fill(0)
         return found
 
-    def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> Work:
+    def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> BlockWorkspace:
         """Return the memory of a place, with the bounds of tables that no case changes."""
         cases, slots = self.cases, max(1, len(lowering.slots))
         lanes = np.zeros((LANES, cases), dtype=dtype)
-        work = Work(
+        work = BlockWorkspace(
             np.zeros(cases, dtype=np.int64),
             np.zeros((max(1, len(self._rows)), cases), dtype=np.int64),
             np.ones((max(1, lowering.likelihood_rows), cases)),
@@ -111,7 +113,7 @@ class CompiledProgram:
                 work.lossless[slot] = not bounds[[LOST, STILL_OPEN]].any()
         return work
 
-    def _tables_of(self, work: Work) -> dict[int, npt.NDArray[Any]]:
+    def _tables_of(self, work: BlockWorkspace) -> dict[int, npt.NDArray[Any]]:
         """Return the posteriors in the memory of a place; those that no case changes are filled in."""
         sizes = self._plan.shape.cardinalities
         tables = {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}

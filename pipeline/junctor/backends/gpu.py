@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Code
-from junctor_kernels.gpu.blocks import FIELDS, Array, Device, Work, run_record
+from junctor_kernels.cpu.bytecode import Bytecode
+from junctor_kernels.gpu.blocks import FIELDS, Array, BlockDevice, LaunchList, run_record
 
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
 from junctor.backends.lowering import Lowering
-from junctor.backends.numpy import Block, Outcome, Program, doubtful_rows
-from junctor.cost.dataset import Device as MeasuredDevice
-from junctor.cost.model import DeviceSpeeds, speeds_here
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
+from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.model import CostModel, speeds_here
 from junctor.model.answers import Answers, sources_of
 
 
@@ -30,7 +30,7 @@ class GpuProgram(GpuBlocks):
     """
 
     def __init__(
-        self, program: Program, rows: int, device: Device, host: int, speeds: DeviceSpeeds | None = None
+        self, program: Program, rows: int, device: BlockDevice, host: int, speeds: CostModel | None = None
     ) -> None:
         known = speeds or speeds_here().gpu(MeasuredDevice(device.name, device.figures))
         super().__init__(program, rows, device.room, host, known)
@@ -45,7 +45,9 @@ class GpuProgram(GpuBlocks):
         # Only what is on the device stays.
         del self._lowering, self._code, self._items
 
-    def answer(self, block: Block, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0) -> Outcome:
+    def answer(
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
+    ) -> BlockOutcome:
         """Propagate a block of cases; the device writes its posteriors to `rows` of the answers.
 
         Those lie in memory that the device's `host` gave.
@@ -55,7 +57,7 @@ class GpuProgram(GpuBlocks):
         constants = self._program.constants(block)
         found = under_way()[:, : block.cases]
         log_value = found[0] + constants
-        return Outcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
+        return BlockOutcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
 
     def targets(self, answers: Answers) -> Array:
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
@@ -81,7 +83,7 @@ class GpuProgram(GpuBlocks):
         shapes = self._way_shapes(self.cases)
         return [_Place(self, lowering.likelihoods, shapes, place(shapes)) for _ in range(IN_FLIGHT)]
 
-    def _put(self, code: Code, items: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+    def _put(self, code: Bytecode, items: Sequence[tuple[int, ...]]) -> dict[str, Array]:
         """Bring what does not change from block to block to the device."""
         put = self.device.put
         closing, self.totals = closing_of(code)
@@ -130,7 +132,9 @@ class _Place:
         self._record[:] = record.view(np.uint8)
         self.run = self._device.put(self._record)
         chunks = program.cases // program.chunk if program.many else 1
-        self.work = Work(program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks)
+        self.work = LaunchList(
+            program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks
+        )
         self.replay = self._device.replay(self.work)
 
     def _fields(self) -> dict[str, int]:
@@ -145,7 +149,7 @@ class _Place:
         return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
 
     def begin(
-        self, block: Block, rows: npt.NDArray[np.int64], answers: Answers
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers
     ) -> Callable[[], npt.NDArray[np.float64]]:
         """Set the device to work on a block.
 
@@ -186,7 +190,7 @@ class _Place:
         for name, value in fields.items():
             record[FIELDS.index(name)] = value
 
-    def _take(self, block: Block, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    def _take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Bring the evidence of a block into the memory that is copied; returns that memory, as wide as the block.
 
         Lanes beyond the last case repeat it.

@@ -19,24 +19,24 @@ from junctor_kernels.cpu.bytecode import (
     SLICE,
     SLOT,
     TILES,
-    Code,
+    Bytecode,
 )
 from junctor_kernels.gpu import blocks as gpu
-from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, Launch
+from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, BlockLaunch
 
 from junctor.backends.lowering import Lowering
 from junctor.cost.features.gpu_stages import (
     FEW_WORK,
     MANY_WORK,
-    Beside,
-    Few,
-    Launching,
-    Many,
-    Stage,
+    CaseParallel,
+    EntryParallel,
+    LaunchTuner,
+    SideWork,
+    StageWork,
     each_block,
     stage_of,
 )
-from junctor.planning.levels import Stages
+from junctor.planning.levels import LaunchLevels
 
 
 class Item(NamedTuple):
@@ -61,11 +61,13 @@ class Schedule(NamedTuple):
     """The work of a plan: items, the launches of every stage over them, and counts of work, FEW_WORK or MANY_WORK."""
 
     items: list[Item]
-    stages: list[list[Launch]]
+    stages: list[list[BlockLaunch]]
     work: npt.NDArray[np.float64]
 
 
-def items_of(lowering: Lowering, code: Code, stages: Stages, cases: int, chunks: int, launching: Launching) -> Schedule:
+def items_of(
+    lowering: Lowering, code: Bytecode, stages: LaunchLevels, cases: int, chunks: int, launching: LaunchTuner
+) -> Schedule:
     """Return the work of a plan.
 
     cases: how many there are for threads over entries, 0 for warps over cases; of those so many `chunks` in a block.
@@ -114,13 +116,13 @@ def _rows_of_item(cases: int) -> int:
     return max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
 
 
-def _beside(items: list[Item], code: Code) -> Beside:
+def _beside(items: list[Item], code: Bytecode) -> SideWork:
     """Return what there is beside contractions."""
     rows: dict[int, list[int]] = {SLICE: [], LIKELIHOOD: []}
     for item in (each for each in items if each.what == MAKE):
         rows[int(code.steps[item.step, KIND])].append(item.last - item.first)
     marginals = [int(code.steps[item.step, ENTRIES]) for item in items if item.what == MARGINAL]
-    return Beside(
+    return SideWork(
         made=sum(map(sum, rows.values())),
         bounds=sum(item.what == BOUND for item in items),
         marginals=sum(marginals),
@@ -131,7 +133,7 @@ def _beside(items: list[Item], code: Code) -> Beside:
 
 def _in_order(
     contractions: list[list[Item]], rest: list[list[Item]], few: bool
-) -> tuple[list[Item], list[list[Launch]]]:
+) -> tuple[list[Item], list[list[BlockLaunch]]]:
     items: list[Item] = []
     stages = []
     for stage in zip(contractions, rest, strict=True):
@@ -140,13 +142,13 @@ def _in_order(
         for kernel, members in parts.items():
             if members:
                 whole = members if few else _in_blocks(members)
-                launches.append(Launch(kernel, len(items), len(whole)))
+                launches.append(BlockLaunch(kernel, len(items), len(whole)))
                 items.extend(whole)
         stages.append(launches)
     return items, stages
 
 
-def _many(members: list[int], stage: Stage, setting: Many) -> list[Item]:
+def _many(members: list[int], stage: StageWork, setting: CaseParallel) -> list[Item]:
     """Return items of warps over cases, long ones first, so that none begins when the others end."""
     items: list[tuple[int, Item]] = []
     for n, step, longest in zip(members, stage.steps, stage.longest.tolist(), strict=True):
@@ -168,7 +170,7 @@ def _in_blocks(items: list[Item]) -> list[Item]:
     return result + [nothing] * (-len(result) % warps)
 
 
-def _few(members: list[int], stage: Stage, cases: int, setting: Few) -> list[Item]:
+def _few(members: list[int], stage: StageWork, cases: int, setting: EntryParallel) -> list[Item]:
     """Return items of thread blocks over entries; threads have about as many terms each in all steps of a stage."""
     split, each_of = (array[0].tolist() for array in each_block(stage, [setting], cases))
     items: list[Item] = []
@@ -182,7 +184,7 @@ def _few(members: list[int], stage: Stage, cases: int, setting: Few) -> list[Ite
     return items
 
 
-def closing_of(code: Code) -> tuple[npt.NDArray[np.int32], int]:
+def closing_of(code: Bytecode) -> tuple[npt.NDArray[np.int32], int]:
     """Return what `finish` reads of the tables that have a part in the results, and how many of them are totals."""
     rows = []
     for step, (total, marginal, up, whole) in zip(code.steps, code.results, strict=True):
@@ -193,7 +195,7 @@ def closing_of(code: Code) -> tuple[npt.NDArray[np.int32], int]:
     return np.array([row[1:] for row in rows], dtype=np.int32).reshape(-1, gpu.CLOSING_COLUMNS), totals
 
 
-def too_many_operands(code: Code) -> bool:
+def too_many_operands(code: Bytecode) -> bool:
     """Tell whether a contraction has more operands than the kernels take."""
     return bool(code.steps.size) and int(code.steps[:, COUNT][code.steps[:, KIND] == REDUCE].max(initial=0)) > (
         gpu.MOST_OPERANDS

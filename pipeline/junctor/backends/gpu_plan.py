@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.gpu.blocks import LANE_BYTES, MOST_OPERANDS, PARTS, WARP
 from junctor_kernels.tables.reference import LOG, Algebra
 
@@ -14,9 +14,9 @@ from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes as TileShapes
-from junctor.cost.model import DeviceSpeeds, plan_work
+from junctor.cost.model import CostModel, plan_work
 from junctor.planning.first_fit import arena
-from junctor.planning.levels import Stages, stages_of
+from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
 
 # Lines that a tile may have, and entries of a line. Where a block has few chunks of cases tiles are small: a warp is
@@ -45,7 +45,7 @@ def chunk_of(algebra: Algebra) -> int:
     return WARP * LANE_BYTES // algebra.dtype.itemsize
 
 
-def few_are_faster(plan: Plan, algebra: Algebra, speeds: DeviceSpeeds, rows: int, stages: int) -> bool:
+def few_are_faster(plan: Plan, algebra: Algebra, speeds: CostModel, rows: int, stages: int) -> bool:
     """Tell whether threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
     few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
     return speeds.prices[f"few-{algebra.name}"].of_plan(few) < speeds.prices[f"many-{algebra.name}"].of_plan(many)
@@ -61,7 +61,7 @@ class GpuBlocks:
     than the kernels count.
     """
 
-    def __init__(self, program: Program, rows: int, room: int, host: int, speeds: DeviceSpeeds) -> None:
+    def __init__(self, program: Program, rows: int, room: int, host: int, speeds: CostModel) -> None:
         self._program, self._plan, self._room, self.speeds = program, program.plan, room, speeds
         if max(self._plan.shape.cardinalities) > np.iinfo(STATES).max:
             raise OverflowError(f"a variable of {max(self._plan.shape.cardinalities):,} states is too many for the GPU")
@@ -84,7 +84,7 @@ class GpuBlocks:
         answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
         return max(-(-rows // self.cases) * prices.of_work(self.work), answers / BUS_RATE)
 
-    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Code]:
+    def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
         """Return the arrays of the plan."""
         lowering = Lowering(self._program, 1, self._rows, self._tile_shapes(), places)
         return lowering, lowering.code()
@@ -95,7 +95,7 @@ class GpuBlocks:
             return ()
         return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
 
-    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+    def _schedule(self, lowering: Lowering, code: Bytecode, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
         return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))

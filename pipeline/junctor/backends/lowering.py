@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import bytecode as layout
-from junctor_kernels.cpu.bytecode import Code
+from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides, unmerged
 
 from junctor.backends import register_tiles as tiles
-from junctor.backends.numpy import Lowered, Program
+from junctor.backends.numpy import LoweredContraction, Program
 from junctor.backends.sparsity import MOST_LISTED
 from junctor.planning.first_fit import arena
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
 
 
-class Pool:
+class ArrayPool:
     """Arrays that are joined to one."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -41,7 +41,7 @@ class Pool:
 
 
 class Lowering:
-    """Walks through the steps of a plan and collects the arrays of its `Code` for blocks of `cases` cases.
+    """Walks through the steps of a plan and collects the arrays of its `Bytecode` for blocks of `cases` cases.
 
     state_rows: variable -> row of the block's states. likelihoods: variable -> first row of the block's likelihoods.
     posteriors: variable -> first row of the block's posteriors. slots: table -> its place among the bounds. tables: the
@@ -82,11 +82,11 @@ class Lowering:
         self._traced: list[tuple[int, ...]] = []
         self._variables: list[tuple[int, int]] = []
         numbers = program.algebra.dtype
-        self._offsets, self._span, self._terms = Pool(np.int64), Pool(np.int64), Pool(np.int32)
+        self._offsets, self._span, self._terms = ArrayPool(np.int64), ArrayPool(np.int64), ArrayPool(np.int32)
         self._spans: dict[tiles.Terms, int] = {}
         self._eliminated: dict[tuple[object, ...], int] = {}
-        self._columns, self._scales, self._leasts = Pool(numbers), Pool(np.float64), Pool(np.float64)
-        self._shared = Pool(numbers)
+        self._columns, self._scales, self._leasts = ArrayPool(numbers), ArrayPool(np.float64), ArrayPool(np.float64)
+        self._shared = ArrayPool(numbers)
         self._shared_place: dict[int, int] = {}
         self._list_all_terms()
         for step in plan.steps:
@@ -97,9 +97,9 @@ class Lowering:
             assert isinstance(step, Reduce)
             self._lower_trace(step)
 
-    def code(self) -> Code:
+    def code(self) -> Bytecode:
         """Return the arrays."""
-        return Code(
+        return Bytecode(
             _table(self._steps, layout.STEP_COLUMNS),
             _table(self._parents, 2),
             _table(self._operands, 3),
@@ -160,7 +160,7 @@ class Lowering:
         self._leasts.add(columns.least)
         return columns.table.shape[1], first, len(columns.observed), place, facts
 
-    def _reduce(self, table: int, lowered: Lowered) -> tuple[int, ...]:
+    def _reduce(self, table: int, lowered: LoweredContraction) -> tuple[int, ...]:
         parents = self._add_parents(lowered.operands)
         what = lowered.contraction
         rows = [k for k, operand in enumerate(lowered.operands) if operand not in self._program.shared]
@@ -180,7 +180,7 @@ class Lowering:
         counts = terms, parents, len(lowered.operands), first, count
         return *counts, walk.how, walk.tiles, out, span, stride, walk.size, walk.shape[0]
 
-    def _walk(self, table: int, lowered: Lowered, rows: Sequence[int]) -> tuple[tiles.Walk, int, int]:
+    def _walk(self, table: int, lowered: LoweredContraction, rows: Sequence[int]) -> tuple[tiles.TileWalk, int, int]:
         """Choose tiles or single entries, all terms or lists of them; returns the walk, its span and its stride."""
         what = lowered.contraction
         pairs = what.kept_entries * what.eliminated_entries
@@ -201,7 +201,9 @@ class Lowering:
             self._spans[terms] = self._span.add(self._terms.add(terms.listed) + terms.begins)
         return self._spans[terms]
 
-    def _factor(self, lowered: Lowered, factors: Sequence[int], order: npt.NDArray[np.int64]) -> tuple[int, int]:
+    def _factor(
+        self, lowered: LoweredContraction, factors: Sequence[int], order: npt.NDArray[np.int64]
+    ) -> tuple[int, int]:
         """Append offsets of the shared operands; where there are several, of their product, which is made here."""
         what = lowered.contraction
         if len(factors) == 1:

@@ -30,8 +30,8 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction, unmerged
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.scaled_table import Floats, Table, Value, lost_below, lost_here, scaled_to
-from junctor.backends.sparsity import Support, support_of
+from junctor.backends.scaled_table import Floats, ScaledTable, Table, lost_below, lost_here, scaled_to
+from junctor.backends.sparsity import NonzeroSupport, support_of
 from junctor.model.network import Factor, Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
@@ -43,7 +43,7 @@ LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Block:
+class EvidenceBlock:
     """Evidence of some cases in the form a plan takes it.
 
     states: sliced variable -> integers [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
@@ -72,7 +72,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Outcome:
+class BlockOutcome:
     """What a program found for a block.
 
     log_value: float64 [cases]; -inf where impossible. posteriors: variable -> [cardinality, cases]. states: variable ->
@@ -107,7 +107,7 @@ class _Columns:
     observed: tuple[int, ...]
     radices: tuple[int, ...]
 
-    def at(self, block: Block) -> npt.NDArray[np.int64]:
+    def at(self, block: EvidenceBlock) -> npt.NDArray[np.int64]:
         """Return the column of every case."""
         column = np.zeros(block.cases, dtype=np.int64)
         for variable, radix in zip(self.observed, self.radices, strict=True):
@@ -116,7 +116,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredContraction:
     """A reduction: its operands in the order in which they are combined, its strides, and the growth of losses."""
 
     operands: tuple[int, ...]
@@ -142,8 +142,8 @@ class Program:
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
         self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.columns: dict[int, _Columns] = {}
-        self.shared: dict[int, Value] = {}
-        self.lowered: dict[int, Lowered] = {}
+        self.shared: dict[int, ScaledTable] = {}
+        self.lowered: dict[int, LoweredContraction] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
         self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
@@ -152,7 +152,7 @@ class Program:
         self._narrow()
 
     @cached_property
-    def support(self) -> Support:
+    def support(self) -> NonzeroSupport:
         """Where tables and terms can differ from zero, whatever the evidence."""
         return support_of(self)
 
@@ -161,7 +161,7 @@ class Program:
         """Entry operations that one case costs where terms that are zero whatever the evidence are skipped."""
         return sum(terms * len(self.lowered[table].operands) for table, terms in self.support.terms.items())
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
         values = dict(self.shared)
         log_value = self.constants(block)
@@ -188,9 +188,9 @@ class Program:
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
             if step.out in self._marginal_of:
                 posteriors[self._marginal_of[step.out]] = self.normalised(value.table)
-        return Outcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
+        return BlockOutcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
-    def explain(self, block: Block) -> Outcome:
+    def explain(self, block: EvidenceBlock) -> BlockOutcome:
         """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
         values = dict(self.shared)
         log_value = self.constants(block)
@@ -204,16 +204,16 @@ class Program:
             step = self.plan.steps[at]
             assert isinstance(step, Reduce)
             self._trace(step, values, states, block.cases)
-        return Outcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
+        return BlockOutcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
 
-    def constants(self, block: Block) -> Floats:
+    def constants(self, block: EvidenceBlock) -> Floats:
         """Return the part of log P(e) in factors without unobserved variables, float64 [cases]."""
         log_value = np.zeros(block.cases)
         for constant in self._constants:
             log_value += constant.log_scale[constant.at(block)]
         return log_value
 
-    def evidence(self, block: Block) -> dict[int, Value]:
+    def evidence(self, block: EvidenceBlock) -> dict[int, ScaledTable]:
         """Return the tables that come from factors and evidence alone, those of a plan without reductions."""
         values = dict(self.shared)
         for step in self.plan.steps:
@@ -234,7 +234,7 @@ class Program:
         elif isinstance(step, Reduce):
             operands = self._ordered(step)
             how = self._lower(step, operands, contraction)
-            self.lowered[step.out] = Lowered(operands, how, self.growth(step))
+            self.lowered[step.out] = LoweredContraction(operands, how, self.growth(step))
             if not self.plan.tables[step.out].per_case:
                 self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
@@ -248,19 +248,21 @@ class Program:
                 value.lost = value.lost + here
                 value.open = value.open + here
 
-    def _make(self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, Value], block: Block) -> Value:
+    def _make(
+        self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, ScaledTable], block: EvidenceBlock
+    ) -> ScaledTable:
         if isinstance(step, Slice):
             columns = self.columns[step.out]
             at = columns.at(block)
             table, least = reference.take_cases(columns.table, at), columns.least[at]
             lost = lost_below(least, self.algebra)
-            return Value(table, columns.log_scale[at], lost, lost, least)
+            return ScaledTable(table, columns.log_scale[at], lost, lost, least)
         if isinstance(step, Likelihood):
             return scaled_to(block.likelihoods[step.variable], self.algebra)
         assert isinstance(step, Reduce)
         return self._reduce(step, values, self.algebra)
 
-    def _reduce(self, step: Reduce, values: Mapping[int, Value], algebra: Algebra) -> Value:
+    def _reduce(self, step: Reduce, values: Mapping[int, ScaledTable], algebra: Algebra) -> ScaledTable:
         lowered = self.lowered[step.out]
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
@@ -268,11 +270,11 @@ class Program:
         scaled = reference.rescale(table, algebra)
         scale = sum((value.log_scale for value in operands), scaled.log_scale)
         if algebra.combine is np.add:
-            return Value(table, scale, np.zeros(1), np.zeros(1), scaled.least)
+            return ScaledTable(table, scale, np.zeros(1), np.zeros(1), scaled.least)
         here = lost_here(operands, lowered.contraction.eliminated_entries, scaled.least, algebra)
         lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return Value(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
+            return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
         """Contract tables in NumPy, or the large ones in compiled code where there are threads for it."""
@@ -283,7 +285,9 @@ class Program:
 
         return entries.reduce(what, tables, algebra, self.threads)
 
-    def _losses(self, lowered: Lowered, operands: Sequence[Value], here: Floats) -> tuple[Floats, Floats]:
+    def _losses(
+        self, lowered: LoweredContraction, operands: Sequence[ScaledTable], here: Floats
+    ) -> tuple[Floats, Floats]:
         """Return the bounds on everything lost so far and on what no edge closes, before rescaling.
 
         here: what is lost in this contraction.
@@ -314,7 +318,7 @@ class Program:
             moved = entries * (one.open * (1 + other.lost) + other.open * (1 + one.lost))
             return np.where(moved == 0, 0.0, moved / both)
 
-    def log_of(self, total: Value) -> Floats:
+    def log_of(self, total: ScaledTable) -> Floats:
         """Return the logarithm of a total, a table of one entry."""
         number = total.table[0].astype(np.float64)
         with np.errstate(divide="ignore"):
@@ -336,7 +340,7 @@ class Program:
             posterior: Table = table / table.sum(axis=0)
         return posterior
 
-    def _potential(self, step: Potential, network: Network) -> Value:
+    def _potential(self, step: Potential, network: Network) -> ScaledTable:
         """Multiply factors, each scaled first."""
         factors = [scaled_to(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
         lowered = contraction(
@@ -348,7 +352,7 @@ class Program:
         here = lost_here(factors, 1, scaled.least, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
-        return Value(product, log_scale, lost, lost, scaled.least)
+        return ScaledTable(product, log_scale, lost, lost, scaled.least)
 
     def _as_columns(self, factor: Factor) -> _Columns:
         """Arrange a factor as [free configurations, observed configurations] and scale each column."""
@@ -398,7 +402,7 @@ class Program:
         return terms * best
 
     def _trace(
-        self, step: Reduce, values: Mapping[int, Value], states: dict[int, npt.NDArray[np.int64]], cases: int
+        self, step: Reduce, values: Mapping[int, ScaledTable], states: dict[int, npt.NDArray[np.int64]], cases: int
     ) -> None:
         """Fix the variables that `step` maximised over, given those that it kept."""
         kept = [states[v] for v in self.plan.tables[step.out].scope]

@@ -20,11 +20,11 @@ from junctor.planning.first_fit import arena
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import Device
+    from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.backends.cpu import CompiledProgram
     from junctor.backends.gpu import GpuProgram
-    from junctor.cost.model import DeviceSpeeds
+    from junctor.cost.model import CostModel
 
 # Blocks of the compiled backend are multiples of so many cases; lanes beyond the last case repeat it.
 LANE = 32
@@ -59,7 +59,7 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(eq=False)
-class Memory:
+class PlanMemory:
     """Bytes of a plan: `fixed` for its programs, and so many for each case of a block; `fit` settles the rest.
 
     formats: number formats that rows may climb through. compiles: whether the first is one that the compiled backend
@@ -239,7 +239,7 @@ def lowered_bytes(plan: Plan) -> int:
 
 
 @dataclass(eq=False)
-class Prepared:
+class ProgramCache:
     """A plan with its memory and its programs, each made when first needed.
 
     device: a GPU to use, where one is. speeds: its own, by which launches are chosen; None for what this machine knows.
@@ -248,15 +248,15 @@ class Prepared:
     network: Network
     plan: Plan
     ladder: Sequence[Algebra]
-    memory: Memory = field(init=False)
-    device: Device | None = None
-    speeds: DeviceSpeeds | None = None
+    memory: PlanMemory = field(init=False)
+    device: BlockDevice | None = None
+    speeds: CostModel | None = None
     _programs: dict[str, Program] = field(init=False, default_factory=dict)
     _on_device: dict[tuple[str, int], GpuProgram | None] = field(init=False, default_factory=dict)
     _compiled: CompiledProgram | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.plan, len(self.ladder), compiles=self.ladder[0] is not reference.LOG)
+        self.memory = PlanMemory(self.plan, len(self.ladder), compiles=self.ladder[0] is not reference.LOG)
 
     def program(self, algebra: Algebra) -> Program:
         """Return the program in `algebra`."""

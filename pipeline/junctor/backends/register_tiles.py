@@ -28,7 +28,7 @@ MOST_PADDING = 4 / 3
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class TileWalk:
     """The order of kept entries, in tiles or alone.
 
     how: LINES, PAIRS or PRODUCTS. rows: the per-case operands (indices), in a tile first the one that the entries of a
@@ -71,7 +71,7 @@ class Terms:
 
 def walks(
     what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes = CPU_SHAPES, every: bool = True
-) -> tuple[Walk, ...]:
+) -> tuple[TileWalk, ...]:
     """Return walks in tiles, the best for dense tables first, then the one entry by entry; small ones are kept.
 
     every: without it only the best of them.
@@ -80,7 +80,7 @@ def walks(
     return find(what, rows, factor, shapes, every)
 
 
-def _walks(what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes, every: bool) -> tuple[Walk, ...]:
+def _walks(what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes, every: bool) -> tuple[TileWalk, ...]:
     pay = tiles_that_pay(what, rows, factor, shapes)
     if not every and pay:
         return (tiled(what, rows, factor, *pay[0]),)
@@ -106,12 +106,12 @@ def tiles_that_pay(
     return [(row, shape) for shape, row in first.items()]
 
 
-def plain(what: Contraction, rows: Sequence[int]) -> Walk:
+def plain(what: Contraction, rows: Sequence[int]) -> TileWalk:
     """Return the walk entry by entry, which serves operands of any number."""
-    return Walk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
+    return TileWalk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
 
 
-def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shape: tuple[int, int]) -> Walk:
+def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shape: tuple[int, int]) -> TileWalk:
     """Return the walk in tiles of a shape.
 
     The entries of a line read row `first` alike; where a tile has several lines, they read the other operand alike.
@@ -123,7 +123,7 @@ def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shap
     grid = np.pad(grid.reshape(sizes), ((0, 0), (0, -sizes[1] % lines), (0, -sizes[2] % width)), mode="edge")
     grid = grid.reshape(sizes[0], grid.shape[1] // lines, lines, -1, width).transpose(0, 1, 3, 2, 4)
     how = LINES if factor else PAIRS
-    return Walk(how, (first, *(row for row in rows if row != first)), grid.ravel(), (lines, width))
+    return TileWalk(how, (first, *(row for row in rows if row != first)), grid.ravel(), (lines, width))
 
 
 def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[int], list[int]]:
@@ -145,7 +145,7 @@ def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
     return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 
-def cheapest(what: Contraction, walks: tuple[Walk, ...], masks: Sequence[Mask]) -> tuple[Walk, Terms]:
+def cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
     """Return the walk whose tiles have the cheapest terms, and lists of those that can differ from zero.
 
     masks: for each operand, bool [entries]. What is found for small contractions is kept: the next plan has most of
@@ -157,11 +157,11 @@ def cheapest(what: Contraction, walks: tuple[Walk, ...], masks: Sequence[Mask]) 
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _small_cheapest(what: Contraction, walks: tuple[Walk, ...], masks: tuple[bytes, ...]) -> tuple[Walk, Terms]:
+def _small_cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: tuple[bytes, ...]) -> tuple[TileWalk, Terms]:
     return _cheapest(what, walks, [np.frombuffer(mask, dtype=np.bool_) for mask in masks])
 
 
-def _cheapest(what: Contraction, walks: tuple[Walk, ...], masks: Sequence[Mask]) -> tuple[Walk, Terms]:
+def _cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
     bits = _possible(what, masks)
     nonzero = int(np.bitwise_count(bits).sum(dtype=np.int64))
     best, least = walks[-1], math.inf
@@ -187,7 +187,7 @@ def _possible(what: Contraction, masks: Sequence[Mask]) -> Bits:
     return np.concatenate(parts)
 
 
-def _of_tiles(bits: Bits, walk: Walk) -> Bits:
+def _of_tiles(bits: Bits, walk: TileWalk) -> Bits:
     """Return bits [tiles, bytes]: the terms that any entry of a tile has."""
     if walk.size == 1:
         return bits[walk.order]

@@ -38,7 +38,7 @@ class _Room:
     """What a thread works in: a tree, the arena of its messages, and how many entries that may grow to."""
 
     tree: rowplan.Tree
-    work: rowwise.Work
+    work: rowwise.RowWorkspace
     most: int
 
 

@@ -17,7 +17,7 @@ Table = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class ScaledTable:
     """A table [entries, cases or 1], the logarithm of its scale, bounds on losses and the smallest entry above zero.
 
     All but the table are [cases or 1].
@@ -30,7 +30,7 @@ class Value:
     least: Floats
 
 
-def scaled_to(numbers: Floats, algebra: Algebra) -> Value:
+def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
     """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to neutral."""
     largest = numbers.max(axis=0)
     with np.errstate(divide="ignore", under="ignore"):
@@ -38,12 +38,12 @@ def scaled_to(numbers: Floats, algebra: Algebra) -> Value:
         if algebra.combine is np.add:
             table = np.log(numbers)
             table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
-            return Value(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))
+            return ScaledTable(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))
         largest[largest == 0] = 1.0
         least = reference.least_above_zero(numbers) / largest
         table = (numbers / largest).astype(algebra.dtype, copy=False)
     lost = lost_below(least, algebra)
-    return Value(table, log_scale, lost, lost, least)
+    return ScaledTable(table, log_scale, lost, lost, least)
 
 
 def lost_below(least: Floats, algebra: Algebra) -> Floats:
@@ -51,7 +51,7 @@ def lost_below(least: Floats, algebra: Algebra) -> Floats:
     return np.where(least < algebra.tiny, algebra.tiny, 0.0)
 
 
-def lost_here(operands: Sequence[Value], terms: int, least: Floats, algebra: Algebra) -> Floats:
+def lost_here(operands: Sequence[ScaledTable], terms: int, least: Floats, algebra: Algebra) -> Floats:
     """Return the most that each entry loses in a contraction of `terms` terms and its rescaling; least: after it."""
     with np.errstate(under="ignore"):
         product = math.prod((value.least for value in operands), start=np.ones(1))

@@ -31,7 +31,7 @@ REMEMBERED = 8192
 
 
 @dataclass(eq=False)
-class Support:
+class NonzeroSupport:
     """The entries of every table that can differ from zero, and the terms of every reduction that can.
 
     tables: table -> bool [entries]. terms: reduction, by its table -> pairs of a kept entry and an eliminated index.
@@ -42,9 +42,9 @@ class Support:
 
 
 @collector_paused()
-def support_of(program: Program) -> Support:
+def support_of(program: Program) -> NonzeroSupport:
     """Propagate what is not zero through the plan; a likelihood may be positive everywhere, a slice in any column."""
-    support = Support()
+    support = NonzeroSupport()
     for step in program.plan.steps:
         if isinstance(step, Free):
             continue

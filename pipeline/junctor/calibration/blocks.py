@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import Code
-from junctor_kernels.gpu.blocks import FIELDS, Device, Work
+from junctor_kernels.cpu.bytecode import Bytecode
+from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.backends.blocks import answer_in, block_of
@@ -18,14 +18,13 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import Prepared
+from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.register_tiles import Shapes
 from junctor.backends.row_trees import RowEngine
-from junctor.cost.dataset import Device as MeasuredDevice
-from junctor.cost.dataset import Measured
+from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.cost.features.cpu_blocks import cpu_work
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, Few, Launching, Many
-from junctor.cost.model import DeviceSpeeds, plan_work
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
+from junctor.cost.model import CostModel, plan_work
 from junctor.engine.engine import LADDERS, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers, posteriors_in
@@ -33,11 +32,11 @@ from junctor.model.generate import grid, hmm, layered, sample
 from junctor.model.network import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
-from junctor.planning.levels import Stages
+from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
-Lowered = tuple[Lowering, Code]
+Lowered = tuple[Lowering, Bytecode]
 
 # Share of the variables that is observed, whether cut out, and the seed of the choice.
 PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
@@ -55,15 +54,19 @@ LEAST_REPEATS, MOST_REPEATS, REPEAT_SECONDS = 3, 100, 0.15
 FEW_ROWS, MANY_ROWS, FEW_OPERATIONS, MANY_OPERATIONS = (1, 8), (128, 1024, 4096, 65536), 2.5e8, 1e11
 GPU_REPEATS = 4
 # Launch parameters that are measured; of blocks with more cases only the first, because they hardly matter there.
-FEW_TRIED = tuple(Few(terms, rounds) for terms, rounds in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2)))
-MANY_TRIED = tuple(Many(terms, shared) for terms, shared in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024)))
+FEW_TRIED = tuple(
+    EntryParallel(terms, rounds) for terms, rounds in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2))
+)
+MANY_TRIED = tuple(
+    CaseParallel(terms, shared) for terms, shared in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024))
+)
 SETTING_ROWS = 1024
 # Plans with more operations a case are left out: a plan takes long to lower.
 MOST_OPERATIONS = 3e7
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class CalibrationCase:
     """A plan for evidence of one pattern, and rows of it."""
 
     name: str
@@ -73,7 +76,9 @@ class Case:
     batch: EvidenceBatch
 
 
-def case_of(name: str, network: Network, observed: float, cut: bool, seed: int, rows: int = max(CPU_ROWS)) -> Case:
+def case_of(
+    name: str, network: Network, observed: float, cut: bool, seed: int, rows: int = max(CPU_ROWS)
+) -> CalibrationCase:
     """Return a plan where a share of the variables is observed, cut out or entering as likelihoods, and samples."""
     count = len(network.variables)
     states = _states(network, rows, seed)
@@ -82,7 +87,7 @@ def case_of(name: str, network: Network, observed: float, cut: bool, seed: int, 
     seen, nothing = frozenset(batch.states), frozenset[int]()
     pattern = Pattern(seen, nothing) if cut else Pattern(nothing, seen)
     plan = compile_plan(shape_of(network), pattern, None, False, PLANNED_ROWS)
-    return Case(name, f"{'cut' if cut else 'entering'} {observed:g} seed {seed}", network, plan, batch)
+    return CalibrationCase(name, f"{'cut' if cut else 'entering'} {observed:g} seed {seed}", network, plan, batch)
 
 
 def _states(network: Network, rows: int, seed: int) -> npt.NDArray[np.int32]:
@@ -107,7 +112,7 @@ def built_in() -> Iterator[tuple[str, Network]]:
     yield "hidden Markov model, 300 steps", hmm(300, start[0], transition, emission)
 
 
-def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[Case]:
+def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[CalibrationCase]:
     """Yield the plans that are measured, one of each network before the next; none that takes too long."""
     known = list(networks)
     for observed, cut, seed in PATTERNS:
@@ -117,7 +122,7 @@ def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[Case]:
                 yield case
 
 
-def measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of built-in networks on a GPU, or on this machine's CPU; none begins after so many seconds.
 
     On a CPU they come again while there is time, because what else runs there comes and goes.
@@ -129,7 +134,7 @@ def measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, 
         yield f"{case.name}, {case.label}", measure_gpu(case, device) if device else measure_cpu(case)
 
 
-def _passes(number: int) -> Iterator[Case]:
+def _passes(number: int) -> Iterator[CalibrationCase]:
     """Yield all plans so often; each is made when it is wanted first."""
     known = []
     for case in cases_of(built_in()):
@@ -149,17 +154,17 @@ def fewest(rows: Iterable[Measured]) -> list[Measured]:
     return list(found.values())
 
 
-def measure_cpu(case: Case) -> list[Measured]:
+def measure_cpu(case: CalibrationCase) -> list[Measured]:
     """Measure a plan on this machine's CPU, one thread: blocks in compiled code, and rows too few for them."""
     return [*_measure_blocks(case), *_measure_alone(case)]
 
 
-def _measure_blocks(case: Case) -> list[Measured]:
+def _measure_blocks(case: CalibrationCase) -> list[Measured]:
     found = []
     for precision in ("double", "single"):
         for rows in CPU_ROWS:
             rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
-            prepared = Prepared(case.network, case.plan, LADDERS[precision])
+            prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
             prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9)
             compiled = prepared.compiled()
             if compiled is None:
@@ -171,14 +176,14 @@ def _measure_blocks(case: Case) -> list[Measured]:
     return found
 
 
-def _measure_alone(case: Case) -> list[Measured]:
+def _measure_alone(case: CalibrationCase) -> list[Measured]:
     """Measure contractions over entries for one case, and NumPy for one case and a block."""
     found = []
     for precision in ("double", "log"):
         for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
             if rows * case.plan.case_operations > ALONE_OPERATIONS:
                 continue
-            prepared = Prepared(case.network, case.plan, LADDERS[precision])
+            prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
             prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
             prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
             seconds = _fewest_seconds(prepared, case, rows)
@@ -187,7 +192,7 @@ def _measure_alone(case: Case) -> list[Measured]:
     return found
 
 
-def _fewest_seconds(prepared: Prepared, case: Case, rows: int) -> float:
+def _fewest_seconds(prepared: ProgramCache, case: CalibrationCase, rows: int) -> float:
     algebra = prepared.ladder[0]
     answers, numbers = unwritten(case.network, rows, algebra, None), np.arange(rows)
     times: list[float] = []
@@ -199,7 +204,7 @@ def _fewest_seconds(prepared: Prepared, case: Case, rows: int) -> float:
     return min(times)
 
 
-def unwritten(network: Network, rows: int, algebra: Algebra, device: Device | None) -> Answers:
+def unwritten(network: Network, rows: int, algebra: Algebra, device: BlockDevice | None) -> Answers:
     """Return answers to all variables, in memory that a device writes to, where there is one."""
     targets, sizes = tuple(range(len(network.variables))), network.cardinalities
     size = rows * sum(sizes) * algebra.dtype.itemsize
@@ -210,7 +215,7 @@ def unwritten(network: Network, rows: int, algebra: Algebra, device: Device | No
 
 def _measured(
     backend: str,
-    case: Case,
+    case: CalibrationCase,
     label: str,
     rows: int,
     seconds: float,
@@ -221,21 +226,21 @@ def _measured(
     return Measured(backend, case.name, label, rows, seconds, tuple(work.tolist()), tuple(plan), (operations, tables))
 
 
-def _tree(case: Case) -> tuple[float, float, float]:
+def _tree(case: CalibrationCase) -> tuple[float, float, float]:
     engine = RowEngine(case.network, range(len(case.network.variables)), MEMORY)
     return engine.work(case.plan.pattern.sliced, case.plan.pattern.weighted)
 
 
-class Kept(GpuProgram):
+class KeptProgram(GpuProgram):
     """A program for a block of few cases or many, as told, whose launch parameters can be changed.
 
     known: what is lowered already of the same program, by its tiles.
     """
 
-    def __init__(self, program: Program, rows: int, device: Device, few: bool, known: dict[Shapes, Lowered]):
+    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, known: dict[Shapes, Lowered]):
         self._few, self._known = few, known
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
-        super().__init__(program, rows, device, MEMORY, DeviceSpeeds(MeasuredDevice(device.name), {}))
+        super().__init__(program, rows, device, MEMORY, CostModel(MeasuredDevice(device.name), {}))
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
         return self._few
@@ -246,11 +251,11 @@ class Kept(GpuProgram):
             self._known[shapes] = super()._lower(places)
         return self._known[shapes]
 
-    def _schedule(self, lowering: Lowering, code: Code, stages: Stages) -> Schedule:
+    def _schedule(self, lowering: Lowering, code: Bytecode, stages: LaunchLevels) -> Schedule:
         self._all = lowering, code, stages
         return self.scheduled(self._launching)
 
-    def scheduled(self, launching: Launching) -> Schedule:
+    def scheduled(self, launching: LaunchTuner) -> Schedule:
         """Return the work of a block with some launch parameters."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
         return items_of(*self._all, cases, chunks, launching)
@@ -262,16 +267,18 @@ class Kept(GpuProgram):
         record = place._record.copy()
         record.view(np.int64)[FIELDS.index("items")] = device.address(items)
         run = device.put(record)
-        work = Work(place.work.algebra, run, place.work.cleared, schedule.stages, place.work.chunks)
+        work = LaunchList(place.work.algebra, run, place.work.cleared, schedule.stages, place.work.chunks)
         return device.seconds(device.replay(work), GPU_REPEATS)
 
 
-def fixed(few: Few, many: Many) -> Launching:
+def fixed(few: EntryParallel, many: CaseParallel) -> LaunchTuner:
     """Return launch parameters that are the same for all stages."""
-    return Launching(np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK)), (few,), (many,))
+    return LaunchTuner(np.zeros(len(FEW_WORK)), np.zeros(len(MANY_WORK)), (few,), (many,))
 
 
-def measure_gpu(case: Case, device: Device, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)) -> list[Measured]:
+def measure_gpu(
+    case: CalibrationCase, device: BlockDevice, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)
+) -> list[Measured]:
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
     found: list[Measured] = []
     for algebra in algebras:
@@ -282,25 +289,25 @@ def measure_gpu(case: Case, device: Device, algebras: Sequence[Algebra] = (SINGL
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
                 # What does not fit a small device, or its kernels, is not what it will be asked for.
                 with suppress(MemoryError, OverflowError):
-                    found += measure_block(case, Kept(program, rows, device, few, known), algebra)
+                    found += measure_block(case, KeptProgram(program, rows, device, few, known), algebra)
     return found
 
 
-def _tried(program: Kept) -> list[Launching]:
+def _tried(program: KeptProgram) -> list[LaunchTuner]:
     if not program.many:
         return [fixed(few, MANY_TRIED[0]) for few in FEW_TRIED]
     settings = MANY_TRIED if program.cases <= SETTING_ROWS else MANY_TRIED[:1]
     return [fixed(FEW_TRIED[0], many) for many in settings]
 
 
-def bring(case: Case, program: Kept, algebra: Algebra) -> None:
+def bring(case: CalibrationCase, program: KeptProgram, algebra: Algebra) -> None:
     """Bring the evidence of a block to the device, and answer it."""
     rows = np.arange(program.cases)
     block = block_of(case.batch, rows % case.batch.rows, case.plan.pattern, case.network.cardinalities)
     program.answer(block, rows, unwritten(case.network, program.cases, algebra, program.device))
 
 
-def measure_block(case: Case, program: Kept, algebra: Algebra) -> list[Measured]:
+def measure_block(case: CalibrationCase, program: KeptProgram, algebra: Algebra) -> list[Measured]:
     """Measure a block with several launch parameters."""
     bring(case, program, algebra)
     name = f"{'many' if program.many else 'few'}-{algebra.name}"

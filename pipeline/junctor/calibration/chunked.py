@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
 
-from junctor_kernels.gpu.blocks import CudaDevice, Device
+from junctor_kernels.gpu.blocks import BlockDevice, CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
-from junctor.backends.numpy import Block
+from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.dataset import Measured
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work
 from junctor.cost.features.chunked_gpu import gpu_chunk_work
 from junctor.engine.engine import shape_of
 from junctor.model.generate import grid, layered
 from junctor.model.network import Network
-from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES
 from junctor.out_of_core.memory_splits import backend_of
 from junctor.out_of_core.program import ChunkedProgram
@@ -77,14 +77,14 @@ def large() -> Iterator[tuple[str, Network]]:
         yield f"grid {rows} x {columns}, {size} states", grid(rows, columns, size, seed=rows)
 
 
-def chunks_measured_here(device: Device | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def chunks_measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
     started = time.monotonic()
     each = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
     for case in _in_turns(each):
         if time.monotonic() - started > seconds:
             return
-        found = measure_on_gpu(case, device) if isinstance(device, CudaDevice) else measure_on_cpu(case)
+        found = measure_on_gpu(case, device) if isinstance(device, CudaBlockDevice) else measure_on_cpu(case)
         yield f"{case.name}, {case.label}", found
 
 
@@ -169,7 +169,7 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
     return found
 
 
-def measure_on_gpu(case: ChunkCase, device: CudaDevice) -> list[Measured]:
+def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
     """Measure a case with several numbers of slots and with some or all of the stored tables on a GPU."""
     itemsize, whole, found = case.algebra.dtype.itemsize, device.room, []
     slot, stored = slot_bytes(case.chunks, itemsize), case.chunks.peak(on_disk=False) * itemsize
@@ -177,7 +177,7 @@ def measure_on_gpu(case: ChunkCase, device: CudaDevice) -> list[Measured]:
         beside = int(share * stored)
         device.room = OFFSET_BYTES + slots * slot + beside
         if device.room <= whole:
-            gpu = ChunkGpu(case.chunks, case.algebra.name, device, slots=slots)
+            gpu = DeviceGroup(case.chunks, case.algebra.name, device, slots=slots)
             program = ChunkedProgram(case.chunks, case.network, case.algebra, gpu=gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
             setting = f"{slots} slots, {share} of the tables beside them"
@@ -205,13 +205,13 @@ def measured(
 
 def fewest_seconds(program: ChunkedProgram, clock: Callable[[], float] = time.process_time) -> float:
     """Return the fewest seconds of several runs; on a CPU those of this process alone, whatever else runs there."""
-    program.run(Block(1, {}, {}))
+    program.run(EvidenceBlock(1, {}, {}))
     times: list[float] = []
     while not times or (len(times) < MOST_REPEATS and sum(times) < REPEAT_SECONDS):
         if "junctor_kernels.cpu.entries" in sys.modules:
             # Whether other rows were there before must not count.
             sys.modules["junctor_kernels.cpu.entries"].forget()
         begun = clock()
-        program.run(Block(1, {}, {}))
+        program.run(EvidenceBlock(1, {}, {}))
         times.append(clock() - begun)
     return min(times)

@@ -9,13 +9,13 @@ import typer
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
-    from junctor.out_of_core.memory_splits import Chunking
+    from junctor.out_of_core.memory_splits import ChunkRoute
 
 # Chunk variables that are named.
 SHOWN = 8
 
 
-def chunk_facts(chunking: Chunking, network: Network) -> dict[str, Any]:
+def chunk_facts(chunking: ChunkRoute, network: Network) -> dict[str, Any]:
     """Return how a row goes through its passes, as a record for JSON; bytes and seconds of one row."""
     chunks, limits = chunking.chunks, chunking.limits
     uses = Counter(v for each in chunks.passes for v in each.fixed)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from junctor.engine.forecast import Forecast
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
-    from junctor.out_of_core.cluster.workers import Crew
+    from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.planning.junction_tree import JunctionTree
     from junctor.planning.plan import Plan
 
@@ -117,15 +117,15 @@ def inspect(
         _print(network, evidence, record)
 
 
-def _crew(engine: Engine, workers: int) -> Crew:
+def _crew(engine: Engine, workers: int) -> WorkerPool:
     """Return workers like the processes that a run on this machine would start."""
     from junctor_kernels.gpu.blocks import DEVICE_SHARE
 
-    from junctor.out_of_core.cluster.workers import Crew
+    from junctor.out_of_core.cluster.workers import WorkerPool
 
     if not engine.has_device:
-        return Crew(workers)
-    return Crew(workers, None, engine.device_memory or int(DEVICE_SHARE * engine.speeds.device.figures["memory"]))
+        return WorkerPool(workers)
+    return WorkerPool(workers, None, engine.device_memory or int(DEVICE_SHARE * engine.speeds.device.figures["memory"]))
 
 
 def _network_facts(network: Network) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def _questions(engine: Engine) -> int | None:
 
     Questions are taken to be like those of pairs of variables of some cliques.
     """
-    from junctor.cliques.joint import Questions
+    from junctor.cliques.joint import JointQuestions
     from junctor.planning.cliques import plan_stored
 
     scopes = [clique.layout[:2] for clique in plan_stored(engine.shape).cliques if len(clique.layout) > 1]
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
     names = [[engine.network.variables[v].name for v in scope] for scope in asked]
-    found = Questions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
+    found = JointQuestions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
     return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
 
 

@@ -29,13 +29,13 @@ def tune(
     from junctor.calibration.blocks import fewest, measured_here
     from junctor.calibration.chunked import chunks_measured_here
     from junctor.calibration.cliques import built_in, stored_measured
-    from junctor.cost.dataset import Device, file_name, write
+    from junctor.cost.dataset import MeasuredDevice, file_name, write
     from junctor.cost.model import cpu_name
     from junctor.runtime.devices import check_device, gpu_at_hand, open_gpu
     from junctor.runtime.machine import own_measurements
 
     check_device(device)
-    found = Device(*gpu_at_hand()) if device == "gpu" else Device(cpu_name())
+    found = MeasuredDevice(*gpu_at_hand()) if device == "gpu" else MeasuredDevice(cpu_name())
     path = own_measurements() / file_name(found)
     if forget:
         path.unlink(missing_ok=True)

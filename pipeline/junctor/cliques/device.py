@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.stored import Device, Placed, upload_batch
-from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, Batch, Launch, Message, swaps_back
+from junctor_kernels.gpu.stored import CliqueDevice, PlacedBatch, upload_batch
+from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, SeparatorTable, TaskBatch, swaps_back
 from junctor_kernels.tables.reference import Algebra
 from junctor_kernels.tables.views import Box, View, view, whole
 
-from junctor.cliques.host import Initial, Likelihoods, Outcome, log_evidence, scaled_evidence, scope_of
+from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, log_evidence, scaled_evidence, scope_of
 from junctor.planning.budget import Budget
-from junctor.planning.cliques import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
+from junctor.planning.cliques import DOWN, EVIDENCE, UP, CliqueOperand, CliquePass, StoredPlan, passes
 
 # Where addresses of tables begin.
 ALIGNED = 256
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 Make = Callable[[int], Initial]
 
 
-class Room:
+class AlignedBytes:
     """Bytes handed out by name, one after the other, aligned."""
 
     def __init__(self) -> None:
@@ -45,47 +45,47 @@ class Room:
 class Separators:
     """Where messages, evidence, their largest entries and the mark of a loss lie on a device, from `base` on."""
 
-    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any], room: Room) -> None:
+    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any], room: AlignedBytes) -> None:
         self._plan, self._dtype, self._room, self.base = plan, dtype, room, 0
         count, item = len(plan.cliques), dtype.itemsize
         self._lost = room.take("lost", item)
         self._largest = room.take("largest", 2 * count * item)
         for kind in (UP, DOWN):
             for i in range(count):
-                room.take(Operand(kind, i), plan.separator_entries(i) * item)
+                room.take(CliqueOperand(kind, i), plan.separator_entries(i) * item)
         self._end = room.size
         # Evidence is scaled when it comes: to multiply by the power for this entry changes nothing.
         self._half = room.take("half", item)
         for v, size in enumerate(plan.sizes):
-            room.take(Operand(EVIDENCE, v), size * item)
+            room.take(CliqueOperand(EVIDENCE, v), size * item)
 
     @property
     def lost(self) -> int:
         """The address of the mark."""
         return self.base + self._lost
 
-    def message(self, operand: Operand) -> Message:
+    def message(self, operand: CliqueOperand) -> SeparatorTable:
         """Return the addresses of a message or of evidence."""
         number = operand.number + (len(self._plan.cliques) if operand.kind == DOWN else 0)
         largest = self._half if operand.kind == EVIDENCE else self._largest + number * self._dtype.itemsize
-        return Message(self.base + self._room.at(operand), self.base + largest)
+        return SeparatorTable(self.base + self._room.at(operand), self.base + largest)
 
-    def sums(self, work: Pass, number: int) -> Message:
+    def sums(self, work: CliquePass, number: int) -> SeparatorTable:
         """Return the message that a pass sums for a separator."""
-        return self.message(Operand(UP if number == work.clique else DOWN, number))
+        return self.message(CliqueOperand(UP if number == work.clique else DOWN, number))
 
-    def begin(self, device: Device, evidence: dict[int, Initial], stream: Any) -> list[Array]:
+    def begin(self, device: CliqueDevice, evidence: dict[int, Initial], stream: Any) -> list[Array]:
         """Enqueue evidence, and zeros everywhere else; returns arrays that have to live until they are copied."""
         device.clear(self.base, self._end, stream)
         arrays = []
-        for operand, values in [(Operand(EVIDENCE, v), each.table) for v, each in evidence.items()]:
+        for operand, values in [(CliqueOperand(EVIDENCE, v), each.table) for v, each in evidence.items()]:
             arrays.append(_sent(device, values, self.message(operand).values, stream))
         half = np.array([0.5], dtype=self._dtype)
         return [*arrays, _sent(device, half, self.base + self._half, stream)]
 
     def outcome(
-        self, device: Device, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
-    ) -> Outcome:
+        self, device: CliqueDevice, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
+    ) -> CliqueOutcome:
         """Wait for what is enqueued, and return what was found."""
         count = len(self._plan.cliques)
         mark, largest = device.host(1, np.int32), device.host(count, self._dtype)
@@ -97,10 +97,10 @@ class Separators:
         # The separator of a root has one entry, which is the largest one.
         totals = {i: math.log(total) if total > 0 else -math.inf for i, total in enumerate(largest.tolist())}
         found = log_evidence(self._plan, scales, evidence, up_scales, totals)
-        return Outcome(found, bool(mark[0]) or lost or any(each.lost for each in evidence.values()))
+        return CliqueOutcome(found, bool(mark[0]) or lost or any(each.lost for each in evidence.values()))
 
 
-def _sent(device: Device, values: Array, address: int, stream: Any) -> Array:
+def _sent(device: CliqueDevice, values: Array, address: int, stream: Any) -> Array:
     host = device.host(len(values), values.dtype)
     host[:] = values
     device.upload(host, address, stream)
@@ -108,10 +108,10 @@ def _sent(device: Device, values: Array, address: int, stream: Any) -> Array:
 
 
 def add_pass(
-    batch: Batch,
+    batch: TaskBatch,
     separators: Separators,
     plan: StoredPlan,
-    work: Pass,
+    work: CliquePass,
     box: Box,
     table: tuple[int, int],
     parts: int,
@@ -142,10 +142,10 @@ def add_pass(
     return used
 
 
-def settle_pass(batch: Batch, separators: Separators, plan: StoredPlan, work: Pass) -> None:
+def settle_pass(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
     """Add the tasks that make messages of the sums of a pass."""
     for i in work.sums:
-        before = None if i == work.clique else separators.message(Operand(UP, i))
+        before = None if i == work.clique else separators.message(CliqueOperand(UP, i))
         batch.settle(separators.sums(work, i), plan.separator_entries(i), before)
 
 
@@ -155,7 +155,7 @@ class ResidentExecutor:
     make: returns the natural table of a clique. allowed: bytes on the device. Raises BudgetError.
     """
 
-    def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: Device, allowed: int) -> None:
+    def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: CliqueDevice, allowed: int) -> None:
         self._plan, self._dtype, self._device = plan, algebra.dtype, device
         self._algebra = algebra
         self._layout(allowed)
@@ -165,7 +165,7 @@ class ResidentExecutor:
 
     def _layout(self, allowed: int) -> None:
         """Settle where everything lies, and allocate it."""
-        plan, item, self._room = self._plan, self._dtype.itemsize, Room()
+        plan, item, self._room = self._plan, self._dtype.itemsize, AlignedBytes()
         self._separators = Separators(plan, self._dtype, self._room)
         for kind in ("initial", "table"):
             for i in range(len(plan.cliques)):
@@ -205,8 +205,8 @@ class ResidentExecutor:
         self._device.synchronize(self._device.record(self._stream))
         del sent, host
 
-    def _permutations(self) -> tuple[Batch, npt.NDArray[np.int64]]:
-        batch, all_swaps, begin = Batch(self._dtype), [np.zeros(0, dtype=np.int64)], self._base + self._batch
+    def _permutations(self) -> tuple[TaskBatch, npt.NDArray[np.int64]]:
+        batch, all_swaps, begin = TaskBatch(self._dtype), [np.zeros(0, dtype=np.int64)], self._base + self._batch
         for i, clique in enumerate(self._plan.cliques):
             at = begin + sum(swaps.nbytes for swaps in all_swaps)
             all_swaps.append(swaps_back(clique.swaps))
@@ -217,13 +217,13 @@ class ResidentExecutor:
     def _at(self, kind: str, clique: int) -> int:
         return self._base + self._room.at((kind, clique))
 
-    def _launch(self, launches: Sequence[Launch], placed: Placed) -> None:
+    def _launch(self, launches: Sequence[CliqueLaunch], placed: PlacedBatch) -> None:
         for work in launches:
             self._device.launch(self._dtype, work, placed, self._separators.lost, self._stream)
 
-    def _tasks(self, observed: frozenset[int], parts: int) -> tuple[Batch, int]:
+    def _tasks(self, observed: frozenset[int], parts: int) -> tuple[TaskBatch, int]:
         """Return the tasks of all stages, and the bytes that parts of sums take in any of them."""
-        batch, most, plan = Batch(self._dtype), 0, self._plan
+        batch, most, plan = TaskBatch(self._dtype), 0, self._plan
         for stage in passes(plan, observed):
             used = 0
             for work in stage:
@@ -248,7 +248,7 @@ class ResidentExecutor:
             self._ready = observed, self._device.graph(self._stream, lambda: self._launch(launches, placed))
         return self._ready[1]
 
-    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+    def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
         evidence = scaled_evidence(likelihoods, self._algebra)
         graph = self._graph(frozenset(likelihoods))

@@ -15,7 +15,7 @@ from junctor_kernels.tables.reference import DOUBLE, Algebra
 from junctor_kernels.tables.views import View, boxes, place, view
 
 from junctor.model.network import Network
-from junctor.planning.cliques import DOWN, EVIDENCE, UP, Operand, Pass, StoredPlan, passes
+from junctor.planning.cliques import DOWN, EVIDENCE, UP, CliqueOperand, CliquePass, StoredPlan, passes
 
 Array = npt.NDArray[Any]
 Likelihoods = Mapping[int, npt.NDArray[np.float64]]
@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Outcome:
+class CliqueOutcome:
     """What a propagation found: the natural log of P(e) (-inf where it is 0), and whether any product lost digits."""
 
     log_evidence: float
@@ -45,7 +45,7 @@ class Outcome:
 class Executor(Protocol):
     """Holds the tables of a plan in one number format, somewhere, and calibrates them."""
 
-    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+    def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables with a likelihood of each observed variable, the largest entry of each about 1."""
 
     def table(self, clique: int) -> Array:
@@ -194,12 +194,12 @@ class HostExecutor:
         """Return the calibrated table of a clique."""
         return self._tables[clique]
 
-    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+    def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
-        values: dict[Operand, Array] = {}
+        values: dict[CliqueOperand, Array] = {}
         evidence = scaled_evidence(likelihoods, self._algebra)
         for v, (table, _, _) in evidence.items():
-            values[Operand(EVIDENCE, v)] = table
+            values[CliqueOperand(EVIDENCE, v)] = table
         lost = any(each.lost for each in (*self._initial, *evidence.values()))
         up_scales, totals = {}, {}
         for work in (each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage):
@@ -208,20 +208,20 @@ class HostExecutor:
             for number, table in sums.items():
                 if number == work.clique:
                     totals[number] = self._log(float(table[0]))
-                    values[Operand(UP, number)], up_scales[number], flushed = scaled(table, self._algebra)
+                    values[CliqueOperand(UP, number)], up_scales[number], flushed = scaled(table, self._algebra)
                 else:
-                    change = stored.ratio(table, values[Operand(UP, number)], self._algebra)
-                    values[Operand(DOWN, number)], _, flushed = scaled(change, self._algebra)
+                    change = stored.ratio(table, values[CliqueOperand(UP, number)], self._algebra)
+                    values[CliqueOperand(DOWN, number)], _, flushed = scaled(change, self._algebra)
                 lost |= flushed
         clique_scales = [each.log_scale for each in self._initial]
-        return Outcome(log_evidence(self._plan, clique_scales, evidence, up_scales, totals), lost)
+        return CliqueOutcome(log_evidence(self._plan, clique_scales, evidence, up_scales, totals), lost)
 
     def _log(self, number: float) -> float:
         if not self._algebra.tiny:
             return number
         return math.log(number) if number > 0 else -math.inf
 
-    def _pass(self, work: Pass, values: Mapping[Operand, Array]) -> tuple[dict[int, Array], bool]:
+    def _pass(self, work: CliquePass, values: Mapping[CliqueOperand, Array]) -> tuple[dict[int, Array], bool]:
         """Go over a table once; returns the sums for each separator, and whether a product lost digits."""
         clique, plan, lost = self._plan.cliques[work.clique], self._plan, False
         shape = clique.shape(plan.sizes)
@@ -239,6 +239,6 @@ class HostExecutor:
         return sums, lost
 
 
-def scope_of(plan: StoredPlan, operand: Operand) -> tuple[int, ...]:
+def scope_of(plan: StoredPlan, operand: CliqueOperand) -> tuple[int, ...]:
     """Return the variables of what a pass multiplies by."""
     return (operand.number,) if operand.kind == EVIDENCE else plan.cliques[operand.number].separator

@@ -22,7 +22,7 @@ from junctor.cost.features.cliques import asking_work, stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import Forecast, forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.query import Architecture, Precision, Query
@@ -79,12 +79,12 @@ def joint_posteriors(
     """
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
-    asked = Questions(network, questions, given or {}, precision, memory)
+    asked = JointQuestions(network, questions, given or {}, precision, memory)
     chosen = asked.forecast().chosen if architecture == "auto" else architecture
     return asked.by_messages() if chosen == "messages" else asked.from_tables()
 
 
-class Questions:
+class JointQuestions:
     """Questions about one case of a network, and both ways to answer them; arguments and errors as above."""
 
     def __init__(
@@ -217,5 +217,5 @@ class Questions:
             if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:
                 states[v] = np.full(count, likelihood.argmax(), np.int32)
             else:
-                likelihoods[v] = Likelihood(np.arange(count), np.tile(likelihood, (count, 1)))
+                likelihoods[v] = SoftEvidence(np.arange(count), np.tile(likelihood, (count, 1)))
         return EvidenceBatch(count, states, likelihoods)

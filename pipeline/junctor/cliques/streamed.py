@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.stored import Device, Placed, upload_batch
-from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, Batch, Launch
+from junctor_kernels.gpu.stored import CliqueDevice, PlacedBatch, upload_batch
+from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, TaskBatch
 from junctor_kernels.tables.reference import Algebra
 from junctor_kernels.tables.views import Box, boxes, place
 
-from junctor.cliques.device import Room, Separators, add_pass, settle_pass
-from junctor.cliques.host import Initial, Likelihoods, Outcome, scaled_evidence
+from junctor.cliques.device import AlignedBytes, Separators, add_pass, settle_pass
+from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, scaled_evidence
 from junctor.planning.budget import Budget
-from junctor.planning.cliques import Pass, StoredPlan, passes, widest
+from junctor.planning.cliques import CliquePass, StoredPlan, passes, widest
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ PipelineName = Literal["synchronous", "one-engine", "two-engines"]
 PIPELINES: tuple[PipelineName, ...] = get_args(PipelineName)
 
 
-class Store(NamedTuple):
+class ChunkWriteBack(NamedTuple):
     """A chunk that has to go back: its slot, where it is copied to, the event behind its kernels, and its table."""
 
     slot: int
@@ -50,7 +50,7 @@ class Pipeline:
 
     def __init__(
         self,
-        device: Device,
+        device: CliqueDevice,
         name: PipelineName,
         slots: Sequence[int],
         places: Sequence[int],
@@ -63,7 +63,7 @@ class Pipeline:
         self._synchronous = name == "synchronous"
         self._free: list[Any] = [None] * len(slots)
         self._stored: dict[Hashable, Any] = {}
-        self._waiting: deque[Store] = deque()
+        self._waiting: deque[ChunkWriteBack] = deque()
         self._chunks = self._groups = 0
         # Of each place: the event behind the last kernels that read it, and the memory that it was copied from.
         self._done: list[Any] = [None] * len(places)
@@ -73,7 +73,7 @@ class Pipeline:
         """Return the addresses of the slots that the next chunks go to."""
         return [self._slots[(self._chunks + n) % len(self._slots)] for n in range(count)]
 
-    def put_tasks(self, batch: Batch) -> tuple[list[Launch], Placed]:
+    def put_tasks(self, batch: TaskBatch) -> tuple[list[CliqueLaunch], PlacedBatch]:
         """Enqueue the tasks of the next chunks in front of them; returns their launches and where they lie."""
         self._groups += 1
         turn = self._groups % len(self._places)
@@ -108,7 +108,7 @@ class Pipeline:
         self._store_all()
         self._free[slot] = ready
         if target is not None:
-            self._waiting.append(Store(slot, target, ready, table))
+            self._waiting.append(ChunkWriteBack(slot, target, ready, table))
         self._chunks += 1
         if self._synchronous:
             self._store_all()
@@ -141,13 +141,13 @@ class Pipeline:
         return behind
 
 
-class Layout(NamedTuple):
+class StreamLayout(NamedTuple):
     """What lies where on the device, in bytes: separators, parts of sums, tasks (two places in turn), slots for chunks.
 
     chunk: the most entries of a chunk.
     """
 
-    room: Room
+    room: AlignedBytes
     separators: Separators
     parts: int
     batches: tuple[int, ...]
@@ -155,32 +155,32 @@ class Layout(NamedTuple):
     chunk: int
 
 
-class Group(NamedTuple):
+class ChunkGroup(NamedTuple):
     """Chunks of a table whose tasks are copied to the device together; the last one has those of the messages."""
 
-    work: Pass
+    work: CliquePass
     boxes: tuple[Box, ...]
     last: bool
 
 
-def groups(plan: StoredPlan, work: Pass, chunk: int) -> Iterator[Group]:
+def groups(plan: StoredPlan, work: CliquePass, chunk: int) -> Iterator[ChunkGroup]:
     """Cut the table of a pass into chunks, and those into groups."""
     cut = boxes(plan.cliques[work.clique].shape(plan.sizes), chunk)
     here = tuple(islice(cut, GROUP))
     while here:
         following = tuple(islice(cut, GROUP))
-        yield Group(work, here, not following)
+        yield ChunkGroup(work, here, not following)
         here = following
 
 
 def tasks_of(
-    plan: StoredPlan, separators: Separators, group: Group, dtype: np.dtype[Any], slots: Sequence[int], parts: int
-) -> tuple[Batch, list[int], int]:
+    plan: StoredPlan, separators: Separators, group: ChunkGroup, dtype: np.dtype[Any], slots: Sequence[int], parts: int
+) -> tuple[TaskBatch, list[int], int]:
     """Return the tasks of a group, how many launches there are up to each chunk, and the bytes for parts of sums.
 
     slots: address of each chunk. The launches that make messages count to the last chunk.
     """
-    batch, ends, most = Batch(dtype), [], 0
+    batch, ends, most = TaskBatch(dtype), [], 0
     for box, slot in zip(group.boxes, slots, strict=False):
         most = max(most, add_pass(batch, separators, plan, group.work, box, (slot, slot), parts, True))
         ends.append(batch.close())
@@ -190,7 +190,7 @@ def tasks_of(
     return batch, ends, most
 
 
-def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> Layout:
+def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> StreamLayout:
     """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
 
     in_flight: chunks under way at most (max_s, where tables are larger than the device). Raises BudgetError where not
@@ -209,8 +209,10 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
         entries = max(1, entries * 3 // 4)
 
 
-def _laid_out(plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[Pass], in_flight: int, entries: int) -> Layout:
-    room = Room()
+def _laid_out(
+    plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[CliquePass], in_flight: int, entries: int
+) -> StreamLayout:
+    room = AlignedBytes()
     separators = Separators(plan, dtype, room)
     parts = tasks = 0
     for each in work:
@@ -219,7 +221,7 @@ def _laid_out(plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[Pass], in_f
         for group in (found[0], found[-1]):
             batch, _, used = tasks_of(plan, separators, group, dtype, [0] * GROUP, 0)
             parts, tasks = max(parts, used), max(tasks, batch.size())
-    return Layout(
+    return StreamLayout(
         room,
         separators,
         room.take("parts", parts),
@@ -232,8 +234,8 @@ def _laid_out(plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[Pass], in_f
 class StreamedExecutor:
     """The tables in memory of this machine, streamed through a device that need not hold any of them.
 
-    initial: of every clique, in pinned memory of the device (`Device.host`) or slow. in_place: whether they become the
-    calibrated ones. layout: as `lay_out` returns it.
+    initial: of every clique, in pinned memory of the device (`CliqueDevice.host`) or slow. in_place: whether they
+    become the calibrated ones. layout: as `lay_out` returns it.
     """
 
     def __init__(
@@ -241,8 +243,8 @@ class StreamedExecutor:
         plan: StoredPlan,
         initial: Sequence[Initial],
         algebra: Algebra,
-        device: Device,
-        layout: Layout,
+        device: CliqueDevice,
+        layout: StreamLayout,
         pipeline: PipelineName = "two-engines",
         in_place: bool = False,
     ) -> None:
@@ -257,7 +259,7 @@ class StreamedExecutor:
         """Return the calibrated table of a clique."""
         return self._tables[clique]
 
-    def propagate(self, likelihoods: Likelihoods) -> Outcome:
+    def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
         evidence, stream = scaled_evidence(likelihoods, self._algebra), self._device.stream()
         separators = self.layout.separators
@@ -268,7 +270,7 @@ class StreamedExecutor:
         scales, lost = [each.log_scale for each in self._initial], any(each.lost for each in self._initial)
         return separators.outcome(self._device, scales, evidence, lost, stream)
 
-    def run(self, work: Sequence[Pass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
+    def run(self, work: Sequence[CliquePass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
         """Do passes one after the other, and wait for them; trace as for `Pipeline`."""
         places, slots = ([self._base + at for at in each] for each in (self.layout.batches, self.layout.slots))
         pipeline = Pipeline(self._device, self._pipeline, slots, places, trace)
@@ -278,7 +280,7 @@ class StreamedExecutor:
                 self._go_over(group, pipeline)
         pipeline.finish()
 
-    def _go_over(self, group: Group, pipeline: Pipeline) -> None:
+    def _go_over(self, group: ChunkGroup, pipeline: Pipeline) -> None:
         """Enqueue the chunks of a group."""
         plan, layout, work = self._plan, self.layout, group.work
         slots = pipeline.next_slots(len(group.boxes))
@@ -293,7 +295,7 @@ class StreamedExecutor:
             start, entries = place(shape, box)
             piece = slice(start, start + entries)
 
-            def enqueue(stream: Any, mine: Sequence[Launch] = launches[first:end]) -> None:
+            def enqueue(stream: Any, mine: Sequence[CliqueLaunch] = launches[first:end]) -> None:
                 for launch in mine:
                     self._device.launch(self._dtype, launch, placed, layout.separators.lost, stream)
 

@@ -13,7 +13,7 @@ from itertools import product
 
 from junctor.cliques.streamed import PIPELINES, PipelineName
 from junctor.cost.features.chunked_gpu import BUS, DEVICE
-from junctor.planning.cliques import Pass, StoredPlan, passes
+from junctor.planning.cliques import CliquePass, StoredPlan, passes
 
 # Bytes a second of copies both ways at once, together (measured on an H100, as BUS).
 BOTH_WAYS = 99.7e9
@@ -70,7 +70,7 @@ def stream_seconds(plan: StoredPlan, itemsize: int, way: Streaming) -> float:
     return sum(_pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
 
 
-def _pass_seconds(size: int, each: Pass, way: Streaming, itemsize: int) -> float:
+def _pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
     stores = each.first or bool(each.factors)

@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.stored import Device
+from junctor_kernels.gpu.stored import CliqueDevice
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.cliques.calibrated import CalibratedCliques
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import (
+    CliqueOutcome,
     Executor,
     HostExecutor,
     Initial,
-    Outcome,
     initial_table,
     kernels_for,
     natural_table,
     projected_bytes,
 )
-from junctor.cliques.streamed import Layout, PipelineName, StreamedExecutor, lay_out
+from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayout, lay_out
 from junctor.cliques.streaming_choice import Streaming, streamings
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
 from junctor.model.network import Network
@@ -69,7 +69,7 @@ class StoredTree:
         *,
         cases: int = 1,
         memory: int | str | None = None,
-        device: DeviceChoice | Device = "cpu",
+        device: DeviceChoice | CliqueDevice = "cpu",
         device_memory: int | str | None = None,
         pipeline: PipelineName | None = None,
         in_flight: int | None = None,
@@ -130,7 +130,7 @@ class StoredTree:
         initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
         return HostExecutor(self.plan, initial, algebra, kernels, in_place)
 
-    def _on_device(self, algebra: Algebra, device: Device) -> Executor:
+    def _on_device(self, algebra: Algebra, device: CliqueDevice) -> Executor:
         """Return the tables on the device where they fit, else streamed through it."""
         kernels = kernels_for(algebra, self.plan.total_entries())
         allowed = self._device_memory or int(DEVICE_SHARE * device.free())
@@ -154,7 +154,7 @@ class StoredTree:
         initial = [pinned(i) for i in range(len(plan.cliques))]
         return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
 
-    def _streaming(self, algebra: Algebra, allowed: int, device: Device) -> tuple[Layout, PipelineName]:
+    def _streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
         """Return the fastest way through a device that fits the bytes allowed."""
         itemsize, (pipeline, in_flight, chunk) = algebra.dtype.itemsize, self._wanted
         entries = None if chunk is None else max(1, chunk // itemsize)
@@ -182,7 +182,7 @@ class StoredTree:
             advice = "allow more memory, or ask for posteriors without stored cliques"
             raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
 
-    def _result(self, algebra: Algebra, outcome: Outcome) -> CalibratedCliques:
+    def _result(self, algebra: Algebra, outcome: CliqueOutcome) -> CalibratedCliques:
         case = self._case
 
         def table(clique: int) -> npt.NDArray[Any]:
@@ -221,10 +221,10 @@ def _bytes(size: int | str | None) -> int | None:
     return None if size is None else parse_bytes(str(size))
 
 
-def _opened_device(choice: DeviceChoice) -> Device | None:
+def _opened_device(choice: DeviceChoice) -> CliqueDevice | None:
     check_device(choice)
     if choice == "cpu" or (choice == "auto" and not has_gpu()):
         return None
-    from junctor_kernels.gpu.stored import CudaDevice
+    from junctor_kernels.gpu.stored import CudaCliqueDevice
 
-    return CudaDevice()
+    return CudaCliqueDevice()

@@ -63,7 +63,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MeasuredDevice:
     """A device that something was measured on; figures: numbers by which devices are alike or not."""
 
     name: str
@@ -75,7 +75,7 @@ class Device:
         return bool(self.figures)
 
 
-def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> None:
+def write(device: MeasuredDevice, date: str, rows: Sequence[Measured], path: Path) -> None:
     """Write measurements of a device, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -92,7 +92,7 @@ def write(device: Device, date: str, rows: Sequence[Measured], path: Path) -> No
         pq.write_table(table, temporary, compression="zstd")
 
 
-def device_of(path: Path) -> Device:
+def device_of(path: Path) -> MeasuredDevice:
     """Return the device of a file; raises ValueError for one that has no measurements, or of other counts of work."""
     return _facts(path)[0]
 
@@ -102,13 +102,13 @@ def backends_of(path: Path) -> frozenset[str]:
     return _facts(path)[1]
 
 
-def _facts(path: Path) -> tuple[Device, frozenset[str]]:
+def _facts(path: Path) -> tuple[MeasuredDevice, frozenset[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         facts = json.loads((pq.read_schema(path).metadata or {})[b"junctor"])
-        version, counts, device = facts["format_version"], facts["counts"], Device(**facts["device"])
+        version, counts, device = facts["format_version"], facts["counts"], MeasuredDevice(**facts["device"])
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not measurements ({type(error).__name__}: {error})") from error
     backends = frozenset(counts.keys() - {"plan"})
@@ -138,13 +138,13 @@ def shipped() -> Path:
     return Path(__file__).parent / "measured"
 
 
-def shipped_files() -> Iterator[tuple[Device, Path]]:
+def shipped_files() -> Iterator[tuple[MeasuredDevice, Path]]:
     """Yield the measurements of the package."""
     for path in sorted(shipped().glob("*.parquet")):
         yield device_of(path), path
 
 
-def own_files() -> Iterator[tuple[Device, Path]]:
+def own_files() -> Iterator[tuple[MeasuredDevice, Path]]:
     """Yield the user's own measurements; a file that cannot be read is named and left out."""
     for path in sorted(own_measurements().glob("*.parquet")):
         try:
@@ -153,6 +153,6 @@ def own_files() -> Iterator[tuple[Device, Path]]:
             logger.warning("%s: run junctor tune again", error)
 
 
-def file_name(device: Device) -> str:
+def file_name(device: MeasuredDevice) -> str:
     """Return the name of a device's file."""
     return "-".join("".join(c if c.isalnum() else " " for c in device.name.lower()).split()) + ".parquet"

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.cost.dataset import Device, Measured, backends_of, own_files, read, shipped_files
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, Launching
+from junctor.cost.dataset import Measured, MeasuredDevice, backends_of, own_files, read, shipped_files
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, LaunchTuner
 from junctor.cost.fit import fit
 from junctor.planning.plan import Plan
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class Coefficients:
     """Seconds of a unit of work.
 
     work: of a plan with its numbers. plan: of a plan alone, PLAN_WORK. row: of a pattern before it is planned, an entry
@@ -51,30 +51,30 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpeeds:
+class CostModel:
     """The prices of a device, by backend; those that are learned are learned when first asked for."""
 
-    device: Device
-    prices: Mapping[str, Prices]
+    device: MeasuredDevice
+    prices: Mapping[str, Coefficients]
 
-    def launching(self, algebra: Algebra) -> Launching:
+    def launching(self, algebra: Algebra) -> LaunchTuner:
         """Return how launch parameters are chosen in a number format."""
         few, many = self.prices[f"few-{algebra.name}"], self.prices.get(f"many-{algebra.name}")
         nothing = np.zeros(len(MANY_WORK))
-        return Launching(np.array(few.work[: len(FEW_WORK)]), np.array(many.work) if many else nothing)
+        return LaunchTuner(np.array(few.work[: len(FEW_WORK)]), np.array(many.work) if many else nothing)
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class CostModels:
     """What is known of devices."""
 
-    devices: tuple[DeviceSpeeds, ...]
+    devices: tuple[CostModel, ...]
 
-    def cpu(self, name: str) -> DeviceSpeeds:
+    def cpu(self, name: str) -> CostModel:
         """Return the speeds of a CPU, or of another one where there are none."""
-        return _nearest(Device(name), (each for each in self.devices if not each.device.is_gpu))
+        return _nearest(MeasuredDevice(name), (each for each in self.devices if not each.device.is_gpu))
 
-    def gpu(self, device: Device) -> DeviceSpeeds:
+    def gpu(self, device: MeasuredDevice) -> CostModel:
         """Return the speeds of a GPU, or of the one that is most like it."""
         return _nearest(device, (each for each in self.devices if each.device.is_gpu))
 
@@ -83,25 +83,25 @@ class Speeds:
         return {"devices": [_record(each) for each in self.devices]}
 
 
-def _record(each: DeviceSpeeds) -> dict[str, Any]:
+def _record(each: CostModel) -> dict[str, Any]:
     return {"device": asdict(each.device), "prices": {name: asdict(prices) for name, prices in each.prices.items()}}
 
 
-def speeds_of(record: Mapping[str, Any]) -> Speeds:
-    """Return the speeds that `Speeds.to_record` made a record of; raises KeyError or TypeError for another one."""
+def speeds_of(record: Mapping[str, Any]) -> CostModels:
+    """Return the speeds that `CostModels.to_record` made a record of; raises KeyError or TypeError for another one."""
 
-    def prices(each: Mapping[str, Any]) -> Prices:
-        return Prices(tuple(each["work"]), tuple(each["plan"]), (each["row"][0], each["row"][1]))
+    def prices(each: Mapping[str, Any]) -> Coefficients:
+        return Coefficients(tuple(each["work"]), tuple(each["plan"]), (each["row"][0], each["row"][1]))
 
-    return Speeds(
+    return CostModels(
         tuple(
-            DeviceSpeeds(Device(**each["device"]), {name: prices(found) for name, found in each["prices"].items()})
+            CostModel(MeasuredDevice(**each["device"]), {name: prices(found) for name, found in each["prices"].items()})
             for each in record["devices"]
         )
     )
 
 
-def _nearest(device: Device, known: Iterable[DeviceSpeeds], tell: bool = True) -> DeviceSpeeds:
+def _nearest(device: MeasuredDevice, known: Iterable[CostModel], tell: bool = True) -> CostModel:
     """Return the speeds of the device itself, the user's own first, or of the one whose figures differ least."""
     found = min(known, key=lambda each: (each.device.name != device.name, _distance(each.device, device)))
     if tell and found.device.name != device.name:
@@ -109,7 +109,7 @@ def _nearest(device: Device, known: Iterable[DeviceSpeeds], tell: bool = True) -
     return found
 
 
-def _distance(one: Device, other: Device) -> float:
+def _distance(one: MeasuredDevice, other: MeasuredDevice) -> float:
     shared = one.figures.keys() & other.figures.keys()
     return sum(abs(math.log(one.figures[name] / other.figures[name])) for name in shared)
 
@@ -119,16 +119,16 @@ def _say(name: str, other: str) -> None:
     logger.info("no measurements of %s: forecasts are those of %s; `junctor tune` measures it", name, other)
 
 
-class Learned(Mapping[str, Prices]):
+class FittedCoefficients(Mapping[str, Coefficients]):
     """Prices that fit measurements best, by backend; each is learned when it is asked for.
 
     beside: prices of another device. Where it has been measured more widely, its measurements count as well, as much
     faster or slower as those of both are.
     """
 
-    def __init__(self, measured: Sequence[Measured] | Path, beside: Learned | None = None) -> None:
+    def __init__(self, measured: Sequence[Measured] | Path, beside: FittedCoefficients | None = None) -> None:
         self._measured, self._beside = measured, beside
-        self._known: dict[str, Prices] = {}
+        self._known: dict[str, Coefficients] = {}
 
     @cached_property
     def _backends(self) -> frozenset[str]:
@@ -141,7 +141,7 @@ class Learned(Mapping[str, Prices]):
             return read(self._measured, backend)
         return [row for row in self._measured if row.backend == backend]
 
-    def __getitem__(self, backend: str) -> Prices:
+    def __getitem__(self, backend: str) -> Coefficients:
         if backend not in self._known:
             if self._beside is not None and backend not in self._backends:
                 # Nothing like it was measured here.
@@ -166,12 +166,12 @@ class Learned(Mapping[str, Prices]):
         return len(list(iter(self)))
 
 
-def learned(device: Device, measured: Sequence[Measured]) -> DeviceSpeeds:
+def learned(device: MeasuredDevice, measured: Sequence[Measured]) -> CostModel:
     """Return the prices that fit the measurements of a device best."""
-    return DeviceSpeeds(device, Learned(measured))
+    return CostModel(device, FittedCoefficients(measured))
 
 
-def _prices(measured: Sequence[Measured]) -> Prices:
+def _prices(measured: Sequence[Measured]) -> Coefficients:
     seconds, groups = np.array([row.seconds for row in measured]), np.array([row.network for row in measured])
     work, plan = (np.array([getattr(row, name) for row in measured]) for name in ("work", "plan"))
     tree = np.array([np.multiply(row.tree, row.rows) for row in measured])
@@ -179,7 +179,7 @@ def _prices(measured: Sequence[Measured]) -> Prices:
     many = np.array([row.rows for row in measured]) >= np.median([row.rows for row in measured])
     operation, table = _rounded(fit(tree[many], seconds[many], groups[many]))
     of_work, of_plan = (_rounded(fit(each, seconds, groups)) for each in (work, plan))
-    return Prices(of_work, of_plan, (operation, table))
+    return Coefficients(of_work, of_plan, (operation, table))
 
 
 def _rounded(prices: Floats) -> tuple[float, ...]:
@@ -188,18 +188,18 @@ def _rounded(prices: Floats) -> tuple[float, ...]:
 
 
 @cache
-def speeds_here(own: bool = True) -> Speeds:
+def speeds_here(own: bool = True) -> CostModels:
     """Return what is known on this machine, the user's own measurements before those of the package."""
-    shipped = Speeds(tuple(DeviceSpeeds(device, Learned(path)) for device, path in shipped_files()))
+    shipped = CostModels(tuple(CostModel(device, FittedCoefficients(path)) for device, path in shipped_files()))
     known = own_files() if own else ()
-    return Speeds((*(_own(device, path, shipped) for device, path in known), *shipped.devices))
+    return CostModels((*(_own(device, path, shipped) for device, path in known), *shipped.devices))
 
 
-def _own(device: Device, path: Path, shipped: Speeds) -> DeviceSpeeds:
+def _own(device: MeasuredDevice, path: Path, shipped: CostModels) -> CostModel:
     """Return the speeds of a device that the user measured, beside those of the package that are nearest."""
     nearest = _nearest(device, (each for each in shipped.devices if each.device.is_gpu == device.is_gpu), tell=False)
-    assert isinstance(nearest.prices, Learned)
-    return DeviceSpeeds(device, Learned(path, nearest.prices))
+    assert isinstance(nearest.prices, FittedCoefficients)
+    return CostModel(device, FittedCoefficients(path, nearest.prices))
 
 
 @cache

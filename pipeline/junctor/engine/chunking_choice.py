@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import Chunking, CpuRooms
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from junctor.cost.model import Prices
+    from junctor.cost.model import Coefficients
     from junctor.engine.engine import Engine
     from junctor.planning.shape import Pattern
 
@@ -24,7 +24,7 @@ CHUNK_FORMATS = ("single", "double")
 PINNED_SECONDS = 3.3e-10
 
 
-def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: bool) -> Chunking:
+def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: bool) -> ChunkRoute:
     """Return how rows go through `free` bytes in chunks, where that takes least; raises BudgetError where they cannot.
 
     gpu: whether there is one to use; with the device "auto" the CPU may still be faster.
@@ -37,7 +37,7 @@ def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebr
     except BudgetError:
         return engine.chunking(pattern, uses, algebra, free)
     # Cutting takes seconds, so not where the operations alone take longer.
-    least = CpuRooms(there.limits, algebra, engine.cpu_speeds.prices, uses).least(there.chunks.plan)
+    least = CpuSplits(there.limits, algebra, engine.cpu_speeds.prices, uses).least(there.chunks.plan)
     if uses * least >= on_gpu_seconds(there, uses):
         return there
     try:
@@ -47,7 +47,7 @@ def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebr
     return here if uses * here.seconds < on_gpu_seconds(there, uses) else there
 
 
-def on_gpu_seconds(chunking: Chunking, rows: int) -> float:
+def on_gpu_seconds(chunking: ChunkRoute, rows: int) -> float:
     """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
     return rows * chunking.seconds + chunking.memory * PINNED_SECONDS
 
@@ -68,7 +68,7 @@ def beats_one_piece(engine: Engine, pattern: Pattern, uses: int, free: int) -> b
     return on_gpu_seconds(chunking, uses) < one_piece_seconds(plan, prices, uses)
 
 
-def one_piece_seconds(plan: Plan, prices: Prices, rows: int) -> float:
+def one_piece_seconds(plan: Plan, prices: Coefficients, rows: int) -> float:
     """Return what rows of a plan take on one thread of a CPU whose memory it fits; prices: of contractions."""
     steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
     operations = plan.shared_operations + rows * plan.case_operations

@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import DEVICE_SHARE, CudaDevice
+from junctor_kernels.gpu.blocks import DEVICE_SHARE, CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import answer_rows
-from junctor.backends.plan_memory import OPERATION_SECONDS, Memory, Prepared
+from junctor.backends.plan_memory import OPERATION_SECONDS, PlanMemory, ProgramCache
 from junctor.engine.chunking_choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
 from junctor.engine.pattern_prices import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
-from junctor.engine.patterns import Choice, Group, Patterns, patterns_of
+from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch
-from junctor.evidence.deduplicate import Distinct, distinct_rows
+from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
-from junctor.out_of_core.memory_splits import Chunking, Limits
-from junctor.out_of_core.programs import OneByOne, answer_one_by_one, cut, program_of
+from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.out_of_core.programs import SingleCaseProgram, answer_one_by_one, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
-from junctor.runtime.buffer_pool import Lender, fresh
+from junctor.runtime.buffer_pool import BufferPool, fresh
 from junctor.runtime.devices import DeviceChoice, count_gpus, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import Device
+    from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.backends.row_trees import RowEngine
-    from junctor.cost.model import DeviceSpeeds, Speeds
-    from junctor.out_of_core.cluster.workers import Crew
+    from junctor.cost.model import CostModel, CostModels
+    from junctor.out_of_core.cluster.workers import WorkerPool
 
 Rows = npt.NDArray[np.int64]
 
@@ -93,12 +93,12 @@ class Engine:
         memory: int | None = None,
         rows: int = 0,
         threads: int = 1,
-        device: DeviceChoice | Device = "cpu",
+        device: DeviceChoice | BlockDevice = "cpu",
         device_memory: int | None = None,
         spill: str | Path | None = None,
         disk: int | None = None,
         all_gpus: bool = False,
-        speeds: Callable[[], Speeds] | None = None,
+        speeds: Callable[[], CostModels] | None = None,
     ) -> None:
         self.network = network
         self.query = query
@@ -107,7 +107,7 @@ class Engine:
         self.device = device
         self.all_gpus = all_gpus
         # Workers that share the tasks of rows in chunks, if there are any.
-        self.crew: Crew | None = None
+        self.crew: WorkerPool | None = None
         self._speeds = speeds
         self.device_memory = device_memory
         self.spill = spill_folder(spill)
@@ -117,10 +117,10 @@ class Engine:
         self.shape = shape_of(network)
         self.ladder = (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]
         self._plans: dict[tuple[Pattern, int], Plan] = {}
-        self._prepared: dict[tuple[Pattern, int], Prepared] = {}
-        self._chunkings: dict[tuple[object, ...], Chunking] = {}
-        self._using: Device | None = None
-        self._lender = Lender()
+        self._prepared: dict[tuple[Pattern, int], ProgramCache] = {}
+        self._chunkings: dict[tuple[object, ...], ChunkRoute] = {}
+        self._using: BlockDevice | None = None
+        self._lender = BufferPool()
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
@@ -138,28 +138,28 @@ class Engine:
                 self._plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", worth)
         return self._plans[key]
 
-    def groups(self, batch: EvidenceBatch) -> list[Group]:
+    def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those that are answered one by one; invalid rows are in none."""
         found = patterns_of(batch)
         if len(found.counts) > 1:
-            choice = Choice(found, plain_prices(self.plan, len(self.network.variables), self._fits))
+            choice = PatternChoice(found, plain_prices(self.plan, len(self.network.variables), self._fits))
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 alone = alone_seconds(self.row_engine, found) if self._has_row_engine else math.inf
                 prices = compiled_prices(self.work, self.allowed, alone, self.row_price)
-                choice = Choice(found, prices, search=True)
+                choice = PatternChoice(found, prices, search=True)
             return self._fitting(self._told_apart(choice.groups(), batch), found, batch)
-        whole = [Group(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
+        whole = [PatternGroup(Pattern(found.observed(0), found.soft(0)), found.rows)] if len(found.counts) else []
         return self._told_apart(whole, batch)
 
-    def _told_apart(self, groups: list[Group], batch: EvidenceBatch) -> list[Group]:
+    def _told_apart(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with the different ones of their rows where that saves answers."""
         sizes = self.network.cardinalities
         return [replace(group, few=distinct_rows(batch, group.rows, group.pattern, sizes)) for group in groups]
 
-    def _fitting(self, groups: list[Group], found: Patterns, batch: EvidenceBatch) -> list[Group]:
+    def _fitting(self, groups: list[PatternGroup], found: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
-        result: list[Group] = []
+        result: list[PatternGroup] = []
         for group in groups:
             if group.alone or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
@@ -195,17 +195,19 @@ class Engine:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
 
-    def _left_beside(self, few: Distinct, group: Group, uses: int, budget: Budget, answers: Answers) -> Budget | None:
+    def _left_beside(
+        self, few: UniqueRows, group: PatternGroup, uses: int, budget: Budget, answers: Answers
+    ) -> Budget | None:
         """Return the budget beside answers to the different rows of a group, None where they take too much of it."""
         taken = few.nbytes + few.batch.rows * (answers.nbytes // len(answers.status))
         least = 0
         if not group.alone and not self.in_chunks(group.pattern, uses, budget.free):
-            least = Memory(self.plan(group.pattern, uses), len(self.ladder)).least
+            least = PlanMemory(self.plan(group.pattern, uses), len(self.ladder)).least
         small = taken <= DISTINCT_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
 
     def _answer_group(
-        self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, compiled: bool, uses: int
+        self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, compiled: bool, uses: int
     ) -> None:
         """Write the answers to the rows of a group, whose plan is made for so many `uses`."""
         if not group.alone:
@@ -224,13 +226,13 @@ class Engine:
         """Tell whether rows go one by one in chunks, because a plan for them exceeds `free` bytes or its device."""
         if self.query.kind == "mpe":
             return False
-        memory = Memory(self.plan(pattern, uses), len(self.ladder))
+        memory = PlanMemory(self.plan(pattern, uses), len(self.ladder))
         if not memory.fits(free, self.device_memory):
             return True
         on_gpu = self._using is not None and memory.working > self._using.room
         return on_gpu and beats_one_piece(self, pattern, uses, free)
 
-    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
+    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> ChunkRoute:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
         key = pattern, rounded(uses), algebra.name, free, on_gpu, self.device_memory, self.spill, self.disk, self.crew
         if key not in self._chunkings:
@@ -243,19 +245,21 @@ class Engine:
                 on_gpu = on_gpu and self.crew is None
                 disk = self.disk if self.disk is not None else allowed_disk(self.spill)
                 task = self._device_room if on_gpu else self.device_memory
-                limits = Limits(free, task, disk, self.spill, self.threads, on_gpu)
+                limits = MemoryLimits(free, task, disk, self.spill, self.threads, on_gpu)
                 prices = (self.speeds if on_gpu else self.cpu_speeds).prices
                 gpus = count_gpus() if on_gpu and self.all_gpus else 1
                 chunking = cut(problem, algebra, limits, prices, rounded(uses), gpus)
             self._chunkings[key] = chunking
         return self._chunkings[key]
 
-    def _cut_for_crew(self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool) -> Chunking | None:
+    def _cut_for_crew(self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool) -> ChunkRoute | None:
         """Return how rows go over all workers, if there are any; None where these have too little memory for it."""
         if self.crew is None:
             return None
         try:
-            return self.crew.cut(problem, itemsize, Limits(free, self.device_memory, 0, self.spill, 1, on_gpu), rows)
+            return self.crew.cut(
+                problem, itemsize, MemoryLimits(free, self.device_memory, 0, self.spill, 1, on_gpu), rows
+            )
         except BudgetError as error:
             logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
             return None
@@ -264,10 +268,10 @@ class Engine:
         """Tell whether tasks of rows in chunks are done on a GPU, here or by workers."""
         if algebra.name not in CHUNK_FORMATS:
             return False
-        return isinstance(self._using, CudaDevice) if self.crew is None else self.crew.room is not None
+        return isinstance(self._using, CudaBlockDevice) if self.crew is None else self.crew.room is not None
 
     def _answer_in_chunks(
-        self, group: Group, batch: EvidenceBatch, answers: Answers, budget: Budget, uses: int
+        self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, uses: int
     ) -> None:
         """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
         free = budget.free
@@ -285,15 +289,15 @@ class Engine:
             if not rows.size:
                 return
 
-    def _in_chunks(self, chunking: Chunking, algebra: Algebra) -> OneByOne:
+    def _in_chunks(self, chunking: ChunkRoute, algebra: Algebra) -> SingleCaseProgram:
         """Return what answers rows in chunks: all workers, all GPUs or this process."""
         if self.crew is not None and chunking.workers:
             return self.crew.program(chunking, self.network, algebra)
-        device = self._using if isinstance(self._using, CudaDevice) and chunking.limits.on_gpu else None
+        device = self._using if isinstance(self._using, CudaBlockDevice) and chunking.limits.on_gpu else None
         others = open_other_gpus(self.device_memory) if device and self.all_gpus else ()
         return program_of(chunking, self.network, algebra, *([device, *others] if device else ()))
 
-    def loads_compiled(self, groups: Sequence[Group], batch: EvidenceBatch) -> bool:
+    def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Tell whether the rows to come are worth loading the compiled backend for."""
         if any(group.alone for group in groups):
             return True
@@ -307,7 +311,7 @@ class Engine:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
         return max(rows, rows * self.rows // batch.rows)
 
-    def uses(self, group: Group, batch: EvidenceBatch) -> int:
+    def uses(self, group: PatternGroup, batch: EvidenceBatch) -> int:
         """Return for how many rows the plan of a group is made.
 
         Rows of one pattern come again with the next batches. A group of several is made of what this batch happens to
@@ -326,9 +330,9 @@ class Engine:
         return lru_cache(KEPT_PLANS)(seconds)
 
     @property
-    def speeds(self) -> DeviceSpeeds:
+    def speeds(self) -> CostModel:
         """The speeds of the device, or of the one that is most like it."""
-        from junctor.cost.dataset import Device as Measured
+        from junctor.cost.dataset import MeasuredDevice as Measured
 
         if not self.has_device:
             return self.cpu_speeds
@@ -336,14 +340,14 @@ class Engine:
         return self.known_speeds.gpu(Measured(*at_hand))
 
     @property
-    def cpu_speeds(self) -> DeviceSpeeds:
+    def cpu_speeds(self) -> CostModel:
         """The speeds of this machine's CPU, or of another one."""
         from junctor.cost.model import cpu_name
 
         return self.known_speeds.cpu(cpu_name())
 
     @cached_property
-    def known_speeds(self) -> Speeds:
+    def known_speeds(self) -> CostModels:
         """What is known of devices."""
         from junctor.cost.model import speeds_here
 
@@ -372,7 +376,7 @@ class Engine:
         return None if self.has_device else self.device_memory
 
     @cached_property
-    def _gpu(self) -> Device:
+    def _gpu(self) -> BlockDevice:
         return open_gpu(self.device_memory) if isinstance(self.device, str) else self.device
 
     @property
@@ -395,7 +399,7 @@ class Engine:
         return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
 
     def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
-        return Memory(self.plan(pattern, rows), len(self.ladder)).fits(self.allowed, self.working)
+        return PlanMemory(self.plan(pattern, rows), len(self.ladder)).fits(self.allowed, self.working)
 
     def _size(self, batch: EvidenceBatch) -> int:
         """Return the bytes of the posteriors of a batch."""
@@ -440,12 +444,12 @@ class Engine:
             None if explain else memory,
         )
 
-    def _prepare(self, pattern: Pattern, rows: int, to_come: int, budget: Budget, compiled: bool) -> Prepared:
+    def _prepare(self, pattern: Pattern, rows: int, to_come: int, budget: Budget, compiled: bool) -> ProgramCache:
         """Return the plan ready to run; older programs give way until it fits."""
         key = pattern, rounded(to_come)
         prepared = self._prepared.pop(key, None)
         if prepared is None:
-            prepared = Prepared(self.network, self.plan(pattern, to_come), self.ladder)
+            prepared = ProgramCache(self.network, self.plan(pattern, to_come), self.ladder)
         prepared.device, prepared.speeds = self._using, self.speeds if self._using else None
         held = sum(other.memory.fixed for other in self._prepared.values())
         while self._prepared and (held + prepared.memory.least > budget.free or len(self._prepared) >= KEPT_PROGRAMS):

@@ -13,14 +13,14 @@ from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, Memory, Prepared
+from junctor.backends.plan_memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, PlanMemory, ProgramCache
 from junctor.engine.chunking_choice import chosen_chunking
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import Group, patterns_of
+from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import Chunking
+from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import Budget
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.elimination import best_order, moral_graph
@@ -31,7 +31,7 @@ from junctor.planning.shape import Pattern, Shape, mask_of
 from junctor.runs.results import answer_width
 
 if TYPE_CHECKING:
-    from junctor.cost.model import DeviceSpeeds
+    from junctor.cost.model import CostModel
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
@@ -60,13 +60,13 @@ class Forecast:
     about, None where the CPU would answer them all the same. loops: what answers the rows, for people.
     """
 
-    group: Group
+    group: PatternGroup
     plan: Plan | None
     operations: int
     least: int
     projected: int
     seconds: float
-    chunking: Chunking | None = None
+    chunking: ChunkRoute | None = None
     refused: str | None = None
     on_gpu: float | None = None
     loops: str = ""
@@ -78,7 +78,7 @@ class Forecast:
 
 
 def survey(
-    engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: DeviceSpeeds | None = None
+    engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None
 ) -> tuple[int, float, float, float]:
     """Return what `count` batches need: bytes at the least, seconds of one core, and of a GPU with such speeds.
 
@@ -122,7 +122,7 @@ def _covers(engine: Engine, pattern: Pattern, observed: frozenset[int], soft: fr
 
 
 def forecast(
-    engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0, gpu: DeviceSpeeds | None = None
+    engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0, gpu: CostModel | None = None
 ) -> list[Forecast]:
     """Return a forecast for each group of rows, most work first.
 
@@ -141,12 +141,14 @@ def forecast(
     return sorted(found, key=lambda each: -each.operations)
 
 
-def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool, refuse: bool, bound: int) -> Forecast:
+def _planned(
+    engine: Engine, batch: EvidenceBatch, group: PatternGroup, compiled: bool, refuse: bool, bound: int
+) -> Forecast:
     width = answer_width(engine.network, engine.query)
     budget = Budget(engine.allowed, batch.rows * width)
     rows, to_come = group.answered, engine.uses(group, batch)
     plan = engine.plan(group.pattern, to_come)
-    memory = Memory(plan, len(engine.ladder), compiles=engine.ladder[0] is not LOG)
+    memory = PlanMemory(plan, len(engine.ladder), compiles=engine.ladder[0] is not LOG)
     operations = plan.shared_operations + rows * plan.case_operations
     try:
         if engine.in_chunks(group.pattern, to_come, budget.free):
@@ -166,7 +168,7 @@ def _planned(engine: Engine, batch: EvidenceBatch, group: Group, compiled: bool,
     return Forecast(group, plan, operations, least, projected, seconds, loops=loops)
 
 
-def _loops(engine: Engine, memory: Memory, rows: int, compiled: bool) -> str:
+def _loops(engine: Engine, memory: PlanMemory, rows: int, compiled: bool) -> str:
     """Say what answers rows of a plan, and why."""
     if _is_on_gpu(engine, compiled):
         return _kernels(engine, memory.plan, rows)
@@ -195,7 +197,7 @@ def _is_on_gpu(engine: Engine, compiled: bool) -> bool:
     return engine.has_device and (engine.device != "auto" or compiled)
 
 
-def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bool) -> float:
+def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled: bool) -> float:
     """Return what rows of a plan take on the backend that will answer them."""
     plan, first = memory.plan, engine.ladder[0]
     if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
@@ -214,14 +216,14 @@ def _seconds(engine: Engine, memory: Memory, rows: int, bind: bool, compiled: bo
     prices = engine.speeds.prices["cpu"]
     if not bind:
         return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))
-    prepared = Prepared(engine.network, plan, engine.ladder)
+    prepared = ProgramCache(engine.network, plan, engine.ladder)
     prepared.memory = memory
     program = prepared.compiled()
     assert program is not None
     return prices.of_work(cpu_work(program, plan, rows))
 
 
-def _on_gpu(engine: Engine, memory: Memory, rows: int, bind: bool) -> float:
+def _on_gpu(engine: Engine, memory: PlanMemory, rows: int, bind: bool) -> float:
     """Return what rows of a plan take on a GPU, which need not be here."""
     from junctor.backends.gpu_plan import GpuBlocks
 
@@ -232,7 +234,7 @@ def _on_gpu(engine: Engine, memory: Memory, rows: int, bind: bool) -> float:
     return GpuBlocks(Program(plan, engine.network, algebra), rows, room, memory.room, speeds).seconds(rows)
 
 
-def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: DeviceSpeeds) -> float:
+def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
     from junctor.cost.model import plan_work
 
@@ -240,7 +242,7 @@ def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: DeviceSpeeds) 
     return speeds.prices[backend].of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
-def _elsewhere(engine: Engine, each: Forecast, gpu: DeviceSpeeds) -> float | None:
+def _elsewhere(engine: Engine, each: Forecast, gpu: CostModel) -> float | None:
     """Return what a GPU would take for a group of rows, None where it would not answer them."""
     if each.plan is None or each.chunking is not None or engine.query.kind == "mpe":
         return None
@@ -248,7 +250,7 @@ def _elsewhere(engine: Engine, each: Forecast, gpu: DeviceSpeeds) -> float | Non
     return seconds + each.rows * ROW_SECONDS
 
 
-def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecast:
+def _chunked(engine: Engine, group: PatternGroup, uses: int, budget: Budget) -> Forecast:
     """Return the forecast of rows that go in chunks, in the first number format; raises BudgetError."""
     algebra = engine.ladder[0]
     on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(algebra)
@@ -260,7 +262,7 @@ def _chunked(engine: Engine, group: Group, uses: int, budget: Budget) -> Forecas
     return Forecast(group, plan, operations, bytes_, bytes_, seconds, chunking, loops=loops)
 
 
-def _row_by_row(engine: Engine, batch: EvidenceBatch, group: Group) -> Forecast:
+def _row_by_row(engine: Engine, batch: EvidenceBatch, group: PatternGroup) -> Forecast:
     """Return the forecast of rows that are answered one by one, from the trees of some of them."""
     from junctor.backends.row_trees import room_bytes
 

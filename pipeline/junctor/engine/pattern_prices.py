@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from junctor.backends.plan_memory import OPERATION_SECONDS
-from junctor.engine.patterns import Patterns, Prices
+from junctor.engine.patterns import PatternPricer, Patterns
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
 
@@ -40,16 +40,18 @@ def plain_seconds(plan: Plan) -> float:
     return min(plan.case_operations, 10**30) * OPERATION_SECONDS + min(entries, 10**30) * ENTRY_SECONDS
 
 
-def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable[[Pattern], bool]) -> Prices:
+def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable[[Pattern], bool]) -> PatternPricer:
     """Return prices from plans, for batches that are not worth loading compiled code for."""
-    return Prices(
+    return PatternPricer(
         row=lambda pattern: plain_seconds(plan(pattern)),
         once=lambda pattern: (variables - len(pattern.sliced)) * PLAIN_VARIABLE_SECONDS,
         fits=fits,
     )
 
 
-def compiled_prices(work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float]) -> Prices:
+def compiled_prices(
+    work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float]
+) -> PatternPricer:
     """Return prices from the trees of the row engine, which are found in a millisecond.
 
     work: entry operations, entries and number of the tables of such a tree. allowed: bytes that a plan may take. alone:
@@ -68,7 +70,7 @@ def compiled_prices(work: Callable[[Pattern], Work], allowed: int, alone: float,
     def fits(pattern: Pattern) -> bool:
         return work(pattern)[1] * 8 < allowed
 
-    return Prices(row, once, fits, alone)
+    return PatternPricer(row, once, fits, alone)
 
 
 def alone_seconds(rows: RowEngine, found: Patterns) -> float:

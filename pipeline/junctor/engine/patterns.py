@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.evidence.deduplicate import Distinct
+from junctor.evidence.deduplicate import UniqueRows
 from junctor.planning.shape import Pattern
 
 Rows = npt.NDArray[np.int64]
@@ -53,14 +53,17 @@ class Patterns:
         """Return the variables on which a pattern has likelihoods."""
         return frozenset(self.variables[self.hard + i] for i in np.flatnonzero(self.marks[pattern, self.hard :]))
 
-    def exact(self, rows: Rows) -> list[Group]:
+    def exact(self, rows: Rows) -> list[PatternGroup]:
         """Return some of the rows (ascending) in groups of one pattern each."""
         numbers = self.numbers[np.searchsorted(self.rows, rows)]
-        return [Group(Pattern(self.observed(p), self.soft(p)), rows[numbers == p]) for p in np.unique(numbers).tolist()]
+        return [
+            PatternGroup(Pattern(self.observed(p), self.soft(p)), rows[numbers == p])
+            for p in np.unique(numbers).tolist()
+        ]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Group:
+class PatternGroup:
     """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`alone`).
 
     few: the different ones among the rows, where only those are answered.
@@ -70,7 +73,7 @@ class Group:
     rows: Rows
     patterns: int = 1
     alone: bool = False
-    few: Distinct | None = None
+    few: UniqueRows | None = None
 
     @property
     def answered(self) -> int:
@@ -79,7 +82,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class PatternPricer:
     """What an engine asks for, in seconds.
 
     row: a row of a plan for a pattern. once: to make that plan. alone: a row by itself, infinite where that cannot be.
@@ -124,13 +127,13 @@ def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> 
         yield seen
 
 
-class Choice:
+class PatternChoice:
     """The cheapest way found to answer the rows of a batch of several patterns: `groups`, and the `seconds` it takes.
 
     search: whether sets of loose columns are tried; each of them asks for some prices.
     """
 
-    def __init__(self, found: Patterns, prices: Prices, search: bool = False) -> None:
+    def __init__(self, found: Patterns, prices: PatternPricer, search: bool = False) -> None:
         self._found = found
         self._prices = prices
         self._is_hard = np.arange(len(found.variables)) < found.hard
@@ -159,7 +162,7 @@ class Choice:
             if total < self.seconds:
                 self._loose, self.seconds = loose, total
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[PatternGroup]:
         """Return the groups: patterns that are worth a plan, then the rest."""
         found, loose = self._found, self._loose
         marks, counts, numbers = _distinct(found.marks & ~loose, found.counts)
@@ -168,11 +171,15 @@ class Choice:
         group_of_pattern = np.minimum(numbers, len(patterns))
         group_of_row = group_of_pattern[found.numbers]
         members = [np.flatnonzero(group_of_pattern == g) for g in range(len(patterns) + 1)]
-        groups = [Group(pattern, found.rows[group_of_row == g], len(members[g])) for g, pattern in enumerate(patterns)]
+        groups = [
+            PatternGroup(pattern, found.rows[group_of_row == g], len(members[g])) for g, pattern in enumerate(patterns)
+        ]
         if members[-1].size:
             marks = found.marks[members[-1]]
             shared = self._pattern(marks, ~self._common(marks))
-            groups.append(Group(shared, found.rows[group_of_row == len(patterns)], len(members[-1]), self._alone))
+            groups.append(
+                PatternGroup(shared, found.rows[group_of_row == len(patterns)], len(members[-1]), self._alone)
+            )
         return groups
 
     def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:

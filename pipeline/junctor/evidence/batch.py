@@ -11,7 +11,7 @@ UNOBSERVED = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Likelihood:
+class SoftEvidence:
     """Soft evidence on one variable: `values[i]` is the likelihood of its states in row `rows[i]`.
 
     rows: int64 [n], ascending. values: float64 [n, cardinality], finite, not negative, at least one entry above 0.
@@ -37,5 +37,5 @@ class EvidenceBatch:
 
     rows: int
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
-    likelihoods: dict[int, Likelihood] = field(default_factory=dict)
+    likelihoods: dict[int, SoftEvidence] = field(default_factory=dict)
     invalid: dict[int, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.evidence.batch import UNOBSERVED, Likelihood
+from junctor.evidence.batch import UNOBSERVED, SoftEvidence
 from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
 from junctor.runtime.arrow import numbers_of
 
@@ -92,7 +92,7 @@ def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
     return lookup[indices], bad
 
 
-def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[Likelihood, Bad]:
+def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
     """Return the likelihoods of a list column and the bad rows; null rows have none."""
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     fits = lengths == len(states)
@@ -104,7 +104,7 @@ def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[Likelihood, B
     return likelihood, bad + more
 
 
-def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[Likelihood, Bad]:
+def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
     """Put columns with one entry of a likelihood each together, one for each state, and return the bad rows.
 
     A row without any entry has no likelihood; one with some but not all is bad, since 0 and 1 are both plausible.
@@ -128,7 +128,7 @@ def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[
     return likelihood, bad + more
 
 
-def checked_likelihood(rows: Integers, values: Doubles) -> tuple[Likelihood, Bad]:
+def checked_likelihood(rows: Integers, values: Doubles) -> tuple[SoftEvidence, Bad]:
     """Keep the rows that can be a likelihood: finite, not negative, not all zero. rows: [n], values: [n, states]."""
     finite = np.isfinite(values).all(axis=1)
     negative = (values < 0).any(axis=1)
@@ -137,7 +137,7 @@ def checked_likelihood(rows: Integers, values: Doubles) -> tuple[Likelihood, Bad
     bad += [(row, "a likelihood is negative") for row in rows[finite & negative].tolist()]
     bad += [(row, "all likelihoods are 0, so no state is possible") for row in rows[zero].tolist()]
     good = finite & ~negative & ~zero
-    return Likelihood(rows[good], values[good]), bad
+    return SoftEvidence(rows[good], values[good]), bad
 
 
 def _factorised(column: pa.Array) -> tuple[list[Any], Integers]:

@@ -28,7 +28,7 @@ MOST_KEYS = 1 << 62
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Distinct:
+class UniqueRows:
     """The different rows among some of a batch.
 
     rows: int64 [n], ascending. batch: evidence of the different ones only. numbers: int64 [n], which of them each is.
@@ -56,7 +56,9 @@ class Distinct:
             answers.reasons[row] = found.reasons[number]
 
 
-def distinct_rows(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]) -> Distinct | None:
+def distinct_rows(
+    batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]
+) -> UniqueRows | None:
     """Return the different ones among `rows` (ascending, their evidence within `pattern`), or None where most differ.
 
     None as well where some may have likelihoods: those are rarely equal.
@@ -82,7 +84,7 @@ def distinct_rows(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalit
     if len(first) > MOST_DISTINCT * len(rows):
         return None
     chosen = rows[first]
-    return Distinct(rows, EvidenceBatch(len(chosen), {v: batch.states[v][chosen] for v in variables}), numbers)
+    return UniqueRows(rows, EvidenceBatch(len(chosen), {v: batch.states[v][chosen] for v in variables}), numbers)
 
 
 def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
-from junctor.evidence.layout import Layout, Role, read_layout
+from junctor.evidence.layout import ColumnLayout, Role, read_layout
 from junctor.evidence.states import StateCells
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
@@ -66,7 +66,9 @@ class Encoder:
     place: says where a row of the file (from 0) stands, for errors.
     """
 
-    def __init__(self, network: Network, layout: Layout, strict: bool, place: Callable[[int], Place | None]) -> None:
+    def __init__(
+        self, network: Network, layout: ColumnLayout, strict: bool, place: Callable[[int], Place | None]
+    ) -> None:
         self._network = network
         self._case_id_type = layout.case_id_type
         self._strict = strict
@@ -86,7 +88,7 @@ class Encoder:
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
         """Encode a batch with exactly the columns of the layout, its first row `row_in_file` of its file (from 0)."""
         states: dict[int, npt.NDArray[np.int32]] = {}
-        likelihoods: dict[int, Likelihood] = {}
+        likelihoods: dict[int, SoftEvidence] = {}
         bad: dict[int, Bad] = {}
         for (role, variable), at in self._sources.items():
             columns, names = [batch.column(i) for i in at], self._network.variables[variable].states
@@ -156,11 +158,11 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
     return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row)
 
 
-def _without_states(likelihood: Likelihood, states: npt.NDArray[np.int32]) -> tuple[Likelihood, Bad]:
+def _without_states(likelihood: SoftEvidence, states: npt.NDArray[np.int32]) -> tuple[SoftEvidence, Bad]:
     """Drop the likelihoods of rows that observe the variable, and name these rows."""
     observed = states[likelihood.rows] != UNOBSERVED
     bad: Bad = [(row, "both a state and a likelihood") for row in likelihood.rows[observed].tolist()]
-    return Likelihood(likelihood.rows[~observed], likelihood.values[~observed]), bad
+    return SoftEvidence(likelihood.rows[~observed], likelihood.values[~observed]), bad
 
 
 def _keys(tables: Iterable[Mapping[int, object]]) -> list[int]:
@@ -172,6 +174,6 @@ def _states(batch: EvidenceBatch, variable: int) -> npt.NDArray[np.int32]:
     return np.full(batch.rows, UNOBSERVED, dtype=np.int32) if found is None else found
 
 
-def _concatenated(pieces: Sequence[tuple[int, Likelihood]]) -> Likelihood:
+def _concatenated(pieces: Sequence[tuple[int, SoftEvidence]]) -> SoftEvidence:
     rows = np.concatenate([likelihood.rows + start for start, likelihood in pieces])
-    return Likelihood(rows, np.concatenate([likelihood.values for _, likelihood in pieces]))
+    return SoftEvidence(rows, np.concatenate([likelihood.values for _, likelihood in pieces]))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Likelihood
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
 from junctor.runs.storage import aside
@@ -89,7 +89,7 @@ def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
     return number_array(states.astype(small), states == UNOBSERVED)
 
 
-def _spread(likelihood: Likelihood, rows: int) -> pa.Array:
+def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
     """Put likelihoods into lists for all rows, null in rows without one."""
     values = np.zeros((rows, likelihood.values.shape[1]))
     values[likelihood.rows] = likelihood.values
@@ -122,8 +122,8 @@ def _invalid(reasons: pa.Array) -> dict[int, str]:
     return dict(zip(bad.tolist(), reasons.take(number_array(bad)).to_pylist(), strict=True))
 
 
-def _gathered(column: pa.Array) -> Likelihood:
+def _gathered(column: pa.Array) -> SoftEvidence:
     present = column.is_valid()
     values = column.filter(present).flatten().to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(present.to_numpy(zero_copy_only=False))
-    return Likelihood(rows, values.reshape(-1, column.type.list_size))
+    return SoftEvidence(rows, values.reshape(-1, column.type.list_size))

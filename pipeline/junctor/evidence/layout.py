@@ -43,7 +43,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ColumnLayout:
     """The columns of a table that are read, in the order of the table, and the type of its case ids."""
 
     columns: tuple[Column, ...]
@@ -57,7 +57,7 @@ class Layout:
 
 def read_layout(
     schema: pa.Schema, network: Network, *, case_id: str | None = None, ignore_extra: bool = False, file: str | None
-) -> Layout:
+) -> ColumnLayout:
     """Find out what each column is; raises EvidenceError, naming file and column, for what cannot be evidence.
 
     That is: unknown columns unless `ignore_extra`, a thing that two columns say, cells of a type that cannot be
@@ -70,7 +70,7 @@ def read_layout(
     ids = [schema.types[column.position] for column in columns if column.role == "case_id"]
     if case_id is not None and not ids:
         reader.fail(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}")
-    return Layout(columns, _case_id_type(ids[0], reader) if ids else pa.int64())
+    return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from junctor.evidence.encode import EncodedPartition, Encoder, concatenate
 from junctor.evidence.files import checked_format, explained, files_of, format_of
-from junctor.evidence.layout import Layout, read_layout
+from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 
@@ -119,7 +119,7 @@ class TableSource:
 
     columns: list[int]
     case_id_type: pa.DataType
-    _files: tuple[tuple[_Table, Layout, Encoder], ...] = field(repr=False)
+    _files: tuple[tuple[_Table, ColumnLayout, Encoder], ...] = field(repr=False)
 
     def partitions(self, rows: int) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
@@ -163,11 +163,11 @@ def _slice_encoder(
     return encode
 
 
-def _encoder(network: Network, layout: Layout, strict: bool, table: _Table) -> Encoder:
+def _encoder(network: Network, layout: ColumnLayout, strict: bool, table: _Table) -> Encoder:
     return Encoder(network, layout, strict, lambda row: Place(str(table.path), table.line_of(row)))
 
 
-def _refuse_other_columns(first: Layout, other: Layout, first_file: str, file: str) -> None:
+def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:
     names, others = ({column.name for column in layout.columns} for layout in (first, other))
     for name in sorted(names ^ others):
         has, lacks = (first_file, file) if name in names else (file, first_file)

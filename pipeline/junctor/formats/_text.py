@@ -32,7 +32,7 @@ MAX_FILLED = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceText:
     """A text with its comments blanked out (offsets are those of the file) and the name of its file."""
 
     text: str
@@ -51,7 +51,7 @@ class Source:
         return Place(self.file, token.line, token.column)
 
 
-def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> Source:
+def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> SourceText:
     """Return the text with every match of the pattern `comment` outside of strings turned into spaces.
 
     `unclosed` says what each mark opens that must not be left over, such as a quote. Raises ModelError for those.
@@ -67,34 +67,36 @@ def without_comments(text: str, file: str, comment: str, string: str, unclosed: 
             # A stray quote is paired with the next one, so the first string that runs over a line's end is the
             # likely culprit.
             at = over_lines[0] if match[0] == '"' and over_lines else match.start()
-            raise ModelError(f"the {unclosed[match[0]]} that opens here is never closed", Source(text, file).place(at))
+            raise ModelError(
+                f"the {unclosed[match[0]]} that opens here is never closed", SourceText(text, file).place(at)
+            )
         if "\n" in match[0]:
             over_lines.append(match.start())
         return match[0]
 
-    return Source(pattern.sub(blank, text), file)
+    return SourceText(pattern.sub(blank, text), file)
 
 
-class Block:
+class TextBlock:
     """A rule of a grammar as found in a text: its tokens and the rules inside of it. Takes the place of lark's Tree."""
 
     __slots__ = ("children", "kind")
 
-    def __init__(self, kind: str, children: list[Token | Block]) -> None:
+    def __init__(self, kind: str, children: list[Token | TextBlock]) -> None:
         self.kind = kind
         self.children = children
 
     @property
     def tokens(self) -> list[Token]:
         """The tokens of this rule, those of inner rules not among them."""
-        return [child for child in self.children if not isinstance(child, Block)]
+        return [child for child in self.children if not isinstance(child, TextBlock)]
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[TextBlock]:
         """The rules inside of this one."""
-        return [child for child in self.children if isinstance(child, Block)]
+        return [child for child in self.children if isinstance(child, TextBlock)]
 
-    def all(self, kind: str) -> list[Block]:
+    def all(self, kind: str) -> list[TextBlock]:
         """The rules of one kind inside of this one."""
         return [block for block in self.blocks if block.kind == kind]
 
@@ -104,16 +106,16 @@ def _parser(grammar: str) -> Lark:
     # Imported here: it takes 0.1 s, and most formats need no grammar.
     from lark import Lark
 
-    return Lark(grammar, parser="lalr", maybe_placeholders=False, tree_class=Block)
+    return Lark(grammar, parser="lalr", maybe_placeholders=False, tree_class=TextBlock)
 
 
-def parse(grammar: str, source: Source, words: Mapping[str, str]) -> Block:
+def parse(grammar: str, source: SourceText, words: Mapping[str, str]) -> TextBlock:
     """Parse by a grammar; raises ModelError saying what was found and, by `words` for each terminal, expected."""
     from lark import UnexpectedCharacters, UnexpectedToken
 
     parser = _parser(grammar)
     try:
-        return cast(Block, parser.parse(source.text))
+        return cast(TextBlock, parser.parse(source.text))
     except UnexpectedCharacters as error:
         at = error.pos_in_stream or 0
     except UnexpectedToken as error:
@@ -176,7 +178,7 @@ def names_in_list(text: str, number: int) -> list[str]:
     return [unquoted(word) for word in words]
 
 
-def scope_of(source: Source, token: Token, known: Container[str]) -> tuple[str, list[str]]:
+def scope_of(source: SourceText, token: Token, known: Container[str]) -> tuple[str, list[str]]:
     """Return child and parents of `(child | parents)`; without a bar the first name is the child.
 
     A name with spaces and no quotes is taken as one where the network knows it so. Raises ModelError for no child,
@@ -241,7 +243,7 @@ class Shapes:
         return np.ones(math.prod(shape))
 
 
-def numbers_in(source: Source, *tokens: Token) -> npt.NDArray[np.float64]:
+def numbers_in(source: SourceText, *tokens: Token) -> npt.NDArray[np.float64]:
     """Return the numbers in tokens, between spaces, commas and brackets; raises ModelError for what is no number."""
     try:
         return parse_numbers(_spaced(" ".join(tokens)))

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.formats._text import (
-    Block,
     Shapes,
-    Source,
+    SourceText,
+    TextBlock,
     hinted,
     names_in_list,
     numbers_in,
@@ -134,7 +134,7 @@ def read(text: str, file: str) -> Network:
     return build_network(name, "bayes", variables, tables, Place(file))
 
 
-def _variable(source: Source, block: Block) -> DraftVariable:
+def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     (token,) = block.tokens
     name, place = unquoted(token), source.place_of(token)
     types = block.all("type")
@@ -155,7 +155,7 @@ def _variable(source: Source, block: Block) -> DraftVariable:
     return DraftVariable(name, states, place)
 
 
-def _table(source: Source, block: Block, shapes: Shapes) -> DraftTable:
+def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:
     (token,) = block.tokens
     place = source.place_of(token)
     child, parents = scope_of(source, token, shapes.states)
@@ -177,7 +177,7 @@ def _table(source: Source, block: Block, shapes: Shapes) -> DraftTable:
     return DraftTable([*parents, child], values, place)
 
 
-def _note(block: Block) -> str:
+def _note(block: TextBlock) -> str:
     """What may explain missing rows."""
     texts = (shortened(token) for prop in block.all("property") for token in prop.tokens)
     function = next((text for text in texts if text.startswith("function")), None)
@@ -185,7 +185,7 @@ def _note(block: Block) -> str:
 
 
 def _whole_table(
-    source: Source, token: Token, what: str, rows_shape: Sequence[int], size: int
+    source: SourceText, token: Token, what: str, rows_shape: Sequence[int], size: int
 ) -> npt.NDArray[np.float64]:
     """All entries, child slowest in the file, brought to child fastest."""
     values = numbers_in(source, token)
@@ -214,7 +214,7 @@ def _sums_to_one(table: npt.NDArray[np.float64], axis: int) -> bool:
 class _Rows:
     """Rows of one table, each labelled by a state of every parent."""
 
-    source: Source
+    source: SourceText
     what: str
     place: Place
     parents: Sequence[str]
@@ -232,7 +232,7 @@ class _Rows:
         """Number of rows that a whole table has."""
         return math.prod(map(len, self.states))
 
-    def table(self, rows: Sequence[Block], default: Token | None, shapes: Shapes) -> npt.NDArray[np.float64]:
+    def table(self, rows: Sequence[TextBlock], default: Token | None, shapes: Shapes) -> npt.NDArray[np.float64]:
         """Table [rows, child]; raises ModelError for missing or double rows without allocating it."""
         first_at: dict[int, Token] = {}
         for labels, numbers in (row.tokens for row in rows):

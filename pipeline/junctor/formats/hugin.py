@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.formats._text import (
-    Block,
     Shapes,
-    Source,
+    SourceText,
+    TextBlock,
     numbers_in,
     parse,
     scope_of,
@@ -106,7 +106,7 @@ def read(text: str, file: str) -> Network:
     return build_network(name, "bayes", variables, tables, Place(file))
 
 
-def _flat(source: Source, file: Block) -> Iterator[Block]:
+def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:
     """The blocks of the file and those inside of its class."""
     classes = file.all("class")
     if len(classes) > 1:
@@ -116,7 +116,7 @@ def _flat(source: Source, file: Block) -> Iterator[Block]:
         yield from block.blocks if block.kind == "class" else [block]
 
 
-def _attribute(source: Source, block: Block, key: str) -> Token | None:
+def _attribute(source: SourceText, block: TextBlock, key: str) -> Token | None:
     """The value of an attribute, or None where it is missing; raises ModelError if it is empty or stands twice."""
     found = [attribute.tokens for attribute in block.all("attribute") if attribute.tokens[0] == key]
     if len(found) > 1:
@@ -126,7 +126,7 @@ def _attribute(source: Source, block: Block, key: str) -> Token | None:
     return found[0][1] if found else None
 
 
-def _title(source: Source, net: Block) -> str:
+def _title(source: SourceText, net: TextBlock) -> str:
     value = (_attribute(source, net, "name") or "").strip()
     return _unescaped(value[1:-1]) if value.startswith('"') else value
 
@@ -135,7 +135,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
 
 
-def _variable(source: Source, block: Block) -> DraftVariable:
+def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     kind, token = block.tokens
     name, place = unquoted(token), source.place_of(token)
     if (found := " ".join(kind.split())) not in ("node", "discrete node"):
@@ -150,7 +150,7 @@ def _variable(source: Source, block: Block) -> DraftVariable:
     return DraftVariable(name, _states(source, name, listed), place)
 
 
-def _states(source: Source, name: str, listed: Token) -> list[str]:
+def _states(source: SourceText, name: str, listed: Token) -> list[str]:
     text = listed.strip()
     words = re.findall(_STRING + r'|[^\s,"]++', text[1:-1], re.DOTALL)
     if text[:1] != "(" or text[-1:] != ")" or any(word[0] != '"' and set(word) & set("()") for word in words):
@@ -161,7 +161,7 @@ def _states(source: Source, name: str, listed: Token) -> list[str]:
     return [_unescaped(word[1:-1]) if word[0] == '"' else word for word in words]
 
 
-def _table(source: Source, block: Block, shapes: Shapes) -> DraftTable:
+def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:
     (token,) = block.tokens
     place = source.place_of(token)
     child, parents = scope_of(source, token, shapes.states)
@@ -179,7 +179,7 @@ def _table(source: Source, block: Block, shapes: Shapes) -> DraftTable:
     return DraftTable([*parents, child], shapes.fill(shape, what, place) / shape[-1], place)
 
 
-def _data(source: Source, data: Token, what: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:
+def _data(source: SourceText, data: Token, what: str, shape: Sequence[int]) -> npt.NDArray[np.float64]:
     values = numbers_in(source, data)
     expected = math.prod(shape)
     sizes = " x ".join(map(str, shape))

@@ -25,7 +25,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TrellisMemory:
     """Bytes for a trellis: where it is computed (`here`), beside that in memory of the host, and in files."""
 
     here: int
@@ -34,7 +34,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TickBlock:
     """The ticks from `first`, whose rows are given (but for tick 0), to `last`; where they are until the way back."""
 
     first: int
@@ -42,19 +42,19 @@ class Block:
     place: Place
 
 
-def plan_blocks(starts: Integers, row_bytes: int, room: Room) -> tuple[Block, ...]:
+def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[TickBlock, ...]:
     """Cut the ticks of a batch into blocks, as few and as near as the room allows.
 
     starts: int64 [ticks + 1], where the rows of each tick begin. Raises BudgetError where not even blocks that are
     computed again fit, which take about the square root of the ticks.
     """
     if starts[-1] * row_bytes <= room.here:
-        return (Block(0, len(starts) - 2, "here"),)
+        return (TickBlock(0, len(starts) - 2, "here"),)
     allowed = room.here // row_bytes
     # Half for the block, half for the first ticks of blocks that are computed again.
     parts = _cut(starts, int(allowed // 2))
     places = _places(starts, parts, row_bytes, room)
-    blocks = tuple(Block(first, last, place) for (first, last), place in zip(parts, places, strict=True))
+    blocks = tuple(TickBlock(first, last, place) for (first, last), place in zip(parts, places, strict=True))
     firsts = sum(int(starts[each.first + 1] - starts[each.first]) for each in blocks if each.place == "again")
     if parts[-1][1] != len(starts) - 2 or firsts > allowed - allowed // 2:
         least = 4 * int(np.ceil(np.sqrt(float(starts[-1]) * float(starts[1])))) * row_bytes
@@ -79,7 +79,7 @@ def _cut(starts: Integers, rows: int) -> list[tuple[int, int]]:
         first = last
 
 
-def _places(starts: Integers, blocks: Sequence[tuple[int, int]], row_bytes: int, room: Room) -> list[Place]:
+def _places(starts: Integers, blocks: Sequence[tuple[int, int]], row_bytes: int, room: TrellisMemory) -> list[Place]:
     left = {"host": room.host, "disk": room.disk}
     places: list[Place] = ["here"]
     # What is needed first on the way back comes nearest.
@@ -113,7 +113,7 @@ class BlockStore:
 
 
 def fitting(
-    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: Room
+    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: TrellisMemory
 ) -> Iterator[Lockstep]:
     """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
 
@@ -124,7 +124,7 @@ def fitting(
         yield from _halved(steps, company, row_bytes, room)
 
 
-def _halved(steps: Lockstep, company: int, row_bytes: int, room: Room) -> Iterator[Lockstep]:
+def _halved(steps: Lockstep, company: int, row_bytes: int, room: TrellisMemory) -> Iterator[Lockstep]:
     count = len(steps.sequences)
     try:
         blocks = len(plan_blocks(steps.starts, row_bytes, room))

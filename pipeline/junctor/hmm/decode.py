@@ -12,7 +12,7 @@ import numpy.typing as npt
 from junctor_kernels.hmm import products_cpu as hmm_cpu
 from junctor_kernels.hmm import viterbi_cpu
 
-from junctor.hmm.blocks import Block, BlockStore, Room, plan_blocks
+from junctor.hmm.blocks import BlockStore, TickBlock, TrellisMemory, plan_blocks
 from junctor.hmm.numbers import PathNumbers, in_format, padded_rows
 from junctor.hmm.packing import Lockstep, SequenceBatch
 from junctor.runtime.threads import in_threads
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 SHARED_TERMS = 1 << 24
 
 
-class Rows(Protocol):
+class RowStore(Protocol):
     """Who computes rows, and the memory that they are in while it does."""
 
     dtype: np.dtype[Any]
@@ -31,7 +31,7 @@ class Rows(Protocol):
     def room(self, rows: int) -> Any:
         """Return memory for so many rows."""
 
-    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: Block) -> None:
+    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: TickBlock) -> None:
         """Compute the rows of a block, whose first tick lies at the front of `memory`; tick 0 as well."""
 
     def save(self, memory: Any, first: int, rows: int, out: Array | None = None) -> Array:
@@ -41,14 +41,16 @@ class Rows(Protocol):
         """Copy rows of the host to the front of `memory`."""
 
 
-class Machine(Rows, Protocol):
+class Decoder(RowStore, Protocol):
     """Who finds most probable paths."""
 
-    def trace(self, memory: Any, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
+    def trace(self, memory: Any, steps: Lockstep, block: TickBlock, path: npt.NDArray[np.int32]) -> None:
         """Write the states of a block to `path` [rows], from what is there of later blocks."""
 
 
-def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, folder: Path) -> npt.NDArray[np.int32]:
+def decode(
+    machine: Decoder, batch: SequenceBatch, steps: Lockstep, room: TrellisMemory, folder: Path
+) -> npt.NDArray[np.int32]:
     """Return the states on the most probable paths, int32 [rows] as `steps` orders them; others as for `sweep`."""
     path = np.zeros(steps.rows, np.int32)
     sweep(machine, batch, steps, room, folder, lambda memory, block: machine.trace(memory, steps, block, path))
@@ -56,12 +58,12 @@ def decode(machine: Machine, batch: SequenceBatch, steps: Lockstep, room: Room, 
 
 
 def sweep(
-    machine: Rows,
+    machine: RowStore,
     batch: SequenceBatch,
     steps: Lockstep,
-    room: Room,
+    room: TrellisMemory,
     folder: Path,
-    visit: Callable[[Any, Block], None],
+    visit: Callable[[Any, TickBlock], None],
 ) -> None:
     """Compute all rows, and visit the blocks that they lie in from the last one back.
 
@@ -93,17 +95,17 @@ def sweep(
         visit(memory, block)
 
 
-def _rows(steps: Lockstep, block: Block) -> int:
+def _rows(steps: Lockstep, block: TickBlock) -> int:
     return int(steps.starts[block.last + 1] - steps.starts[block.first])
 
 
-def _last_tick(machine: Rows, memory: Any, steps: Lockstep, block: Block) -> Array:
+def _last_tick(machine: RowStore, memory: Any, steps: Lockstep, block: TickBlock) -> Array:
     first = int(steps.starts[block.last] - steps.starts[block.first])
     return machine.save(memory, first, int(steps.counts[block.last]))
 
 
 def emissions_of(
-    batch: SequenceBatch, steps: Lockstep, block: Block, unobserved: int, stride: int, dtype: np.dtype[Any]
+    batch: SequenceBatch, steps: Lockstep, block: TickBlock, unobserved: int, stride: int, dtype: np.dtype[Any]
 ) -> tuple[npt.NDArray[np.int32], Array | None]:
     """Return the emission row of each row of a block, and those rows where the sequences bring them themselves."""
     where = steps.steps(batch.starts, block.first, block.last)
@@ -115,7 +117,7 @@ def emissions_of(
     return np.arange(len(where), dtype=np.int32), rows
 
 
-class CpuMachine:
+class CpuDecoder:
     """Compiled kernels on some threads of this process."""
 
     def __init__(self, numbers: PathNumbers, threads: int = 1) -> None:
@@ -126,7 +128,7 @@ class CpuMachine:
         """Return memory for so many rows."""
         return np.empty(rows * self.numbers.stride, self.numbers.dtype)
 
-    def advance(self, memory: Array, batch: SequenceBatch, steps: Lockstep, block: Block) -> None:
+    def advance(self, memory: Array, batch: SequenceBatch, steps: Lockstep, block: TickBlock) -> None:
         """Compute the rows of a block."""
         own, stride = self.numbers, self.numbers.stride
         which, rows = emissions_of(batch, steps, block, len(own.emissions) - 1, stride, own.dtype)
@@ -139,7 +141,7 @@ class CpuMachine:
         if together:
             self._advance_together(memory, steps, block, which, emissions)
 
-    def trace(self, memory: Array, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
+    def trace(self, memory: Array, steps: Lockstep, block: TickBlock, path: npt.NDArray[np.int32]) -> None:
         """Write the states of a block to `path`."""
         own, count = self.numbers, int(steps.counts[block.first])
         parts = min(self.threads, count)
@@ -167,7 +169,7 @@ class CpuMachine:
     def _entries(self) -> int:
         return len(self.numbers.matrix.numbers)
 
-    def _advance_together(self, memory: Array, steps: Lockstep, block: Block, which: Any, emissions: Array) -> None:
+    def _advance_together(self, memory: Array, steps: Lockstep, block: TickBlock, which: Any, emissions: Array) -> None:
         """Share the columns of each tick among threads."""
         own, stride = self.numbers, self.numbers.stride
         parts = hmm_cpu.parts_of(own.matrix, own.states, memory)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import viterbi_gpu
-from junctor_kernels.hmm.device import Launch, stride_of
+from junctor_kernels.hmm.device import SequenceLaunch, stride_of
 
-from junctor.hmm.blocks import Block
+from junctor.hmm.blocks import TickBlock
 from junctor.hmm.decode import emissions_of
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import by_columns, emission_rows, in_format, log_transitions, logarithms, padded_rows
@@ -43,7 +43,7 @@ def open_device(dtype: npt.DTypeLike) -> Any:
         raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
 
 
-class GpuMachine:
+class GpuDecoder:
     """The kernels of `cuda/viterbi.cu`. allowed: bytes for rows; together: sequences that are worth it side by side.
 
     memory: bytes of the device that may be taken, None for a share of what is free. Raises BudgetError where the model
@@ -81,7 +81,7 @@ class GpuMachine:
             held = self._held["memory"] = self.device.empty(rows * self.stride, self.dtype)
         return held
 
-    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: Block) -> None:
+    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: TickBlock) -> None:
         """Compute the rows of a block."""
         device, counts = self.device, steps.counts[block.first : block.last + 1]
         unobserved = len(self._model["emissions"]) // self.stride - 1
@@ -94,12 +94,12 @@ class GpuMachine:
         given = int(counts[0])
         device.forget(memory[given * self.stride : len(which) * self.stride])
         if block.first == 0:
-            device.launch(PROGRAM, Launch("begin", 0, 0), fields, -(-given // (viterbi_gpu.THREADS // 32)))
+            device.launch(PROGRAM, SequenceLaunch("begin", 0, 0), fields, -(-given // (viterbi_gpu.THREADS // 32)))
         for launch in viterbi_gpu.launches(counts, self.states, self._transitions, self.dtype.itemsize, device.chip):
             device.launch(PROGRAM, launch, fields, 0)
         device.synchronize()
 
-    def trace(self, memory: Any, steps: Lockstep, block: Block, path: npt.NDArray[np.int32]) -> None:
+    def trace(self, memory: Any, steps: Lockstep, block: TickBlock, path: npt.NDArray[np.int32]) -> None:
         """Write the states of a block to `path`."""
         device, first = self.device, int(steps.starts[block.first])
         part = path[first : int(steps.starts[block.last + 1])]
@@ -107,7 +107,7 @@ class GpuMachine:
         fields = self._fields(memory, steps, block)
         fields["path"] = address_of(states)
         fields["going_on"] = int(steps.counts[block.last + 1]) if block.last + 1 < steps.ticks else 0
-        device.launch(PROGRAM, Launch("trace", 0, 0), fields, int(steps.counts[block.first]))
+        device.launch(PROGRAM, SequenceLaunch("trace", 0, 0), fields, int(steps.counts[block.first]))
         device.get(states, part)
 
     def save(self, memory: Any, first: int, rows: int, out: Array | None = None) -> Array:
@@ -138,7 +138,7 @@ class GpuMachine:
         self._model["emissions"] = put(emission_rows(model, self.stride, self.dtype).reshape(-1))
         self._model["maxima"] = self.device.empty(2 * max(hmm_gpu.FEW) * self.stride, self.dtype)
 
-    def _fields(self, memory: Any, steps: Lockstep, block: Block) -> dict[str, int]:
+    def _fields(self, memory: Any, steps: Lockstep, block: TickBlock) -> dict[str, int]:
         starts = steps.starts[block.first : block.last + 2] - steps.starts[block.first]
         # Kept until the next block: kernels may still read it.
         self._held["starts"] = self.device.put(starts)

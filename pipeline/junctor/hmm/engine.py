@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from junctor.hmm.blocks import Room, fitting
-from junctor.hmm.decode import CpuMachine, Machine, decode
+from junctor.hmm.blocks import TrellisMemory, fitting
+from junctor.hmm.decode import CpuDecoder, Decoder, decode
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
@@ -122,9 +122,9 @@ class SequenceEngine:
 
     @cached_property
     def _gpu(self) -> Any:
-        from junctor.hmm.decode_gpu import GpuMachine
+        from junctor.hmm.decode_gpu import GpuDecoder
 
-        return GpuMachine(self.model, np.float32 if self.precision == "single" else np.float64, self.device_memory)
+        return GpuDecoder(self.model, np.float32 if self.precision == "single" else np.float64, self.device_memory)
 
     def _decode(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
         if not len(found):
@@ -132,24 +132,27 @@ class SequenceEngine:
         # Log-likelihoods that sequences bring take as much as the rows.
         share = 1 if batch.likelihoods is None else 2
         if self._on_gpu(int(batch.lengths[found].sum())):
-            machine: Machine = self._gpu
-            room = Room(self._gpu.allowed // share, self._allowed, self._files)
+            machine: Decoder = self._gpu
+            room = TrellisMemory(self._gpu.allowed // share, self._allowed, self._files)
             for steps in fitting(batch, found, self._gpu.together, self._gpu.company, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
             return
-        room = Room(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
+        room = TrellisMemory(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
         if len(found) < 2 * self.threads:
             # Too few to go round: threads share the ticks.
-            machine = CpuMachine(self._numbers, self.threads)
+            machine = CpuDecoder(self._numbers, self.threads)
             for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
         else:
             self._decode_in_threads(batch, found, states, room)
 
     def _decode_in_threads(
-        self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any], room: Room
+        self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any], room: TrellisMemory
     ) -> None:
-        machine, each = CpuMachine(self._numbers), Room(room.here // self.threads, 0, room.disk // self.threads)
+        machine, each = (
+            CpuDecoder(self._numbers),
+            TrellisMemory(room.here // self.threads, 0, room.disk // self.threads),
+        )
         # Every thread gets as many groups, of whole tiles of four.
         groups = self.threads * -(-len(found) // (TOGETHER * self.threads))
         together = -(-len(found) // groups // 4) * 4

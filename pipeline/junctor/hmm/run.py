@@ -22,7 +22,7 @@ from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.query import Precision
 from junctor.runs import run as steps
-from junctor.runs.partition import Part, Stages, read_part, refuse_strange_worker
+from junctor.runs.partition import Part, StageTimings, read_part, refuse_strange_worker
 from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested, aside, explained, write_json
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
 from junctor.runtime.progress import Progress, Silence
@@ -185,21 +185,21 @@ def ingest_sequences(job: SequenceJob, progress: Progress) -> Ingested:
     return done
 
 
-def plan(job: SequenceJob, resources: Resources) -> steps.Outlook:
+def plan(job: SequenceJob, resources: Resources) -> steps.RunEstimate:
     """Return what the partitions that are left will take; a scheduler's workers see for themselves."""
     directory, spec = job.directory, job.directory.read_spec()
     pending = steps.unanswered(directory, spec.query, steps.ingested(directory).partitions)
     if not pending or resources.scheduler is not None:
-        return steps.Outlook()
+        return steps.RunEstimate()
     model = _model(str(directory.network), spec.model_digest)
     transition = model.transition
     entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
     total = sum(_steps_of(directory.evidence_part(i), model.states) for i in pending)
     # The matrix in both forms that kernels read; rows go in blocks where they have to.
-    return steps.Outlook(2 * 8 * entries, entries * total / TERMS_A_SECOND)
+    return steps.RunEstimate(2 * 8 * entries, entries * total / TERMS_A_SECOND)
 
 
-def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progress: Progress) -> steps.Work:
+def decode(job: SequenceJob, resources: Resources, outlook: steps.RunEstimate, progress: Progress) -> steps.RunStats:
     """Answer all partitions that have no part yet."""
     directory, spec = job.directory, job.directory.read_spec()
     there = steps.ingested(directory)
@@ -218,21 +218,21 @@ def decode(job: SequenceJob, resources: Resources, outlook: steps.Outlook, progr
     limits = (resources.device_memory, resources.spill, steps.disk_for(resources, workers))
     threads = threads_for(resources, workers)
     tasks = [SequenceTask(str(directory.path), i, spec, threads, resources.device, *limits) for i in pending]
-    total = Stages()
+    total = StageTimings()
     for part, stages in distribute(decode_partition, tasks, resources):
         progress.advance(part.rows)
         total += stages
-    return steps.Work(there.partitions - len(pending), total.rounded())
+    return steps.RunStats(there.partitions - len(pending), total.rounded())
 
 
-def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, Stages]:
+def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, StageTimings]:
     """Answer one partition with at most `memory` bytes for rows and posteriors; the part is whole or not there.
 
     Raises BudgetError where something does not fit, RunError where files cannot be read or written.
     """
     from junctor.hmm.results import answers_table, read_sequences, write_table
 
-    directory, stages, spec = SequenceDirectory(Path(task.directory)), Stages(), task.spec
+    directory, stages, spec = SequenceDirectory(Path(task.directory)), StageTimings(), task.spec
     refuse_strange_worker(spec.junctor_version, directory)
     with stages.time("reading"):
         encoded = read_sequences(directory.evidence_part(task.part))
@@ -252,7 +252,7 @@ def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, Stages]:
         return read_part(directory, spec.query, task.part), stages
 
 
-def finalise(job: SequenceJob, work: steps.Work, seconds: float, progress: Progress) -> steps.Manifest:
+def finalise(job: SequenceJob, work: steps.RunStats, seconds: float, progress: Progress) -> steps.Manifest:
     """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
     directory, spec = job.directory, job.directory.read_spec()
     return steps.finished(directory, spec, spec.query, work, seconds, progress)

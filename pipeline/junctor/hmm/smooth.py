@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.hmm import forward_backward_cpu
 
-from junctor.hmm.blocks import Room
+from junctor.hmm.blocks import TrellisMemory
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import SumNumbers, largest_of
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
@@ -41,9 +41,9 @@ class GpuLimits:
     folder: Path
     files: int
 
-    def room(self, host: int) -> Room:
+    def room(self, host: int) -> TrellisMemory:
         """Return where rows may go beside the GPU."""
-        return Room(0, host, self.files)
+        return TrellisMemory(0, host, self.files)
 
 
 class Smoother:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.hmm import forward_backward_gpu
-from junctor_kernels.hmm.device import Launch, stride_of
+from junctor_kernels.hmm.device import SequenceLaunch, stride_of
 from junctor_kernels.hmm.forward_backward_cpu import LN2
 from junctor_kernels.hmm.forward_backward_gpu import PROGRAM, panels_of, runs_of
 from junctor_kernels.hmm.products_cpu import Matrix, dense
 
-from junctor.hmm.blocks import Block, Room, fitting
+from junctor.hmm.blocks import TickBlock, TrellisMemory, fitting
 from junctor.hmm.decode import sweep
 from junctor.hmm.decode_gpu import BESIDE, COMPANY, DEVICE_SHARE, RESULTS, TOGETHER, address_of, open_device
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
@@ -66,7 +66,7 @@ class GpuSmoother:
         self,
         batch: SequenceBatch,
         found: npt.NDArray[np.int64],
-        room: Room,
+        room: TrellisMemory,
         folder: Path,
         posteriors: Array,
         log_value: Array,
@@ -77,10 +77,10 @@ class GpuSmoother:
         most = max(1, min(len(found), max(TOGETHER, RESULTS // self.states), self.allowed // 2 // self.beside))
         share = 1 if batch.likelihoods is None else 2
         here = (self.allowed - most * self.beside) * self.row_bytes // (self.row_bytes + BESIDE) // share
-        room = Room(here, max(0, room.host - PIECE), room.disk)
+        room = TrellisMemory(here, max(0, room.host - PIECE), room.disk)
         lost = [found[:0]]
         for steps in fitting(batch, found, most, COMPANY, self.row_bytes, room):
-            passing = Passing(self, batch, steps, posteriors)
+            passing = SequencePass(self, batch, steps, posteriors)
             sweep(passing, batch, steps, room, folder, passing.visit)
             lost.append(steps.sequences[passing.finish(log_value)])
         return np.sort(np.concatenate(lost))
@@ -109,7 +109,7 @@ class GpuSmoother:
         return found | {"states": self.states, "stride": self.stride}
 
 
-class Passing:
+class SequencePass:
     """Sequences that go side by side, there and back: the rows and what is known of each sequence."""
 
     def __init__(self, owner: GpuSmoother, batch: SequenceBatch, steps: Lockstep, posteriors: Array) -> None:
@@ -146,17 +146,17 @@ class Passing:
         """Copy rows of the host to the front of the memory."""
         self.device.set(memory, np.ascontiguousarray(rows).reshape(-1))
 
-    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: Block) -> None:
+    def advance(self, memory: Any, batch: SequenceBatch, steps: Lockstep, block: TickBlock) -> None:
         """Compute the forward rows of a block."""
         fields, kept = self._fields(memory, block, back=False)
         if block.first == 0:
-            self.device.launch(PROGRAM, Launch("begin", 0, 0), fields, int(steps.counts[0]))
+            self.device.launch(PROGRAM, SequenceLaunch("begin", 0, 0), fields, int(steps.counts[0]))
         for launch in self._launches(block):
             self.device.launch(PROGRAM, launch._replace(kernel=f"forward_{launch.kernel}"), fields, 0)
         self.device.synchronize()
         del kept
 
-    def visit(self, memory: Any, block: Block) -> None:
+    def visit(self, memory: Any, block: TickBlock) -> None:
         """Make the posteriors of a block, whose forward rows are in the memory, and bring them to the host."""
         self._note(self.go_back(memory, block), block)
         steps, stride = self.steps, self.owner.stride
@@ -168,7 +168,7 @@ class Passing:
             found = self.device.get(memory[begin * stride : end * stride], held[: (end - begin) * stride])
             self.posteriors[where[begin:end]] = found.reshape(-1, stride)[:, : self.owner.states]
 
-    def go_back(self, memory: Any, block: Block) -> Array:
+    def go_back(self, memory: Any, block: TickBlock) -> Array:
         """Make the posteriors of a block where its forward rows are; return the totals that rows were divided by."""
         device, steps = self.device, self.steps
         if self._powers is None:
@@ -182,7 +182,7 @@ class Passing:
         kept.append(device.empty(rows, np.float64))
         fields["totals"] = address_of(kept[-1])
         warps = forward_backward_gpu.THREADS // 32
-        device.launch(PROGRAM, Launch("normalise", 0, 0), fields, min(1 << 16, -(-rows // warps)))
+        device.launch(PROGRAM, SequenceLaunch("normalise", 0, 0), fields, min(1 << 16, -(-rows // warps)))
         found: Array = device.get(kept[-1], np.empty(rows, np.float64))
         return found
 
@@ -199,16 +199,16 @@ class Passing:
         found: npt.NDArray[np.bool_] = self._lost | ((back | self._vanished) & (logs > -np.inf))
         return found
 
-    def _launches(self, block: Block) -> Any:
+    def _launches(self, block: TickBlock) -> Any:
         counts, owner = self.steps.counts[block.first : block.last + 1], self.owner
         chip = self.device.chip
         return forward_backward_gpu.launches(counts, owner.states, owner.sparse, self.dtype.itemsize, chip)
 
-    def _known(self, block: Block) -> int:
+    def _known(self, block: TickBlock) -> int:
         """Return the rows of a block that the block before has as well: those of its first tick."""
         return int(self.steps.counts[block.first]) if block.first else 0
 
-    def _note(self, totals: Array, block: Block) -> None:
+    def _note(self, totals: Array, block: TickBlock) -> None:
         """Keep what the totals of rows say: the likelihood of a sequence that ends, and whether one nearly vanished."""
         steps, first = self.steps, self._known(block)
         base = int(steps.starts[block.first])
@@ -219,7 +219,7 @@ class Passing:
         self._totals[slots[ends]] = totals[ends]
         self._vanished[slots[totals <= _LEAST_TOTAL[self.dtype.itemsize]]] = True
 
-    def _fields(self, memory: Any, block: Block, back: bool) -> tuple[dict[str, int], list[Any]]:
+    def _fields(self, memory: Any, block: TickBlock, back: bool) -> tuple[dict[str, int], list[Any]]:
         """Return what kernels are told, and arrays that have to live as long as they run."""
         put, steps = self.device.put, self.steps
         which, emissions, leasts = emissions_of(

@@ -19,10 +19,10 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.plan_memory import STEP_BYTES
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
-from junctor.cost.model import Prices
+from junctor.cost.model import Coefficients
 from junctor.out_of_core.gpu.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
 from junctor.placement.placement import slot_bytes
-from junctor.planning.chunk_search import Room
+from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 
@@ -51,11 +51,11 @@ DISK_SECONDS = 1e-9
 
 
 # A GPU of which nothing was measured in chunks: what is busiest of a pass takes as long as its rates say.
-NOMINAL = Prices(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+NOMINAL = Coefficients(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MemoryLimits:
     """What rows in chunks may take, in bytes.
 
     memory: of everything in this machine's memory. task: of the tables and the scratch of a task, None where only
@@ -72,7 +72,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuRoom(Room):
+class CpuSplit(MemorySplit):
     """Room with `scratch` bytes for contractions of a task, done by `arithmetic`, on so many threads if compiled."""
 
     scratch: int = 0
@@ -80,10 +80,10 @@ class CpuRoom(Room):
     threads: int = 0
 
 
-class CpuRooms:
+class CpuSplits:
     """Ways to divide the memory of this machine. prices: of its CPU, by backend. rows: cases to come."""
 
-    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], rows: int) -> None:
+    def __init__(self, limits: MemoryLimits, algebra: Algebra, prices: Mapping[str, Coefficients], rows: int) -> None:
         self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
         self._prices = {compiled: prices[backend_of(algebra, compiled)] for compiled in (True, False)}
 
@@ -92,14 +92,14 @@ class CpuRooms:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan)
 
-    def rooms(self, plan: Plan) -> list[CpuRoom]:
+    def rooms(self, plan: Plan) -> list[CpuSplit]:
         """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
         free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
         saved = self._rows * (self._least(plan, False) - self._least(plan, True))
         shares = [int(free * share) for share in SHARES]
         sizes = [*shares, min(CACHED_BYTES, shares[-1])]
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
-        found: list[CpuRoom] = []
+        found: list[CpuSplit] = []
         for task in sizes:
             kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task
             if kept < task:
@@ -111,10 +111,10 @@ class CpuRooms:
                 found.append(self._room(free, task, entries * NUMPY_ENTRY, entries, 0))
         return found
 
-    def _room(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuRoom:
+    def _room(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuSplit:
         tables = (task - scratch) * self._itemsize // (self._itemsize + MASK_BYTES)
         arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
-        return CpuRoom(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
+        return CpuSplit(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
@@ -124,24 +124,24 @@ class CpuRooms:
         how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
         return self._prices[compiled].of_work(least_work(plan, how))
 
-    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+    def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
         """Return about what a case takes on one thread."""
-        assert isinstance(room, CpuRoom)
+        assert isinstance(room, CpuSplit)
         work = self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
         return work + disk_seconds(chunks, self._itemsize)
 
-    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+    def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
         """Return what a plan takes that was cut for a room."""
-        assert isinstance(room, CpuRoom)
+        assert isinstance(room, CpuSplit)
         working = room.scratch + chunks.working * (self._itemsize + MASK_BYTES)
         seconds, scratch = self.seconds(chunks, room), room.arithmetic.scratch
-        return Chunking(chunks, self._limits, self._itemsize, working, working, seconds, scratch, room.threads)
+        return ChunkRoute(chunks, self._limits, self._itemsize, working, working, seconds, scratch, room.threads)
 
 
-class GpuRooms:
+class GpuSplits:
     """Ways to divide the memory of GPUs that share the tasks. prices: of one of them, by backend."""
 
-    def __init__(self, limits: Limits, algebra: Algebra, prices: Mapping[str, Prices], gpus: int) -> None:
+    def __init__(self, limits: MemoryLimits, algebra: Algebra, prices: Mapping[str, Coefficients], gpus: int) -> None:
         self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
         self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
@@ -151,19 +151,19 @@ class GpuRooms:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan) + launch_bytes(plan)
 
-    def rooms(self, plan: Plan) -> list[Room]:
+    def rooms(self, plan: Plan) -> list[MemorySplit]:
         """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
         free = self._limits.memory - self.fixed(plan)
         # More tasks, where there are several to do them.
         smaller = [GPU_SHARES[-1] / 2**n for n in range(1, self._gpus.bit_length())]
         shares = (*GPU_SHARES, *smaller)
-        return [Room(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in shares]
+        return [MemorySplit(int(self._whole * share) - PARTIAL_BYTES, free, self._limits.disk) for share in shares]
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
         return self._prices.of_work(least_gpu_work(plan, self._itemsize))
 
-    def seconds(self, chunks: ChunkPlan, room: Room) -> float:
+    def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
         found = self.seconds_with(chunks, USUAL_SLOTS)
         return found if found is not None else self._with_slots(chunks, self._most(chunks))
@@ -181,17 +181,17 @@ class GpuRooms:
         work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
         return work + disk_seconds(chunks, self._itemsize)
 
-    def chunking(self, chunks: ChunkPlan, room: Room) -> Chunking:
+    def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
         """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
         most = self._most(chunks)
         seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
         beside = launch_bytes(chunks.plan)
-        return Chunking(chunks, self._limits, self._itemsize, working, beside, seconds, slots=slots)
+        return ChunkRoute(chunks, self._limits, self._itemsize, working, beside, seconds, slots=slots)
 
 
 @dataclass(frozen=True, eq=False)
-class Chunking:
+class ChunkRoute:
     """A plan cut for some limits.
 
     itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
@@ -201,7 +201,7 @@ class Chunking:
     """
 
     chunks: ChunkPlan
-    limits: Limits
+    limits: MemoryLimits
     itemsize: int
     working: int
     beside: int

@@ -18,7 +18,7 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.out_of_core.store import CutTable
 
 if TYPE_CHECKING:
-    from junctor.out_of_core.cluster.gpu_worker import OnGpu
+    from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
@@ -28,7 +28,7 @@ Extremes = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class OnCpu:
+class CpuTasks:
     """Contracts on the CPU: NumPy in blocks of `scratch` entries, or compiled code with `threads` where that pays."""
 
     algebra: Algebra
@@ -45,7 +45,7 @@ class OnCpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PartStep:
     """A reduction in terms of parts: operands in the order in which they combine, and where their parts begin."""
 
     out: int
@@ -54,10 +54,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class PassProgram:
     """The steps of a pass, the same for all of its tasks; last: table -> the step that uses it last."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PartStep, ...]
     algebra: Algebra
     last: dict[int, int] = field(init=False, repr=False, compare=False)
 
@@ -134,25 +134,25 @@ def joined(extremes: Iterable[Extremes]) -> Extremes:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Given:
+class PassContext:
     """What all tasks of a pass get: small records, and the factors and evidence that it reads, as a whole.
 
     leaving: tables whose parts are kept. small: tables whose parts go with the record. shifts: powers of two that what
     is read is multiplied with. gpu: where tasks go on a GPU instead, `places` of their tables in a slot there.
     """
 
-    body: Body
+    body: PassProgram
     leaving: frozenset[int]
     small: frozenset[int]
     shifts: Mapping[int, int]
     leaves: Mapping[int, CutTable]
     contract: Contract
-    gpu: OnGpu | None = None
+    gpu: GpuTasks | None = None
     places: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Source:
+class PartOrigin:
     """Where a part of a table comes from: what the task that made it held constant.
 
     sizes: of the chunk variables of the table, in their order.
@@ -169,7 +169,7 @@ class Source:
 
 
 # What agrees with a task of the parts of a table, and where each comes from.
-Slices = Sequence[tuple[Source, Array]]
+Slices = Sequence[tuple[PartOrigin, Array]]
 
 
 def laid_out(slices: Slices, states: Mapping[int, int]) -> tuple[tuple[int, ...], list[tuple[int | slice, ...]]]:
@@ -194,14 +194,14 @@ def join(slices: Slices, states: Mapping[int, int]) -> Array:
 
 
 def arrived(
-    states: Mapping[int, int], here: Sequence[Source], elsewhere: Sequence[Source], of: Sequence[Any]
-) -> dict[int, list[tuple[Source, Array]]]:
+    states: Mapping[int, int], here: Sequence[PartOrigin], elsewhere: Sequence[PartOrigin], of: Sequence[Any]
+) -> dict[int, list[tuple[PartOrigin, Array]]]:
     """Return what a task reads of each table.
 
     here: where the first arrays of `of` come from, parts as they were made. elsewhere: where the arrays come from in
     the lists that follow, what `slices_of` found on other workers.
     """
-    slices: dict[int, list[tuple[Source, Array]]] = {}
+    slices: dict[int, list[tuple[PartOrigin, Array]]] = {}
     for source, part in zip(here, of[: len(here)], strict=True):
         # What lies on a device has a view that is good for copies.
         slices.setdefault(source.table, []).append((source, source.slice_of(getattr(part, "lies", part), states)))
@@ -211,7 +211,7 @@ def arrived(
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Record:
+class TaskReport:
     """What is told of a task: extremes of what it made, the powers of two that it made it with, and small parts."""
 
     extremes: dict[int, Extremes]
@@ -220,26 +220,26 @@ class Record:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Made:
+class TaskOutput:
     """What a task made, parts of tables [entries]."""
 
     parts: dict[int, Array]
-    record: Record
+    record: TaskReport
 
 
-def given_to_all(given: Given) -> Given:
+def given_to_all(given: PassContext) -> PassContext:
     """Return what tasks of a pass share: as a task itself, it can be done again wherever it is needed."""
     return given
 
 
 def made_by_task(
-    given: Given,
+    given: PassContext,
     states: Mapping[int, int],
     powers: Mapping[int, float],
-    here: Sequence[Source],
-    elsewhere: Sequence[Source],
+    here: Sequence[PartOrigin],
+    elsewhere: Sequence[PartOrigin],
     *of: Any,
-) -> Made:
+) -> TaskOutput:
     """Do a task. states: of the chunk variables. powers: as far as they are settled. Others: those of `arrived`."""
     slices = arrived(states, here, elsewhere, of)
 
@@ -248,14 +248,14 @@ def made_by_task(
         part = leaf.part(states) if leaf else join(slices.pop(table), states)
         return shifted(part, given.shifts[table])
 
-    record, parts = Record({}, dict(powers), {}), {}
+    record, parts = TaskReport({}, dict(powers), {}), {}
     for table, made, least in given.body.run(load, given.contract, record.powers):
         record.extremes[table] = largest_of(made), least
         if table in given.leaving:
             parts[table] = made.reshape(-1)
         elif table in given.small:
             record.small[table] = made.reshape(-1)
-    return Made(parts, record)
+    return TaskOutput(parts, record)
 
 
 def machine() -> object:
@@ -275,7 +275,9 @@ def forget_shared() -> None:
         sharing.forget()
 
 
-def slices_of(states: Mapping[int, int], sources: Sequence[Source], kept: int | None, *parts: Any) -> Iterable[Array]:
+def slices_of(
+    states: Mapping[int, int], sources: Sequence[PartOrigin], kept: int | None, *parts: Any
+) -> Iterable[Array]:
     """Return what a task on another worker reads of parts on this one.
 
     kept: None where that worker is on another machine, else the bytes of memory files that wait here for the next
@@ -309,14 +311,14 @@ def _host(part: Any, slice_: Array) -> Array:
     return found
 
 
-def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> Made:
+def made_by_sum(given: PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> TaskOutput:
     """Add up what tasks made of the last table of a pass, in the order that `in_order` finds."""
     first, *others = in_order(here, elsewhere, of)
     total, table = first.reshape(-1).copy(), given.body.steps[-1].out
     for each in others:
         add_to(total, each.reshape(-1), given.body.algebra)
     # What is smallest was found in the parts: of a sum the terms tell what is lost.
-    return Made({table: total}, Record({table: (largest_of(total), math.inf)}, {}, {}))
+    return TaskOutput({table: total}, TaskReport({table: (largest_of(total), math.inf)}, {}, {}))
 
 
 def in_order(here: Sequence[int], elsewhere: Sequence[int], of: Sequence[Any]) -> list[Any]:
@@ -325,11 +327,11 @@ def in_order(here: Sequence[int], elsewhere: Sequence[int], of: Sequence[Any]) -
     return [parts[number] for number in sorted(parts)]
 
 
-def record_of(made: Made) -> Record:
+def record_of(made: TaskOutput) -> TaskReport:
     """Return the small part of what a task made."""
     return made.record
 
 
-def part_of(made: Made, table: int) -> Array:
+def part_of(made: TaskOutput, table: int) -> Array:
     """Return what a task made of a table."""
     return made.parts[table]

@@ -1,8 +1,8 @@
 """Propagation of one case in chunks: for tables that exceed the memory, on the plan that `planning.chunks` cuts.
 
 Messages are stored as they are summed, times a power of two that the first task of a pass settles; what is known of
-a whole table (`Known`) follows once its last chunk is there. The bounds on what underflow can have lost are those of
-`junctor.propagation`, with one difference: an entry may exceed 1, so they are multiplied by the largest entries.
+a whole table (`TableStats`) follows once its last chunk is there. The bounds on what underflow can have lost are those
+of `junctor.backends.numpy`, with one difference: an entry may exceed 1, so they are multiplied by the largest entries.
 """
 
 from __future__ import annotations
@@ -24,17 +24,27 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.numpy import Block, Outcome, Program, doubtful_rows
-from junctor.backends.scaled_table import Value
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
+from junctor.backends.scaled_table import ScaledTable
 from junctor.model.network import Network
-from junctor.out_of_core.pass_program import Body, Contract, Extremes, OnCpu, Step, add_to, joined, largest_of, shifted
+from junctor.out_of_core.pass_program import (
+    Contract,
+    CpuTasks,
+    Extremes,
+    PartStep,
+    PassProgram,
+    add_to,
+    joined,
+    largest_of,
+    shifted,
+)
 from junctor.out_of_core.store import ChunkStore
-from junctor.planning.chunks import ChunkPlan, Pass, configurations
+from junctor.planning.chunks import ChunkPass, ChunkPlan, configurations
 from junctor.planning.plan import Free, Reduce
 from junctor.runtime.threads import in_threads
 
 if TYPE_CHECKING:
-    from junctor.out_of_core.gpu.devices import ChunkGpu
+    from junctor.out_of_core.gpu.devices import DeviceGroup
     from junctor.out_of_core.gpu.launches import Launches
 
 Array = npt.NDArray[np.floating[Any]]
@@ -47,7 +57,7 @@ GROUPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TableStats:
     """What is known of a whole table.
 
     log_scale: its entries are to be multiplied with the exponential of it. lost, open: bounds on losses of an entry.
@@ -66,17 +76,17 @@ class Known:
         """What a loss elsewhere may be multiplied by when it meets this table."""
         return max(1.0, self.largest)
 
-    def seen(self) -> Known:
+    def seen(self) -> TableStats:
         """Return what readers see."""
         return self.shifted(self.shift)
 
-    def shifted(self, shift: int) -> Known:
+    def shifted(self, shift: int) -> TableStats:
         """Return the same of all entries times a power of two."""
         if not shift:
             return replace(self, shift=0) if self.shift else self
         by = 2.0**shift
         scale = self.log_scale - shift * math.log(2)
-        return Known(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
+        return TableStats(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
 
 
 class ChunkedProgram:
@@ -97,13 +107,13 @@ class ChunkedProgram:
         folder: Path | None = None,
         threads: int = 1,
         entry_threads: int = 0,
-        gpu: ChunkGpu | None = None,
+        gpu: DeviceGroup | None = None,
         as_summed: bool = False,
     ) -> None:
         self.chunks, self.plan, self.algebra = chunks, chunks.plan, algebra
         self.folder, self.threads, self._gpu = folder, threads, gpu
         self._as_summed = as_summed or gpu is not None
-        self._on_cpu = OnCpu(algebra, scratch, entry_threads)
+        self._on_cpu = CpuTasks(algebra, scratch, entry_threads)
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
@@ -117,14 +127,16 @@ class ChunkedProgram:
         for table, (_, last) in ends.items():
             if last >= 0 and table not in self.results:
                 self.dead[last].append(table)
-        self.bodies = [Body(tuple(self._lower(each, step) for step in each.steps), algebra) for each in chunks.passes]
+        self.bodies = [
+            PassProgram(tuple(self._lower(each, step) for step in each.steps), algebra) for each in chunks.passes
+        ]
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises OSError where the disk is full."""
         with self._gpu.alone() if self._gpu else nullcontext():
             return self._run(block)
 
-    def _run(self, block: Block) -> Outcome:
+    def _run(self, block: EvidenceBlock) -> BlockOutcome:
         store = ChunkStore(self.chunks, self.algebra.dtype, self.folder, self._gpu)
         known = self.begin(block, store)
         if self._gpu is not None:
@@ -143,7 +155,7 @@ class ChunkedProgram:
         assert self._gpu is not None
         return Launches(self._gpu, [body.steps for body in self.bodies])
 
-    def _run_on_gpu(self, store: ChunkStore, known: dict[int, Known]) -> None:
+    def _run_on_gpu(self, store: ChunkStore, known: dict[int, TableStats]) -> None:
         from junctor.out_of_core.gpu.run import GpuRun
 
         def settle(n: int, extremes: Mapping[int, Extremes], leads: Mapping[int, int]) -> None:
@@ -151,15 +163,17 @@ class ChunkedProgram:
 
         GpuRun(self._launches, store, known, settle).run(self.dead)
 
-    def begin(self, block: Block, store: ChunkStore) -> dict[int, Known]:
+    def begin(self, block: EvidenceBlock, store: ChunkStore) -> dict[int, TableStats]:
         """Put factors and evidence into a store and return what is known of them."""
-        known: dict[int, Known] = {}
+        known: dict[int, TableStats] = {}
         for table, value in self._leaves.evidence(block).items():
             store.put(table, value.table)
             known[table] = _known(value)
         return known
 
-    def outcome(self, block: Block, results: Mapping[int, Array], known: Mapping[int, Known]) -> Outcome:
+    def outcome(
+        self, block: EvidenceBlock, results: Mapping[int, Array], known: Mapping[int, TableStats]
+    ) -> BlockOutcome:
         """Return the answer of a case; results: the entries of all of `self.results`, in any shape."""
         log_value = self._leaves.constants(block)
         logs: dict[int, float] = {}
@@ -171,7 +185,7 @@ class ChunkedProgram:
         ends = [_ratio(self.plan.tables[t].entries * known[t].open, known[t].largest) for t in self.results]
         # NumPy's maximum, because Python's passes over what is not a number.
         doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
-        return Outcome(log_value, marginals, {}, doubtful)
+        return BlockOutcome(log_value, marginals, {}, doubtful)
 
     def _posterior(self, values: Array) -> Array:
         """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
@@ -180,12 +194,12 @@ class ChunkedProgram:
             return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
         return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
 
-    def _log_of(self, number: float, known: Known) -> float:
+    def _log_of(self, number: float, known: TableStats) -> float:
         if self._adds:
             return number + known.log_scale
         return known.log_scale + math.log(number) if number > 0 else -math.inf
 
-    def _moved(self, down: int, known: Mapping[int, Known], logs: Mapping[int, float]) -> float:
+    def _moved(self, down: int, known: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
         up, total = self._edges[down]
         one, other = known[up].seen(), known[down].seen()
@@ -200,7 +214,7 @@ class ChunkedProgram:
         """Contract parts of tables, in compiled code where that pays."""
         return self._on_cpu(what, operands)
 
-    def _lower(self, each: Pass, step: Reduce) -> Step:
+    def _lower(self, each: ChunkPass, step: Reduce) -> PartStep:
         operands = self.chunks.ordered(step)
         what = contraction(
             self.chunks.axes(step.out, each),
@@ -208,14 +222,14 @@ class ChunkedProgram:
             [self.chunks.axes(table, each) for table in operands],
             self._sizes,
         )
-        return Step(step.out, operands, what)
+        return PartStep(step.out, operands, what)
 
-    def run_pass(self, n: int, store: ChunkStore, known: dict[int, Known], contract: Contract) -> None:
+    def run_pass(self, n: int, store: ChunkStore, known: dict[int, TableStats], contract: Contract) -> None:
         """Do all tasks of a pass."""
         each = self.chunks.passes[n]
         for table in each.stores:
             store.make(table)
-        work = _Work(self, n, store, {table: known[table].shift for table in each.loads}, contract)
+        work = PassWork(self, n, store, {table: known[table].shift for table in each.loads}, contract)
         outer = work.outer
         groups = configurations([self._sizes[v] for v in outer])
         # It settles the powers of two for the others.
@@ -231,7 +245,7 @@ class ChunkedProgram:
         n: int,
         extremes: Mapping[int, Extremes],
         powers: Mapping[int, float],
-        known: dict[int, Known],
+        known: dict[int, TableStats],
         leads: Mapping[int, int] | None = None,
     ) -> None:
         """Find out what is known of the tables of a pass from the extremes of all that its tasks made.
@@ -239,14 +253,14 @@ class ChunkedProgram:
         powers: what results were multiplied with. leads: powers of two that readers in the pass multiplied them with.
         """
         each = self.chunks.passes[n]
-        inside: dict[int, Known] = {table: known[table].seen() for table in each.loads}
+        inside: dict[int, TableStats] = {table: known[table].seen() for table in each.loads}
         for reduce, step in zip(each.steps, self.bodies[n].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
             made = self._known_of(reduce, step, operands, extremes[out], powers[out])
             inside[out] = made.shifted(leads.get(out, 0)) if leads else made
             known[out] = self._shifted_for_readers(made) if out in each.stores else made
 
-    def _shifted_for_readers(self, known: Known) -> Known:
+    def _shifted_for_readers(self, known: TableStats) -> TableStats:
         if self._adds or known.largest == 0 or not math.isfinite(known.largest):
             return known
         if self._as_summed:
@@ -258,21 +272,21 @@ class ChunkedProgram:
         return replace(known, shift=shift) if abs(exponent) > MOST_OFF else known
 
     def _known_of(
-        self, reduce: Reduce, step: Step, operands: Sequence[Known], extremes: Extremes, power: float
-    ) -> Known:
+        self, reduce: Reduce, step: PartStep, operands: Sequence[TableStats], extremes: Extremes, power: float
+    ) -> TableStats:
         """Return what is known of a result: its scale, and the bounds on losses (see `junctor.propagation`)."""
         largest, least = extremes
         scale = sum([each.log_scale for each in operands])
         if self._adds:
-            return Known(scale - power, 0.0, 0.0, 1.0, largest)
+            return TableStats(scale - power, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
-            return Known(scale, math.inf, math.inf, 0.0, math.inf)
+            return TableStats(scale, math.inf, math.inf, 0.0, math.inf)
         tiny = self.algebra.tiny
         # Entries above 1 do not help: they may come behind a product that is lost already.
         safe = math.prod([min(1.0, each.least) for each in operands]) >= tiny and least >= tiny
         if safe and not any(each.lost or each.open for each in operands):
-            return Known(scale - math.log(power), 0.0, 0.0, least, largest)
+            return TableStats(scale - math.log(power), 0.0, 0.0, least, largest)
         terms = self.plan.shape.entries(reduce.eliminated)
         excess = math.prod(each.excess for each in operands)
         # A rounding for each operand, and one for the power of two.
@@ -287,10 +301,10 @@ class ChunkedProgram:
                 open_messages += 0.0 if table in self._closed else each.open
         lost = growth * excess * in_messages + here * (1 + in_messages)
         still_open = (growth * excess * open_messages + here) * (1 + in_messages)
-        return Known(scale - math.log(power), lost * power, still_open * power, least, largest)
+        return TableStats(scale - math.log(power), lost * power, still_open * power, least, largest)
 
 
-class _Work:
+class PassWork:
     """The tasks of one pass."""
 
     def __init__(
@@ -342,9 +356,11 @@ class _Work:
         return shifted(self.store.part(table, states), self.shifts[table])
 
 
-def _known(value: Value) -> Known:
+def _known(value: ScaledTable) -> TableStats:
     largest = float(value.table.max())
-    return Known(float(value.log_scale[0]), float(value.lost[0]), float(value.open[0]), float(value.least[0]), largest)
+    return TableStats(
+        float(value.log_scale[0]), float(value.lost[0]), float(value.open[0]), float(value.least[0]), largest
+    )
 
 
 def _ratio(number: float, by: float) -> float:

@@ -15,47 +15,52 @@ import numpy.typing as npt
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import block_of, write, write_tables
-from junctor.backends.numpy import Block, Outcome
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.gpu.devices import ChunkGpu
+from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import GPU_SHARES, PARTIAL_BYTES, Chunking, CpuRooms, GpuRooms, Limits
+from junctor.out_of_core.memory_splits import GPU_SHARES, PARTIAL_BYTES, ChunkRoute, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement.placement import aligned
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import Pricing, Room, TooLongError, cheapest_chunks
+from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-    from junctor.cost.model import Prices
+    from junctor.cost.model import Coefficients
 
 Rows = npt.NDArray[np.int64]
 
 
 def cut(
-    problem: Problem, algebra: Algebra, limits: Limits, prices: Mapping[str, Prices], rows: int = 1, gpus: int = 1
-) -> Chunking:
+    problem: Problem,
+    algebra: Algebra,
+    limits: MemoryLimits,
+    prices: Mapping[str, Coefficients],
+    rows: int = 1,
+    gpus: int = 1,
+) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
     prices: of the device, by backend. rows: cases to come, which bound the search. gpus: that share the tasks.
     """
     taken: list[int] = []
-    ways: GpuRooms | CpuRooms
-    ways = GpuRooms(limits, algebra, prices, gpus) if limits.on_gpu else CpuRooms(limits, algebra, prices, rows)
+    ways: GpuSplits | CpuSplits
+    ways = GpuSplits(limits, algebra, prices, gpus) if limits.on_gpu else CpuSplits(limits, algebra, prices, rows)
 
-    def rooms(plan: Plan) -> Sequence[Room]:
+    def rooms(plan: Plan) -> Sequence[MemorySplit]:
         taken.append(ways.fixed(plan))
         return ways.rooms(plan)
 
     try:
-        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, Pricing(ways.least, ways.seconds), rows)
+        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, ChunkPrices(ways.least, ways.seconds), rows)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
@@ -65,7 +70,7 @@ def cut(
     return ways.chunking(*found)
 
 
-def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
+def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
     allowed = max(0, limits.memory)
     if fixed >= limits.memory:
         return BudgetError(
@@ -93,10 +98,10 @@ def _refusal(error: TooSmallError, limits: Limits, fixed: int) -> BudgetError:
     )
 
 
-def program_of(chunking: Chunking, network: Network, algebra: Algebra, *devices: CudaDevice) -> ChunkedProgram:
+def program_of(chunking: ChunkRoute, network: Network, algebra: Algebra, *devices: CudaBlockDevice) -> ChunkedProgram:
     """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
     try:
-        gpu = ChunkGpu(chunking.chunks, algebra.name, *devices, slots=chunking.slots) if devices else None
+        gpu = DeviceGroup(chunking.chunks, algebra.name, *devices, slots=chunking.slots) if devices else None
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
     return ChunkedProgram(
@@ -110,14 +115,16 @@ def program_of(chunking: Chunking, network: Network, algebra: Algebra, *devices:
     )
 
 
-class OneByOne(Protocol):
+class SingleCaseProgram(Protocol):
     """What answers one case at a time."""
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case."""
 
 
-def answer_one_by_one(program: OneByOne, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+def answer_one_by_one(
+    program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
+) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""
     doubtful: list[Rows] = [rows[:0]]
     for n in range(len(rows)):

@@ -12,7 +12,7 @@ from junctor.planning.chunks import ChunkPlan
 LOOKED_AT = 64
 
 
-class Order:
+class PassOrder:
     """Passes as they may begin: those first that come first in the plan, others where all that they read is there.
 
     One that is not the first of those to be done begins only if stored tables still take no more than in the plan.

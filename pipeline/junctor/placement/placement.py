@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
 
-from junctor.placement.fusion import Group, groups_of
-from junctor.placement.sharding import Deal
-from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.placement.fusion import FusedSteps, groups_of
+from junctor.placement.sharding import Sharding
+from junctor.planning.chunks import ChunkPass, ChunkPlan, part
 from junctor.planning.first_fit import first_gap
 
 # Tables and parts begin at multiples of so many bytes.
@@ -25,7 +25,7 @@ SPREAD_BYTES = 1 << 26
 LEAF_SHARE = 1 / 8
 
 # The launches of a pass.
-Grouping = Callable[[ChunkPlan, Pass], Sequence[Group]]
+Grouping = Callable[[ChunkPlan, ChunkPass], Sequence[FusedSteps]]
 # First and last pass (or launch) of a table.
 Lives = Mapping[int, tuple[int, int]]
 
@@ -37,7 +37,7 @@ def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = groups_of) -
 
 
 def task_places(
-    chunks: ChunkPlan, each: Pass, itemsize: int, groups: Grouping = groups_of
+    chunks: ChunkPlan, each: ChunkPass, itemsize: int, groups: Grouping = groups_of
 ) -> tuple[dict[int, int], int]:
     """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
@@ -50,13 +50,13 @@ def task_places(
     return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
 
 
-def spreads(chunks: ChunkPlan, each: Pass, itemsize: int) -> bool:
+def spreads(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> bool:
     """Tell whether results of tasks are added up on the host, so that such tasks need not wait for each other."""
     size = part(chunks.plan, each.out, each.fixed) * itemsize
     return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
 
 
-def outer_variables(chunks: ChunkPlan, each: Pass, itemsize: int) -> list[int]:
+def outer_variables(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> list[int]:
     """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
     apart = spreads(chunks, each, itemsize)
     return [v for v in each.fixed if apart or v not in each.summed]
@@ -76,19 +76,19 @@ def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, 
     return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
 
 
-class Stay(NamedTuple):
+class Residency(NamedTuple):
     """Where a table lies on GPUs: its first byte on each that has a share of it, and how it is dealt over them.
 
     since: the pass that makes it or, where it is `brought`, the first one that reads it and brings it from the host.
     """
 
     at: int
-    deal: Deal
+    deal: Sharding
     since: int
     brought: bool
 
 
-Resident = Mapping[int, Stay]
+Resident = Mapping[int, Residency]
 
 
 def crosses(resident: Resident, table: int, number: int) -> bool:
@@ -97,7 +97,7 @@ def crosses(resident: Resident, table: int, number: int) -> bool:
     return stay is None or number < stay.since or (stay.brought and number == stay.since)
 
 
-def share_bytes(chunks: ChunkPlan, table: int, deal: Deal, itemsize: int) -> int:
+def share_bytes(chunks: ChunkPlan, table: int, deal: Sharding, itemsize: int) -> int:
     """Return the bytes of a table that a GPU has at most if it is dealt so."""
     return aligned(chunks.plan.tables[table].entries // deal.count * deal.most * itemsize)
 
@@ -118,7 +118,7 @@ def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class ReuseBarriers:
     """For a table the last pass that needs anything of what lay where it goes, in pinned memory and on GPUs; none where
     nothing did."""
 
@@ -126,7 +126,7 @@ class Before:
     resident: Mapping[int, int]
 
 
-def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> Before:
+def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> ReuseBarriers:
     """Return what has to be done before a table goes where it lies."""
     sizes, lives = _all_stored(chunks, itemsize)
     on_gpus: dict[int, int] = {}
@@ -136,7 +136,7 @@ def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: 
         there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
         for table, last in _before(there, shares, stays).items():
             on_gpus[table] = max(last, on_gpus.get(table, -1))
-    return Before(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
+    return ReuseBarriers(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
 
 
 def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -> dict[int, int]:

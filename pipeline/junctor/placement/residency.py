@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.placement.fusion import touched_entries
-from junctor.placement.placement import Stay, results, share_bytes, spreads, stored
-from junctor.placement.sharding import Deal, Deals
+from junctor.placement.placement import Residency, results, share_bytes, spreads, stored
+from junctor.placement.sharding import Sharding, Shardings
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.first_fit import first_gap
 
@@ -32,7 +32,7 @@ BUS_RATE, DEVICE_RATE = 55e9, 3e12
 _Crossing = tuple[int, tuple[float, ...]]
 
 
-def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Deals) -> dict[int, Stay]:
+def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Shardings) -> dict[int, Residency]:
     """Return the stored tables that stay on GPUs.
 
     room: bytes on each GPU. First come those that bring down most what the busiest way of every pass takes: bytes into
@@ -58,7 +58,7 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Deals) -
         if memory.add(best, moving=gain > 0):
             traffic.keep(best.crossings)
             candidates = [each for each in candidates if each.table != best.table]
-    return {each.table: Stay(at, each.deal, each.since, each.brought) for each, at in memory.places.items()}
+    return {each.table: Residency(at, each.deal, each.since, each.brought) for each, at in memory.places.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,7 +70,7 @@ class _Candidate:
     """
 
     table: int
-    deal: Deal
+    deal: Sharding
     since: int
     last: int
     brought: bool
@@ -85,12 +85,17 @@ class _Candidate:
 
 
 def _candidates(
-    chunks: ChunkPlan, table: int, life: tuple[int, int], itemsize: int, dealt: Deals, crossings: Sequence[_Crossing]
+    chunks: ChunkPlan,
+    table: int,
+    life: tuple[int, int],
+    itemsize: int,
+    dealt: Shardings,
+    crossings: Sequence[_Crossing],
 ) -> Iterator[_Candidate]:
     """Yield the whole life of a table and, where several passes read it, the time from the first of them on."""
     first, last = life
 
-    def candidate(since: int, deal: Deal, saved: Sequence[_Crossing]) -> _Candidate:
+    def candidate(since: int, deal: Sharding, saved: Sequence[_Crossing]) -> _Candidate:
         share = share_bytes(chunks, table, deal, itemsize)
         return _Candidate(table, deal, since, last, since > first, deal.used, share, saved)
 

@@ -16,7 +16,7 @@ from junctor.planning.chunks import ChunkPlan, configurations
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class Sharding:
     """Configurations of some variables, dealt over GPUs in blocks of neighbours.
 
     by: the variables. sizes: how many states each has. first: the GPU that the first configuration is on.
@@ -66,24 +66,24 @@ class Deal:
 
 
 @dataclass(frozen=True)
-class Deals:
+class Shardings:
     """How every pass is dealt, and every table that a pass stores."""
 
-    passes: tuple[Deal, ...]
-    tables: Mapping[int, Deal]
+    passes: tuple[Sharding, ...]
+    tables: Mapping[int, Sharding]
 
 
-def deals(chunks: ChunkPlan, outer: Sequence[Sequence[int]], gpus: int) -> Deals:
+def deals(chunks: ChunkPlan, outer: Sequence[Sequence[int]], gpus: int) -> Shardings:
     """Deal the groups of all passes over GPUs, so that most of what they read has been made on the same GPU.
 
     outer: for each pass the variables that its groups differ in.
     """
     if gpus == 1:
-        return Deals((Deal(),) * len(outer), {t: Deal() for each in chunks.passes for t in each.stores})
+        return Shardings((Sharding(),) * len(outer), {t: Sharding() for each in chunks.passes for t in each.stores})
     entries = {t: float(chunks.plan.tables[t].entries) for each in chunks.passes for t in (*each.loads, *each.stores)}
     readers = _readers(chunks)
-    passes: list[Deal] = []
-    tables: dict[int, Deal] = {}
+    passes: list[Sharding] = []
+    tables: dict[int, Sharding] = {}
     busy = [0.0] * gpus
     for each, variables in zip(chunks.passes, outer, strict=True):
         made = [(tables[t], entries[t]) for t in each.loads if t in tables]
@@ -96,12 +96,12 @@ def deals(chunks: ChunkPlan, outer: Sequence[Sequence[int]], gpus: int) -> Deals
             busy[gpu] += sum(map(chunks.plan.work, each.steps)) / len(best.used)
         passes.append(best)
         tables |= dict.fromkeys(each.stores, best)
-    return Deals(tuple(passes), tables)
+    return Shardings(tuple(passes), tables)
 
 
 def _worth(
-    deal: Deal,
-    made: Iterable[tuple[Deal, float]],
+    deal: Sharding,
+    made: Iterable[tuple[Sharding, float]],
     later: Iterable[tuple[Container[int], float]],
     busy: Sequence[float],
 ) -> tuple[float, float]:
@@ -115,24 +115,24 @@ def _worth(
     return stays, -sum(busy[gpu] for gpu in deal.used)
 
 
-def _ways(chunks: ChunkPlan, variables: Sequence[int], gpus: int) -> Iterator[Deal]:
+def _ways(chunks: ChunkPlan, variables: Sequence[int], gpus: int) -> Iterator[Sharding]:
     """Yield deals by as few variables as keep all GPUs busy, or on some of the GPUs where there are too few."""
     sizes = chunks.plan.shape.cardinalities
     if math.prod(sizes[v] for v in variables) <= gpus:
         by = tuple(sorted(variables))
         for first in range(gpus):
-            yield Deal(gpus, by, tuple(sizes[v] for v in by), first)
+            yield Sharding(gpus, by, tuple(sizes[v] for v in by), first)
         return
     for count in range(1, len(variables) + 1):
         for by in itertools.combinations(sorted(variables), count):
             each = tuple(sizes[v] for v in by)
             # With one less there would be too few.
             if math.prod(each) >= gpus > math.prod(each) // min(each):
-                yield Deal(gpus, by, each)
+                yield Sharding(gpus, by, each)
 
 
 @lru_cache(maxsize=1 << 14)
-def agreement(one: Deal, other: Deal) -> float:
+def agreement(one: Sharding, other: Sharding) -> float:
     """Return the share of all configurations that two deals have on the same GPU."""
     sizes = dict(zip((*one.by, *other.by), (*one.sizes, *other.sizes), strict=True))
     whole = [dict(zip(sizes, each, strict=True)) for each in configurations(list(sizes.values()))]

@@ -21,7 +21,7 @@ CUT_SECONDS = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
+class ChunkPrices:
     """What plans take, in seconds.
 
     least: of a plan, about, however it is cut; what takes longer than another one that is cut already is left out.
@@ -29,11 +29,11 @@ class Pricing:
     """
 
     least: Callable[[Plan], float]
-    seconds: Callable[[ChunkPlan, Room], float]
+    seconds: Callable[[ChunkPlan, MemorySplit], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemorySplit:
     """Bytes that tables of a task may take at once, and stored tables in memory and on disk."""
 
     working: int
@@ -51,8 +51,8 @@ def operations_of(plan: Plan) -> int:
 
 
 def cheapest_chunks(
-    problem: Problem, itemsize: int, rooms: Callable[[Plan], Sequence[Room]], pricing: Pricing, rows: int = 1
-) -> tuple[ChunkPlan, Room]:
+    problem: Problem, itemsize: int, rooms: Callable[[Plan], Sequence[MemorySplit]], pricing: ChunkPrices, rows: int = 1
+) -> tuple[ChunkPlan, MemorySplit]:
     """Return the cut plan that takes least time among orders of several kinds, and the room that it was cut for.
 
     rooms: ways to divide the memory beside what a plan takes anyway, the same number for every plan. The plan with
@@ -60,7 +60,7 @@ def cheapest_chunks(
     it takes. rows: cases to come, which bound the search. Raises TooSmallError, in bytes, of what misses least where
     nothing fits, and TooLongError. Deterministic.
     """
-    best: tuple[float, int, ChunkPlan, Room] | None = None
+    best: tuple[float, int, ChunkPlan, MemorySplit] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     for plan in sorted(candidates(problem, rows), key=operations_of):

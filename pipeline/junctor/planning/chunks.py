@@ -31,7 +31,7 @@ MOST_OPEN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ChunkPass:
     """Steps of a plan done together, a task for each configuration of the chunk variables.
 
     steps: reductions in order. fixed: chunk variables, those that the last step sums out behind the others, so that
@@ -59,7 +59,7 @@ class ChunkPlan:
     """
 
     plan: Plan
-    passes: tuple[Pass, ...]
+    passes: tuple[ChunkPass, ...]
     cuts: Mapping[int, tuple[int, ...]]
     on_disk: frozenset[int]
     working: int
@@ -93,7 +93,7 @@ class ChunkPlan:
         cuts = self.cuts.get(table, ())
         return (*cuts, *(v for v in self.plan.tables[table].scope if v not in cuts))
 
-    def axes(self, table: int, each: Pass) -> tuple[int, ...]:
+    def axes(self, table: int, each: ChunkPass) -> tuple[int, ...]:
         """Return the axes of a table's part in a task of a pass."""
         return tuple(v for v in self.layout(table) if v not in each.fixed)
 
@@ -132,15 +132,15 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
     return result
 
 
-def _passes(plan: Plan, working: int) -> list[Pass]:
+def _passes(plan: Plan, working: int) -> list[ChunkPass]:
     """Return passes: a step joins one that made an operand as long as that moves fewer entries.
 
     Several passes are open at once, none of which reads what another one makes.
     """
     reads, preferred = _reads(plan), set[int]()
     made_by: dict[int, int] = {}
-    found: list[Pass] = []
-    opened: dict[int, Pass] = {}
+    found: list[ChunkPass] = []
+    opened: dict[int, ChunkPass] = {}
 
     def close(number: int) -> None:
         each = opened.pop(number)
@@ -186,7 +186,7 @@ def _reads(plan: Plan) -> dict[int, int]:
 
 def _fixed_pass(
     plan: Plan, steps: Sequence[Reduce], working: int, reads: Mapping[int, int], preferred: Iterable[int]
-) -> Pass | None:
+) -> ChunkPass | None:
     """Return the pass of some steps that fits, with the chunk variables that move the least; None where nothing fits.
 
     preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
@@ -207,7 +207,7 @@ def _fixed_pass(
     while True:
         peak, at = parts.peak(parts.entries)
         if peak <= working:
-            return Pass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
+            return ChunkPass(tuple(steps), *_ordered(chosen, steps[-1]), loads, stores)
         best = None
         for v in sorted((_variables(plan, at) & allowed) - set(chosen)):
             entries = parts.with_constant(v)
@@ -293,17 +293,17 @@ def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
     return total
 
 
-def loaded_entries(plan: Plan, each: Pass, tables: Iterable[int] | None = None) -> int:
+def loaded_entries(plan: Plan, each: ChunkPass, tables: Iterable[int] | None = None) -> int:
     """Return the entries that a pass brings in, of all tables that it reads or of some."""
     loads = each.loads if tables is None else tables
     return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in loads})
 
 
-def _moved(plan: Plan, each: Pass) -> int:
+def _moved(plan: Plan, each: ChunkPass) -> int:
     return loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
 
 
-def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:
+def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]:
     """Return the chunk variables of every stored table: first those that the pass holds constant which makes it.
 
     Then come those of the first reader, and so on: what a task makes is one run of pieces, what it reads is runs that
@@ -322,7 +322,7 @@ def _cuts(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, ...]]:
     }
 
 
-def _lifetimes(plan: Plan, passes: Sequence[Pass]) -> dict[int, tuple[int, int]]:
+def _lifetimes(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, int]]:
     lives: dict[int, tuple[int, int]] = {}
     for n, each in enumerate(passes):
         for table in each.stores:
@@ -345,7 +345,7 @@ def _most(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> int:
     return most
 
 
-def _spilled(plan: Plan, passes: Sequence[Pass], memory: int) -> frozenset[int]:
+def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[int]:
     """Return the tables that go to disk: those that stay longest for their traffic, until the others fit."""
     lives = _lifetimes(plan, passes)
     made = {table for each in passes for table in each.stores}

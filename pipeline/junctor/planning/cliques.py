@@ -23,7 +23,7 @@ DOWN: Final = "down"
 EVIDENCE: Final = "evidence"
 
 
-class Operand(NamedTuple):
+class CliqueOperand(NamedTuple):
     """What a pass multiplies by: what came up from a child, what comes down to the clique, evidence on a variable."""
 
     kind: Literal["up", "down", "evidence"]
@@ -49,7 +49,7 @@ class StoredClique:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class CliquePass:
     """One way over the table of a clique: multiply by `factors`, then sum for the separators `sums`.
 
     A separator has the number of the clique below it; a clique's own comes first. first: reads the initial table.
@@ -57,7 +57,7 @@ class Pass:
 
     clique: int
     first: bool
-    factors: tuple[Operand, ...]
+    factors: tuple[CliqueOperand, ...]
     sums: tuple[int, ...]
 
 
@@ -124,7 +124,7 @@ def _homes(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list
     return factors, variables
 
 
-def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[Pass]]:
+def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[CliquePass]]:
     """Return the passes that calibrate all tables, stage by stage; observed: variables with evidence."""
     cliques = plan.cliques
     depth = [0] * len(cliques)
@@ -138,20 +138,20 @@ def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[Pass]]:
     return up + [[_distribute(i, cliques[i]) for i in level] for level in levels[1:]]
 
 
-def widest(plan: StoredPlan, i: int) -> Pass:
+def widest(plan: StoredPlan, i: int) -> CliquePass:
     """Return a pass over a clique that has everything any pass over it has."""
     clique = plan.cliques[i]
-    messages = [Operand(UP, child) for child in clique.children]
-    evidence = [Operand(EVIDENCE, v) for v in clique.variables]
-    return Pass(i, True, (*messages, *evidence, Operand(DOWN, i)), (i, *clique.children))
+    messages = [CliqueOperand(UP, child) for child in clique.children]
+    evidence = [CliqueOperand(EVIDENCE, v) for v in clique.variables]
+    return CliquePass(i, True, (*messages, *evidence, CliqueOperand(DOWN, i)), (i, *clique.children))
 
 
-def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> Pass:
-    messages = [Operand(UP, child) for child in clique.children]
-    evidence = [Operand(EVIDENCE, v) for v in clique.variables if v in observed]
+def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> CliquePass:
+    messages = [CliqueOperand(UP, child) for child in clique.children]
+    evidence = [CliqueOperand(EVIDENCE, v) for v in clique.variables if v in observed]
     # The table of a root is calibrated once all children are in it: it sums for them at once, and for its total.
-    return Pass(i, True, (*messages, *evidence), (i, *clique.children) if clique.parent is None else (i,))
+    return CliquePass(i, True, (*messages, *evidence), (i, *clique.children) if clique.parent is None else (i,))
 
 
-def _distribute(i: int, clique: StoredClique) -> Pass:
-    return Pass(i, False, (Operand(DOWN, i),), clique.children)
+def _distribute(i: int, clique: StoredClique) -> CliquePass:
+    return CliquePass(i, False, (CliqueOperand(DOWN, i),), clique.children)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from junctor.planning.elimination import Order, good_orders, moral_graph
+from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
-from junctor.planning.paths import Operand, Paths, ProductName, product_name
+from junctor.planning.paths import PathOperand, Paths, ProductName, product_name
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, bits, mask_of
 
@@ -88,7 +88,7 @@ def compile_plan(
     return cheapest_plan(problem, rows)[1]
 
 
-def cheapest_plan(problem: Problem, rows: int) -> tuple[Order, Plan]:
+def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the plan with the fewest operations for so many cases, and the elimination order that it follows."""
     cardinalities = problem.shape.cardinalities
     graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
@@ -96,7 +96,7 @@ def cheapest_plan(problem: Problem, rows: int) -> tuple[Order, Plan]:
     return min(((order, lay_out(problem, order)) for order in orders), key=lambda found: found[1].case_operations)
 
 
-def lay_out(problem: Problem, order: Order, joins: bool = True, paths: bool = True) -> Plan:
+def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths: bool = True) -> Plan:
     """Return the plan along an order; `joins` and `paths` can be switched off to count what they are worth."""
     shape, pattern = problem.shape, problem.pattern
     remaining, free = problem.remaining(), problem.free()
@@ -294,7 +294,9 @@ class _Layout:
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
         """Contract operands over a clique; where it pays, two of them first, and as the same table for all messages."""
         waiting, left = list(operands), mask_of(scope)
-        found = [Operand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands]
+        found = [
+            PathOperand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands
+        ]
         for pair in self.paths.find(found, mask_of(kept)) if self.takes_paths else ():
             other, one = waiting.pop(pair.other), waiting.pop(pair.one)
             left &= pair.kept | ~(mask_of(self.tables[one].scope) | mask_of(self.tables[other].scope))

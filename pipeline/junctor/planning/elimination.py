@@ -16,7 +16,7 @@ from junctor.planning.shape import bits, mask_of
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EliminationOrder:
     """An elimination order and the clique (as a bit set) that each elimination makes, with their total table size."""
 
     variables: tuple[int, ...]
@@ -117,7 +117,9 @@ def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
     return [around & ~(1 << v) for v, around in enumerate(graph)]
 
 
-def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0) -> Order:
+def best_order(
+    graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
+) -> EliminationOrder:
     """Return the order of the variables in `members` with the smallest total table size that is found.
 
     rows: how many cases will be computed with it. Few cases get the best of the greedy criteria; many, a search whose
@@ -129,7 +131,7 @@ def best_order(graph: Sequence[int], members: int, cardinalities: Sequence[int],
 
 def good_orders(
     graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
-) -> list[Order]:
+) -> list[EliminationOrder]:
     """Return `best_order`, and the greedy order behind it where the search found only little better."""
     sizes = sizes_of(cardinalities)
     best = first = eliminate(graph, members, sizes, next(iter(CRITERIA)))
@@ -146,7 +148,9 @@ def good_orders(
     return found if found[1].entries <= NEARLY_AS_GOOD * found[0].entries else found[:1]
 
 
-def varied_orders(graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int) -> list[Order]:
+def varied_orders(
+    graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int
+) -> list[EliminationOrder]:
     """Return orders of different kinds, each good for something: few operations, small tables, few tables at once."""
     sizes = sizes_of(cardinalities)
     found = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, sizes)]
@@ -155,7 +159,7 @@ def varied_orders(graph: Sequence[int], members: int, cardinalities: Sequence[in
     return list({order.variables: order for order in complete}.values())
 
 
-def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> Order:
+def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> EliminationOrder:
     """Return the order in which a front sweeps over the graph: breadth first from an end (Cuthill and McKee 1969).
 
     The tree of it is a path, so that few messages are alive at once.
@@ -171,7 +175,7 @@ def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> Order:
         left &= ~mask_of(part)
     cliques = cliques_of(graph, members, order)
     total = sum(2.0 ** min(1000.0, sizes.weight(clique)) for clique in cliques)
-    return Order(tuple(order), cliques, total, "sweep")
+    return EliminationOrder(tuple(order), cliques, total, "sweep")
 
 
 def _breadth_first(graph: Sequence[int], members: int, start: int) -> list[int]:
@@ -184,7 +188,7 @@ def _breadth_first(graph: Sequence[int], members: int, start: int) -> list[int]:
     return found
 
 
-def _adds_no_edge(graph: Sequence[int], order: Order) -> bool:
+def _adds_no_edge(graph: Sequence[int], order: EliminationOrder) -> bool:
     # Then the graph is chordal, its cliques are those of any triangulation, and nothing can be better.
     return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
 
@@ -192,8 +196,8 @@ def _adds_no_edge(graph: Sequence[int], order: Order) -> bool:
 # Who asks what a plan takes, and then for the plan, waits once.
 @lru_cache(maxsize=4)
 def _searched(
-    graph: tuple[int, ...], members: int, cardinalities: tuple[int, ...], start: Order, steps: int, seed: int
-) -> Order:
+    graph: tuple[int, ...], members: int, cardinalities: tuple[int, ...], start: EliminationOrder, steps: int, seed: int
+) -> EliminationOrder:
     """Return what the compiled search makes of an order."""
     # Lazily: Numba takes a second, and planning alone does without it.
     from junctor_kernels.orders.annealing import search
@@ -207,7 +211,7 @@ def _searched(
         steps,
         seed,
     )
-    return Order(tuple(variables), cliques_of(graph, members, variables), entries, "annealing")
+    return EliminationOrder(tuple(variables), cliques_of(graph, members, variables), entries, "annealing")
 
 
 def cliques_of(graph: Sequence[int], members: int, order: Sequence[int]) -> tuple[int, ...]:
@@ -225,7 +229,9 @@ def cliques_of(graph: Sequence[int], members: int, order: Sequence[int]) -> tupl
     return tuple(cliques)
 
 
-def eliminate(graph: Sequence[int], members: int, sizes: Sizes, criterion: str, give_up_at: float = math.inf) -> Order:
+def eliminate(
+    graph: Sequence[int], members: int, sizes: Sizes, criterion: str, give_up_at: float = math.inf
+) -> EliminationOrder:
     """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
 
     Variables whose neighbours are all connected go first: they lie in one clique whatever is done (and most variables
@@ -278,7 +284,7 @@ def eliminate(graph: Sequence[int], members: int, sizes: Sizes, criterion: str, 
             else:
                 rescore(u)
     entries = math.inf if heap and total >= give_up_at else total
-    return Order(tuple(order), tuple(cliques), entries, criterion)
+    return EliminationOrder(tuple(order), tuple(cliques), entries, criterion)
 
 
 def _simplicial(graph: list[int], members: int) -> Iterator[int]:

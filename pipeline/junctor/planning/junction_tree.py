@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from junctor.planning.elimination import Order
+from junctor.planning.elimination import EliminationOrder
 from junctor.planning.shape import Shape, bits, mask_of
 
 # Cliques up to this size may be stored as the message of a join.
@@ -54,7 +54,7 @@ class JunctionTree:
         return sum(shape.entries(clique.scope) for clique in self.cliques)
 
 
-def junction_tree(order: Order, shape: Shape) -> JunctionTree:
+def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
     """Build the tree of an elimination order, absorb cliques inside their neighbours, and root each part at its centre.
 
     The centre keeps the longest path of messages short (Satish and Sundaram root there too).
@@ -90,7 +90,7 @@ def junction_tree(order: Order, shape: Shape) -> JunctionTree:
     )
 
 
-def _absorbed(order: Order, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
     """Return the maximal cliques (by number) and the parent of each, from the cliques of all eliminations."""
     members = dict(enumerate(order.cliques))
     into: dict[int, int] = {}

@@ -9,7 +9,7 @@ from junctor.planning.plan import Free, Likelihood, Plan, Slice, Step
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LaunchLevels:
     """made: per-case table -> the stage that makes it. read: per-case table -> the last stage that reads it."""
 
     made: dict[int, int]
@@ -32,7 +32,7 @@ class Stages:
             yield from steps
 
 
-def stages_of(plan: Plan) -> Stages:
+def stages_of(plan: Plan) -> LaunchLevels:
     """Return stages: a message as early as its operands allow, evidence just before it is needed."""
     made: dict[int, int] = {}
     read: dict[int, int] = {}
@@ -46,7 +46,7 @@ def stages_of(plan: Plan) -> Stages:
     for _, table in plan.marginals:
         if table in made:
             read[table] = max(read.get(table, 0), made[table] + 1)
-    return Stages(made, {table: max(read.get(table, 0), stage) for table, stage in made.items()})
+    return LaunchLevels(made, {table: max(read.get(table, 0), stage) for table, stage in made.items()})
 
 
 def _evidence(plan: Plan) -> list[int]:

@@ -24,7 +24,7 @@ MOST_TRIED = 6
 MOST_ON_PATH = 24
 
 
-class Operand(NamedTuple):
+class PathOperand(NamedTuple):
     """A table of a contraction, or the product that would be one; `scope` is a bit set."""
 
     name: int | ProductName
@@ -58,7 +58,7 @@ class Paths:
         self._shape = shape
         self._known: dict[int, int] = {}
 
-    def find(self, operands: Sequence[Operand], kept: int) -> list[Pair]:
+    def find(self, operands: Sequence[PathOperand], kept: int) -> list[Pair]:
         """Return the pairs to contract one after the other: both leave the list, their product joins its end.
 
         What is left after the last pair is contracted at once, to the variables in the bit set `kept`.
@@ -67,7 +67,7 @@ class Paths:
             operands = [operand._replace(per_case=True) for operand in operands]
         return self._cheapest(operands, kept)[1] if len(operands) <= MOST_ON_PATH else []
 
-    def _cheapest(self, operands: Sequence[Operand], kept: int) -> tuple[int, list[Pair]]:
+    def _cheapest(self, operands: Sequence[PathOperand], kept: int) -> tuple[int, list[Pair]]:
         cost, path = self._at_once(operands, kept), list[Pair]()
         if len(operands) < 3:
             return cost, path
@@ -84,7 +84,7 @@ class Paths:
                     cost, path = pair.cost + rest_cost, [pair, *rest]
         return cost, path
 
-    def _pairs(self, operands: Sequence[Operand], kept: int) -> Iterator[Pair]:
+    def _pairs(self, operands: Sequence[PathOperand], kept: int) -> Iterator[Pair]:
         """Yield the pairs whose product is not large."""
         room = max(SMALL_PRODUCT, self._entries(kept), *(self._entries(operand.scope) for operand in operands))
         once = twice = thrice = 0
@@ -101,12 +101,12 @@ class Paths:
                 if self._entries(left) <= room:
                     yield Pair(i, j, left, self._cost(one, operands[j], left))
 
-    def _cost(self, one: Operand, other: Operand, kept: int) -> int:
+    def _cost(self, one: PathOperand, other: PathOperand, kept: int) -> int:
         if isinstance(self._product(one, other, kept).name, int) or not (one.per_case or other.per_case):
             return 0
         return self._at_once((one, other), kept) + WRITE_OPERATIONS * self._entries(kept) + STEP_OPERATIONS
 
-    def _at_once(self, operands: Sequence[Operand], kept: int) -> int:
+    def _at_once(self, operands: Sequence[PathOperand], kept: int) -> int:
         union, per_case = kept, 0
         for operand in operands:
             union |= operand.scope
@@ -114,9 +114,9 @@ class Paths:
             per_case += operand.per_case
         return self._entries(union) * per_case
 
-    def _product(self, one: Operand, other: Operand, kept: int) -> Operand:
+    def _product(self, one: PathOperand, other: PathOperand, kept: int) -> PathOperand:
         name = product_name(one.name, other.name, kept)
-        return Operand(self._made.get(name, name), kept, one.per_case or other.per_case)
+        return PathOperand(self._made.get(name, name), kept, one.per_case or other.per_case)
 
     def _entries(self, scope: int) -> int:
         if scope not in self._known:

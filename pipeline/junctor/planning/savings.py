@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from junctor.planning.compile import DEFAULT_ROWS, Problem, cheapest_plan, lay_out
-from junctor.planning.elimination import Order
+from junctor.planning.elimination import EliminationOrder
 from junctor.planning.junction_tree import junction_tree
 from junctor.planning.shape import Pattern, Shape
 
@@ -47,7 +47,7 @@ def count_savings(
     return [Saving(name, operations, plan.case_operations) for name, operations in before.items()]
 
 
-def _neighbours_squared(problem: Problem, order: Order) -> int:
+def _neighbours_squared(problem: Problem, order: EliminationOrder) -> int:
     return sum(len(below) ** 2 for below in junction_tree(order, problem.shape).children())
 
 

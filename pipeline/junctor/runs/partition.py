@@ -29,12 +29,12 @@ from junctor.runtime.machine import spill_folder, usable_cores
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from junctor.cost.model import Speeds
+    from junctor.cost.model import CostModels
     from junctor.engine.engine import Engine
     from junctor.evidence.encode import EncodedPartition
     from junctor.model.answers import Answers
     from junctor.model.network import Network
-    from junctor.out_of_core.cluster.workers import Crew
+    from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -83,7 +83,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Stages:
+class StageTimings:
     """Seconds that partitions took, of all processes together.
 
     Others are read and written while one is propagated; waiting is how long propagation stood still for files.
@@ -94,12 +94,12 @@ class Stages:
     writing: float = 0.0
     waiting: float = 0.0
 
-    def __add__(self, other: Stages) -> Stages:
-        return Stages(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: StageTimings) -> StageTimings:
+        return StageTimings(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
-    def rounded(self) -> Stages:
+    def rounded(self) -> StageTimings:
         """Return them in whole milliseconds."""
-        return Stages(*(round(seconds, 3) for seconds in astuple(self)))
+        return StageTimings(*(round(seconds, 3) for seconds in astuple(self)))
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class Stages:
             setattr(self, stage, getattr(self, stage) + time.perf_counter() - started)
 
 
-def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
+def propagate_partition(task: PartTask, memory: int) -> tuple[Part, StageTimings]:
     """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
 
     Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
@@ -131,14 +131,16 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, Stages]:
             return partition.write()
 
 
-def propagate_here(tasks: Sequence[PartTask], memory: int, crew: Crew | None = None) -> Iterator[tuple[Part, Stages]]:
+def propagate_here(
+    tasks: Sequence[PartTask], memory: int, crew: WorkerPool | None = None
+) -> Iterator[tuple[Part, StageTimings]]:
     """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
 
     Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
     crew: workers that share the tasks of rows in chunks.
     """
     partitions = [_Partition(task, crew is None, crew) for task in tasks]
-    writing: deque[Future[tuple[Part, Stages]]] = deque()
+    writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
     at_once = max(WRITERS, min(writers, usable_cores() // 2))
     with ThreadPoolExecutor(1 + at_once, thread_name_prefix="junctor-files") as threads:
@@ -158,7 +160,7 @@ def propagate_here(tasks: Sequence[PartTask], memory: int, crew: Crew | None = N
 
 def propagate_over(
     tasks: Sequence[PartTask], resources: Resources, threads: int | None
-) -> Iterator[tuple[Part, Stages]]:
+) -> Iterator[tuple[Part, StageTimings]]:
     """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
     from junctor.out_of_core.cluster.workers import memory_here, open_crew
 
@@ -185,11 +187,11 @@ def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
 class _Partition:
     """A partition under way; holds its evidence until it is answered, and its answers until they are written."""
 
-    def __init__(self, task: PartTask, all_gpus: bool = False, crew: Crew | None = None) -> None:
+    def __init__(self, task: PartTask, all_gpus: bool = False, crew: WorkerPool | None = None) -> None:
         self.task, self._crew = task, crew
         # Nobody else has them where there are no other workers.
         self._all_gpus = all_gpus
-        self.stages = Stages()
+        self.stages = StageTimings()
         self._directory = RunDirectory(Path(task.directory))
         self._evidence: EncodedPartition | None = None
         self._answers: pa.Table | None = None
@@ -256,11 +258,11 @@ class _Partition:
             wait_for_others()
             self.answer(memory)
 
-    def wait_for(self, writing: Future[tuple[Part, Stages]]) -> tuple[Part, Stages]:
+    def wait_for(self, writing: Future[tuple[Part, StageTimings]]) -> tuple[Part, StageTimings]:
         with self.stages.time("waiting"):
             return writing.result()
 
-    def write(self) -> tuple[Part, Stages]:
+    def write(self) -> tuple[Part, StageTimings]:
         from junctor.runs.results import write_answers
 
         task = self.task
@@ -293,7 +295,7 @@ class _Writing:
             self._changed.wait_for(lambda: self._count == 0)
 
 
-def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, Stages]]]) -> None:
+def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, StageTimings]]]) -> None:
     for each in writing:
         partition.wait_for(each)
 
@@ -325,7 +327,7 @@ def engine_for(
     return network, Engine(network, query, memory, rows, threads, speeds=speeds)
 
 
-def _speeds_of(directory: Path) -> Speeds:
+def _speeds_of(directory: Path) -> CostModels:
     """Return the speeds that a run began with: those of the package where it has none of its own."""
     from junctor.cost.model import speeds_here, speeds_of
 

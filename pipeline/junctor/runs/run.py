@@ -23,7 +23,7 @@ from junctor.planning.budget import format_bytes
 from junctor.runs.partition import (
     Part,
     PartTask,
-    Stages,
+    StageTimings,
     engine_for,
     propagate_here,
     propagate_over,
@@ -58,7 +58,7 @@ from junctor.runtime.machine import allowed_disk, has_own_measurements, spill_fo
 from junctor.runtime.progress import Progress, Silence
 
 if TYPE_CHECKING:
-    from junctor.cost.model import DeviceSpeeds
+    from junctor.cost.model import CostModel
     from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
 
@@ -101,7 +101,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RunEstimate:
     """What partitions that are left will take: bytes for each worker at the least, seconds of one core, of a GPU.
 
     in_chunks: seconds of one core that are those of rows in chunks. spreads: whether all workers share their tasks.
@@ -115,11 +115,11 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunStats:
     """What a call did to the partitions: how many it found done already, and the seconds that the others took."""
 
     reused: int
-    stages: Stages
+    stages: StageTimings
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Manifest:
     parts: tuple[Part, ...]
     reused_parts: int
     seconds: float
-    stages: Stages
+    stages: StageTimings
     finished_at: str
 
 
@@ -249,7 +249,7 @@ def ingest_evidence(job: Job, progress: Progress) -> Ingested:
     return done
 
 
-def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
+def plan(job: Job, resources: Resources, progress: Progress) -> RunEstimate:
     """Plan what is left, for what it will take.
 
     Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take together.
@@ -262,7 +262,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
     there = ingested(directory)
     pending = unanswered(directory, spec.query, there.partitions)
     if not pending:
-        return Outlook()
+        return RunEstimate()
     if spec.method != "exact":
         progress.stage("planning")
         return _plan_sampling(directory, spec, resources, allowed_memory(resources), pending)
@@ -273,7 +273,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> Outlook:
         return _plan_on_scheduler(directory, spec, resources, first, batches, len(pending))
     engine = _planning(directory, spec, resources, allowed_memory(resources))
     gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
-    outlook = Outlook(*survey(engine, batches, len(pending), gpu))
+    outlook = RunEstimate(*survey(engine, batches, len(pending), gpu))
     # One process would answer such rows: each takes all the memory.
     workers = resources.workers or 1
     spreads = workers > 1 and _is_mostly_in_chunks(outlook) and _pays(engine, first, resources, workers)
@@ -297,7 +297,7 @@ def _plan_on_scheduler(
     first: EvidenceBatch,
     batches: Iterator[EvidenceBatch],
     count: int,
-) -> Outlook:
+) -> RunEstimate:
     """Return whether workers share rows in chunks: fewer partitions of them than workers, or too large for one."""
     from junctor.engine.forecast import survey
 
@@ -306,11 +306,11 @@ def _plan_on_scheduler(
     memory = memory_of_each(workers.values(), resources)
     engine = _planning(directory, spec, replace(resources, device="cpu"), memory)
     try:
-        outlook = Outlook(*survey(engine, batches, count))
+        outlook = RunEstimate(*survey(engine, batches, count))
     except BudgetError:
-        return Outlook(spreads=len(workers) > 1)
+        return RunEstimate(spreads=len(workers) > 1)
     spreads = count < len(workers) and _is_mostly_in_chunks(outlook)
-    return Outlook(spreads=spreads and _pays(engine, first, resources, len(workers), memory))
+    return RunEstimate(spreads=spreads and _pays(engine, first, resources, len(workers), memory))
 
 
 def _pays(engine: Engine, batch: EvidenceBatch, resources: Resources, workers: int, memory: int | None = None) -> bool:
@@ -319,7 +319,7 @@ def _pays(engine: Engine, batch: EvidenceBatch, resources: Resources, workers: i
     memory: of each worker, None for an equal share.
     """
     from junctor.engine.forecast import forecast
-    from junctor.out_of_core.cluster.workers import Crew
+    from junctor.out_of_core.cluster.workers import WorkerPool
 
     if resources.device != "cpu":
         # What GPUs of workers do is not known here.
@@ -329,26 +329,26 @@ def _pays(engine: Engine, batch: EvidenceBatch, resources: Resources, workers: i
         return sum(each.seconds for each in forecast(engine, batch) if each.chunking is not None)
 
     alone = seconds()
-    engine.crew = Crew(workers, memory)
+    engine.crew = WorkerPool(workers, memory)
     try:
         return seconds() < alone
     finally:
         engine.crew = None
 
 
-def _is_mostly_in_chunks(outlook: Outlook) -> bool:
+def _is_mostly_in_chunks(outlook: RunEstimate) -> bool:
     return outlook.in_chunks > outlook.seconds / 2
 
 
-def _gpu_speeds(engine: Engine) -> DeviceSpeeds:
-    from junctor.cost.dataset import Device
+def _gpu_speeds(engine: Engine) -> CostModel:
+    from junctor.cost.dataset import MeasuredDevice
 
-    return engine.known_speeds.gpu(Device(*gpu_at_hand()))
+    return engine.known_speeds.gpu(MeasuredDevice(*gpu_at_hand()))
 
 
 def _plan_sampling(
     directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int, pending: Sequence[int]
-) -> Outlook:
+) -> RunEstimate:
     """Return what sampling takes; with `auto`, settle the budget of exact answers, and say why rows exceed it."""
     from junctor.evidence.encoded import read_partition
     from junctor.sampling.auto import AutoEngine, explain
@@ -359,10 +359,10 @@ def _plan_sampling(
     if isinstance(engine, AutoEngine):
         engine.configure("cpu", resources.device_memory, resources.spill, resources.disk, directory.path)
         explain(engine, read_partition(directory.evidence_part(pending[0])).batch)
-    return Outlook(engine.least, engine.seconds(rows))
+    return RunEstimate(engine.least, engine.seconds(rows))
 
 
-def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progress) -> Work:
+def propagate(job: Job, resources: Resources, outlook: RunEstimate, progress: Progress) -> RunStats:
     """Answer all partitions that have no part yet."""
     directory, spec = job.directory, job.directory.read_spec()
     there = ingested(directory)
@@ -377,16 +377,16 @@ def propagate(job: Job, resources: Resources, outlook: Outlook, progress: Progre
     # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
     spreads = outlook.spreads and (resources.scheduler is not None or resources.device == "cpu")
     results = _spread if spreads else _distribute
-    total = Stages()
+    total = StageTimings()
     for part, stages in results(directory, spec, resources, outlook, pending):
         progress.advance(part.rows)
         total += stages
-    return Work(there.partitions - len(pending), total.rounded())
+    return RunStats(there.partitions - len(pending), total.rounded())
 
 
 def _distribute(
-    directory: RunDirectory, spec: RunSpec, resources: Resources, outlook: Outlook, pending: Sequence[int]
-) -> Iterator[tuple[Part, Stages]]:
+    directory: RunDirectory, spec: RunSpec, resources: Resources, outlook: RunEstimate, pending: Sequence[int]
+) -> Iterator[tuple[Part, StageTimings]]:
     """Answer whole partitions in workers, or here."""
     resources = replace(resources, workers=workers_for(resources, outlook))
     workers = min(resources.workers or 1, len(pending))
@@ -395,8 +395,8 @@ def _distribute(
 
 
 def _spread(
-    directory: RunDirectory, spec: RunSpec, resources: Resources, _: Outlook, pending: Sequence[int]
-) -> Iterator[tuple[Part, Stages]]:
+    directory: RunDirectory, spec: RunSpec, resources: Resources, _: RunEstimate, pending: Sequence[int]
+) -> Iterator[tuple[Part, StageTimings]]:
     """Answer partitions here, rows in chunks over all workers."""
     here = replace(resources, device="cpu")
     tasks = _tasks(directory, spec, here, pending, threads_for(replace(here, scheduler=None), 1), resources.disk)
@@ -431,7 +431,7 @@ def _tasks(
     ]
 
 
-def device_for(resources: Resources, outlook: Outlook) -> DeviceChoice:
+def device_for(resources: Resources, outlook: RunEstimate) -> DeviceChoice:
     """Return the device to use; a scheduler's workers see for themselves."""
     if resources.device != "auto" or resources.scheduler is not None:
         return resources.device
@@ -448,7 +448,7 @@ def disk_for(resources: Resources, workers: int) -> int | None:
     return allowed // workers
 
 
-def workers_for(resources: Resources, outlook: Outlook) -> int:
+def workers_for(resources: Resources, outlook: RunEstimate) -> int:
     """Return how many processes to use: what was asked for, or what the work is worth; fewer where memory is short."""
     if resources.workers is not None:
         workers = resources.workers
@@ -470,7 +470,7 @@ def workers_for(resources: Resources, outlook: Outlook) -> int:
     return fitting
 
 
-def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manifest:
+def finalise(job: Job, work: RunStats, seconds: float, progress: Progress) -> Manifest:
     """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
     directory, spec = job.directory, job.directory.read_spec()
     manifest = finished(directory, spec, spec.query, work, seconds, progress)
@@ -485,7 +485,7 @@ def finalise(job: Job, work: Work, seconds: float, progress: Progress) -> Manife
 
 
 def finished(
-    directory: Directory[Any], spec: Any, kind: str, work: Work, seconds: float, progress: Progress
+    directory: Directory[Any], spec: Any, kind: str, work: RunStats, seconds: float, progress: Progress
 ) -> Manifest:
     """Return the manifest of a run whose parts are all there, and write it if it is not; kind: of its answers."""
     if directory.manifest.exists():
@@ -520,7 +520,7 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any] =
     """Return the manifest that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
-    return Manifest(spec=parse(record["spec"]), parts=parts, stages=Stages(**record["stages"]), **fields)
+    return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)
 
 
 def unanswered(directory: Directory[Any], kind: str, partitions: int) -> list[int]:

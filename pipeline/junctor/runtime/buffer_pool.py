@@ -18,7 +18,7 @@ def fresh(size: int) -> npt.NDArray[np.uint8]:
     return np.empty(size, dtype=np.uint8)
 
 
-class Lender:
+class BufferPool:
     """Lends pieces of memory of one size at a time; a piece comes back when the last array on it is gone."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from junctor.model.errors import DeviceError
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import CudaDevice, Device
+    from junctor_kernels.gpu.blocks import BlockDevice, CudaBlockDevice
 
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
@@ -35,7 +35,7 @@ def count_gpus() -> int:
 
 @cache
 def gpu_at_hand() -> tuple[str, dict[str, float]]:
-    """Return name and figures of the first GPU as `CudaDevice` has them, without CuPy; nothing where there is none."""
+    """Return name and figures of the first GPU as `CudaBlockDevice` has them, without CuPy; none without a GPU."""
     if not count_gpus():
         return "no GPU", {}
     driver = ctypes.CDLL("libcuda.so.1")
@@ -78,7 +78,7 @@ def check_device(choice: DeviceChoice) -> None:
 
 
 @lru_cache(maxsize=1)
-def open_gpu(memory: int | None = None) -> Device:
+def open_gpu(memory: int | None = None) -> BlockDevice:
     """Return this process's GPU, the first that it sees, with at most `memory` bytes of it; the same at every call.
 
     Raises DeviceError, in words for users, where it cannot be used.
@@ -88,21 +88,21 @@ def open_gpu(memory: int | None = None) -> Device:
 
 
 @lru_cache(maxsize=1)
-def open_other_gpus(memory: int | None = None) -> tuple[CudaDevice, ...]:
+def open_other_gpus(memory: int | None = None) -> tuple[CudaBlockDevice, ...]:
     """Return the GPUs that this process sees beside the first, with at most `memory` bytes of each."""
     return tuple(open_one(number, memory) for number in range(1, count_gpus()))
 
 
-def open_one(number: int, memory: int | None) -> CudaDevice:
+def open_one(number: int, memory: int | None) -> CudaBlockDevice:
     """Return a GPU of this process with a piece of memory of its own; raises DeviceError."""
     try:
         import cupy
-        from junctor_kernels.gpu.blocks import CudaDevice
+        from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         capability = int(cupy.cuda.Device(number).compute_capability)
         if capability < LEAST_CAPABILITY:
             raise DeviceError(f"found a GPU of compute capability {capability / 10}, expected 7.5 or later")
-        return CudaDevice(number, memory)
+        return CudaBlockDevice(number, memory)
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): {_INSTALL}") from error
     except cupy.cuda.memory.OutOfMemoryError as error:

@@ -11,14 +11,14 @@ from junctor_kernels.sampling.layout import STATES
 
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import INVALID, OK, SampledAnswers, posteriors_in
-from junctor.sampling.cases import Layout
+from junctor.sampling.cases import CaseLayout
 from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate
 
 Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Slots:
+class EstimateSlots:
     """Where a pattern's estimates go: of each slot of a target that is drawn, its place in an estimate, the target's
     number, and the state.
 
@@ -31,7 +31,7 @@ class Slots:
     observed: tuple[tuple[int, int], ...]
 
 
-def slots_of(targets: Sequence[int], layout: Layout) -> Slots:
+def slots_of(targets: Sequence[int], layout: CaseLayout) -> EstimateSlots:
     """Return where the estimates of a pattern go; targets: variables, in their order."""
     starts = np.cumsum([0, *layout.nodes[:, STATES]]).tolist()
     place = layout.node_of()
@@ -44,10 +44,10 @@ def slots_of(targets: Sequence[int], layout: Layout) -> Slots:
     columns = np.array(found, dtype=np.int64).reshape(-1, 3)
     at, number, state = (np.ascontiguousarray(columns[:, i]) for i in range(3))
     observed = tuple((number, v) for number, v in enumerate(targets) if v not in place)
-    return Slots(at, number, state, observed)
+    return EstimateSlots(at, number, state, observed)
 
 
-class Sheet:
+class AnswerBuffer:
     """The answers to a batch. Rows are not answered, and invalid, until something is written."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Sheet:
             sampled=np.ones(rows, dtype=np.bool_),
         )
 
-    def write(self, row: int, slots: Slots, hard: Mapping[int, int], found: Estimate) -> None:
+    def write(self, row: int, slots: EstimateSlots, hard: Mapping[int, int], found: Estimate) -> None:
         """Write what samples say of a row; hard: its observed states."""
         answers = self.answers
         # All targets at once: one after the other would take as long as all the rest of a row on a GPU.

@@ -18,13 +18,13 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.engine.engine import Engine, rounded
 from junctor.engine.forecast import Forecast, forecast
-from junctor.engine.patterns import Group, patterns_of
-from junctor.evidence.batch import EvidenceBatch, Likelihood
+from junctor.engine.patterns import PatternGroup, patterns_of
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, SampledAnswers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.query import Query
-from junctor.out_of_core.memory_splits import Chunking
+from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.shape import Pattern
 from junctor.runs.storage import RunDirectory, read_json, write_json
 from junctor.runtime.devices import DeviceChoice
@@ -32,7 +32,7 @@ from junctor.runtime.machine import allowed_disk, spill_folder
 from junctor.sampling.engine import SamplingEngine
 
 if TYPE_CHECKING:
-    from junctor.cost.model import Speeds
+    from junctor.cost.model import CostModels
 
 # Seconds of one core that an exact answer to a row may take.
 MOST_SECONDS = 60.0
@@ -43,7 +43,7 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Beyond:
+class RowsBeyondBudget:
     """Rows whose exact answers exceed the budget, and why."""
 
     rows: Rows
@@ -54,12 +54,12 @@ class _Judge(Engine):
     """An engine that is only asked; it remembers what it refused, because a refusal takes as long as a plan."""
 
     def __init__(
-        self, network: Network, query: Query, memory: int, rows: int, speeds: Callable[[], Speeds] | None
+        self, network: Network, query: Query, memory: int, rows: int, speeds: Callable[[], CostModels] | None
     ) -> None:
         super().__init__(network, query, memory, rows, speeds=speeds)
         self._refused: dict[tuple[object, ...], BudgetError] = {}
 
-    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> Chunking:
+    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> ChunkRoute:
         """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
         key = pattern, rounded(uses), algebra.name, free, self.disk
         if key in self._refused:
@@ -81,7 +81,7 @@ class AutoEngine:
         memory: int | None = None,
         rows: int = 0,
         threads: int = 1,
-        speeds: Callable[[], Speeds] | None = None,
+        speeds: Callable[[], CostModels] | None = None,
     ) -> None:
         self.network, self.query = network, query
         self._exact = Engine(network, query, memory, rows, threads, speeds=speeds)
@@ -131,15 +131,15 @@ class AutoEngine:
             take(sampled, answers, np.flatnonzero(beyond))
         return answers
 
-    def beyond(self, batch: EvidenceBatch) -> Iterator[Beyond]:
+    def beyond(self, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield the rows of a batch that are sampled, by their reasons."""
         for each in forecast(self._judge, batch, refuse=False):
             if each.group.alone:
                 yield from self._beyond_alone(each.group, batch)
             elif reason := why(each):
-                yield Beyond(each.group.rows, reason)
+                yield RowsBeyondBudget(each.group.rows, reason)
 
-    def _beyond_alone(self, group: Group, batch: EvidenceBatch) -> Iterator[Beyond]:
+    def _beyond_alone(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
         engine = self._judge.row_engine
         large = [
@@ -153,7 +153,7 @@ class AutoEngine:
             keep[each.rows] = False
             for found in forecast(self._judge, without(batch, keep), refuse=False):
                 if reason := why(found):
-                    yield Beyond(each.rows, reason)
+                    yield RowsBeyondBudget(each.rows, reason)
 
     @property
     def _sampler(self) -> SamplingEngine:
@@ -195,9 +195,9 @@ def without(batch: EvidenceBatch, left_out: npt.NDArray[np.bool_]) -> EvidenceBa
     return EvidenceBatch(batch.rows, states, likelihoods, {**passed, **batch.invalid})
 
 
-def _kept(likelihood: Likelihood, keep: npt.NDArray[np.bool_]) -> Likelihood:
+def _kept(likelihood: SoftEvidence, keep: npt.NDArray[np.bool_]) -> SoftEvidence:
     here = keep[likelihood.rows]
-    return Likelihood(likelihood.rows[here], likelihood.values[here])
+    return SoftEvidence(likelihood.rows[here], likelihood.values[here])
 
 
 def as_sampled(answers: Answers) -> SampledAnswers:

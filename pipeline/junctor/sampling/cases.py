@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.sampling.layout import Case, Integers, slots_of
+from junctor_kernels.sampling.layout import Integers, SampledCase, slots_of
 
 from junctor.sampling.tables import SampledNetwork
 
@@ -29,7 +29,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Moves:
+class StrideSums:
     """Strides to be multiplied with observed states and added to numbers: int64 places, observed variables, strides."""
 
     places: npt.NDArray[np.int64]
@@ -42,12 +42,12 @@ class Moves:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layout:
+class CaseLayout:
     """The draws of all rows of a pattern: what does not depend on the states that they observe.
 
     drawn: variables in the order of their nodes. weighed: those that evidence lies below, or on; only they can gain
     from an importance function (Cheng and Druzdzel 2000, theorem 2).
-    nodes, parents, factors, levels, spans, slots: as in `Case`, where every observed variable is in its first state.
+    nodes, parents, factors, levels, spans, slots: as in `SampledCase`, with every observed variable in its first state.
     moves: what observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
     """
 
@@ -61,7 +61,7 @@ class Layout:
     levels: Integers
     spans: Integers
     slots: Integers
-    moves: tuple[Moves, Moves]
+    moves: tuple[StrideSums, StrideSums]
     observed: tuple[int, ...]
     planes: int
 
@@ -69,7 +69,7 @@ class Layout:
         """Return the node of each drawn variable."""
         return {v: n for n, v in enumerate(self.drawn)}
 
-    def case(self, hard: Hard, soft: Soft, learns: bool) -> Case:
+    def case(self, hard: Hard, soft: Soft, learns: bool) -> SampledCase:
         """Return a row of the pattern; learns: whether nodes above evidence are drawn from an importance function."""
         states = np.array([hard[v] for v in self.observed], dtype=np.int64)
         nodes, factors = self.nodes.copy(), self.factors.copy()
@@ -84,7 +84,7 @@ class Layout:
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
         flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
         least, most = self._bounds(soft)
-        return Case(
+        return SampledCase(
             nodes,
             self.parents,
             factors[~fixed],
@@ -106,7 +106,7 @@ class Layout:
         return least, most
 
 
-def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> Layout:
+def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> CaseLayout:
     """Return the draws of a pattern, without what bears on no target; targets: variables asked for, None for all."""
     parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
     needed = _with_parents(network, evidence.observed | evidence.soft)
@@ -139,7 +139,7 @@ def _levels(order: Sequence[int], parents: Mapping[int, Sequence[int]], wanted: 
 
 def _lowered(
     network: SampledNetwork, evidence: Evidence, drawn: tuple[int, ...], weighed: frozenset[int], levels: Sequence[int]
-) -> Layout:
+) -> CaseLayout:
     cards = network.network.cardinalities
     links = _Links(network, drawn, tuple(sorted(evidence.observed)))
     nodes, factors, spans = list[tuple[int, ...]](), list[tuple[int, ...]](), list[int]()
@@ -165,7 +165,9 @@ def _lowered(
     counts = np.array(spans, dtype=np.int32), slots_of(tables)
     both = _moves(links.begins), _moves(links.entries)
     starts = np.array([0, *ends, len(drawn)], dtype=np.int32)
-    return Layout(network, evidence, drawn, weighed, *arrays, starts, *counts, both, links.observed, links.planes[-1])
+    return CaseLayout(
+        network, evidence, drawn, weighed, *arrays, starts, *counts, both, links.observed, links.planes[-1]
+    )
 
 
 class _Links:
@@ -194,9 +196,9 @@ class _Links:
         return first, len(self.parents) - first, moves
 
 
-def _moves(found: Sequence[tuple[int, int, int]]) -> Moves:
+def _moves(found: Sequence[tuple[int, int, int]]) -> StrideSums:
     columns = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return Moves(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
+    return StrideSums(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
 
 
 def _integers(rows: Sequence[Sequence[int]], columns: int) -> Integers:

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from junctor_kernels.sampling.layout import STATES, Case, Floats, Sums
-from junctor_kernels.sampling.philox import MOST_ROWS, Stream
+from junctor_kernels.sampling.layout import STATES, Floats, SampledCase, Sums
+from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
@@ -22,16 +22,16 @@ from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import DeviceChoice, has_gpu
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 from junctor.runtime.threads import in_threads
-from junctor.sampling.answer_buffer import Sheet, Slots, slots_of
-from junctor.sampling.cases import Evidence, Hard, Layout, Soft, layout_of
+from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, slots_of
+from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
-from junctor.sampling.sampler import Ask, CpuSampling, Device, Pending, RowSampler
+from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SampleDevice, SamplingRequest
 from junctor.sampling.tables import refuse, sampled_network
 
 if TYPE_CHECKING:
-    from junctor.sampling.epis import Beliefs
+    from junctor.sampling.epis import LoopyMessages
     from junctor.sampling.gpu import GpuSampling
     from junctor.sampling.tables import SampledNetwork
 
@@ -106,7 +106,7 @@ class SamplingEngine:
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
         dtype = np.float32 if self.query.precision == "single" else np.float64
-        sheet = Sheet(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
+        sheet = AnswerBuffer(self.network.cardinalities, self.targets, batch, np.dtype(dtype))
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
         begin = partial(self._begin_row, evidence, sheet, first_row)
@@ -122,7 +122,7 @@ class SamplingEngine:
         self._report(sheet.answers)
         return sheet.answers
 
-    def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[Layout, Case, Estimate | None]:
+    def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[CaseLayout, SampledCase, Estimate | None]:
         """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
         layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
         case = layout.case(hard, soft, self._weighs)
@@ -144,20 +144,20 @@ class SamplingEngine:
         return prior_of(self.sampled)
 
     @cached_property
-    def _layout(self) -> Callable[[Evidence], Layout]:
+    def _layout(self) -> Callable[[Evidence], CaseLayout]:
         targets = None if self.query.targets is None else self.targets
         return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
 
     @cached_property
-    def _slots(self) -> Callable[[Layout], Slots]:
+    def _slots(self) -> Callable[[CaseLayout], EstimateSlots]:
         return lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
 
     @cached_property
-    def _beliefs(self) -> Callable[[Layout], Beliefs]:
+    def _beliefs(self) -> Callable[[CaseLayout], LoopyMessages]:
         return lru_cache(KEPT_LAYOUTS)(beliefs_of)
 
     @property
-    def _device(self) -> Device:
+    def _device(self) -> SampleDevice:
         if self.device == "cpu" or (self.device == "auto" and not has_gpu()):
             return self._cpu
         return self._gpu
@@ -218,10 +218,10 @@ class SamplingEngine:
     def _begin_row(
         self,
         evidence: Sequence[tuple[Hard, Soft]],
-        sheet: Sheet,
+        sheet: AnswerBuffer,
         first_row: int,
         threads: int,
-        device: Device,
+        device: SampleDevice,
         row: int,
     ) -> Callable[[], None]:
         """Begin with a row; returns who waits for the answer and writes it."""
@@ -244,7 +244,7 @@ class SamplingEngine:
         return finish
 
     def _begin(
-        self, device: Device, layout: Layout, case: Case, hard: Hard, row: int, threads: int
+        self, device: SampleDevice, layout: CaseLayout, case: SampledCase, hard: Hard, row: int, threads: int
     ) -> Callable[[], Estimate | None]:
         """Begin to sample a row; returns who waits for what the samples say."""
         sampling = self.query.sampling
@@ -253,7 +253,7 @@ class SamplingEngine:
         stages = self._learn(sampler, row) if learns else []
         # Where there is nothing to learn, all samples count.
         main = self._main if learns else self._main + self._learning
-        draw = partial(sampler.sums, Stream(sampling.seed, row, 0))
+        draw = partial(sampler.sums, RandomStream(sampling.seed, row, 0))
         drawn = draw(0, main) if sampling.error is None else None
 
         def finish() -> Estimate | None:
@@ -263,11 +263,11 @@ class SamplingEngine:
 
         return finish
 
-    def _ask(self, layout: Layout, case: Case, hard: Hard, threads: int) -> Ask:
+    def _ask(self, layout: CaseLayout, case: SampledCase, hard: Hard, threads: int) -> SamplingRequest:
         weighs = self._weighs and bool(layout.weighed)
         logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
         sampler = self.query.sampling.sampler if weighs else "lw"
-        ask = Ask(layout, case, sampler, (), logs, threads, samples=self._known)
+        ask = SamplingRequest(layout, case, sampler, (), logs, threads, samples=self._known)
         if ask.sampler == "ais-bn":
             return replace(ask, free=parents_to_free(layout, hard, self._prior))
         return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask
@@ -275,18 +275,18 @@ class SamplingEngine:
     def _learn(self, sampler: RowSampler, row: int) -> list[Pending]:
         sampling, found = self.query.sampling, []
         for stage in range(STAGES):
-            stream = Stream(sampling.seed, row, stage + 1)
+            stream = RandomStream(sampling.seed, row, stage + 1)
             keep = sampling.stages == "all"
             sums = sampler.learn(stream, self._stage, rate(sampling.sampler, stage), keep)
             found += [sums] if sums is not None else []
         return found
 
-    def _read(self, case: Case, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
+    def _read(self, case: SampledCase, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
         return estimate_of(weighted([*stages, sums]), starts, case.certain, learned + round(sums.drawn))
 
     def _until(
-        self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: Layout
+        self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: CaseLayout
     ) -> Estimate | None:
         """Draw the samples that the error asked for takes."""
         asked = self._slots(layout).places
@@ -301,7 +301,7 @@ class SamplingEngine:
         found = read(sums)
         return None if found is None else replace(found, reached=reached)
 
-    def _plain(self, case: Case) -> bool:
+    def _plain(self, case: SampledCase) -> bool:
         return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
 
     def _report(self, answers: SampledAnswers) -> None:

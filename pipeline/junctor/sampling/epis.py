@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling import layout as places
 from junctor_kernels.sampling import loopy as beliefs
-from junctor_kernels.sampling.layout import Case, Floats, Function, Integers
+from junctor_kernels.sampling.layout import Floats, Function, Integers, SampledCase
 from junctor_kernels.sampling.loopy import Links
 from junctor_kernels.sampling.thresholds import shape
 
 from junctor.runtime.threads import in_threads
-from junctor.sampling.cases import Layout
+from junctor.sampling.cases import CaseLayout
 from junctor.sampling.tables import SampledNetwork
 
 # Sweeps through the network; more change nothing that could be measured, see docs/sampling.md.
@@ -32,7 +32,7 @@ PIECE_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Beliefs:
+class LoopyMessages:
     """The messages of a pattern: between nodes of its layout that are weighed, and factors of its cases.
 
     links: with tables of the nodes, then of the factors. entries: of all of them, without observed variables. smallest:
@@ -47,7 +47,7 @@ class Beliefs:
     smallest: Floats
     soft: tuple[tuple[int, slice], ...]
 
-    def of(self, case: Case) -> tuple[Links, Floats]:
+    def of(self, case: SampledCase) -> tuple[Links, Floats]:
         """Return the links of a row of the pattern, and what its evidence says of each node itself, at most 1."""
         tables = self.links.tables.copy()
         entries = case.nodes[self.nodes, places.ENTRY], case.factors[self.factors, places.FACTOR_ENTRY]
@@ -60,7 +60,7 @@ class Beliefs:
         return self.links._replace(tables=tables), own
 
 
-def beliefs_of(layout: Layout) -> Beliefs:
+def beliefs_of(layout: CaseLayout) -> LoopyMessages:
     """Return the messages of a pattern."""
     nodes = np.flatnonzero(layout.nodes[:, places.WEIGHED])
     place = np.full(len(layout.nodes), -1)
@@ -80,11 +80,11 @@ def beliefs_of(layout: Layout) -> Beliefs:
         node = int(place[layout.parents[factors[factor, places.FACTOR_PARENTS], places.NODE]])
         said.append((factor, slice(begins[node], begins[node] + int(states[node]))))
     smallest = np.array([least_of(size) for size in states[: len(nodes)].tolist()])
-    return Beliefs(links, int(beliefs.sizes(links).sum()), nodes, hard, smallest, tuple(said))
+    return LoopyMessages(links, int(beliefs.sizes(links).sum()), nodes, hard, smallest, tuple(said))
 
 
 def _links(
-    layout: Layout,
+    layout: CaseLayout,
     place: npt.NDArray[np.int64],
     states: Integers,
     firsts: Integers,
@@ -121,7 +121,9 @@ def _links(
     )
 
 
-def epis_function(network: SampledNetwork, pattern: Beliefs, case: Case, logs: bool, threads: int = 1) -> Function:
+def epis_function(
+    network: SampledNetwork, pattern: LoopyMessages, case: SampledCase, logs: bool, threads: int = 1
+) -> Function:
     """Return the importance function of a row; of nodes that no evidence lies below, their own tables."""
     tables = network.tables
     links, own = pattern.of(case)
@@ -138,7 +140,7 @@ def epis_function(network: SampledNetwork, pattern: Beliefs, case: Case, logs: b
     return function
 
 
-def _pieces(case: Case, pattern: Beliefs) -> list[slice]:
+def _pieces(case: SampledCase, pattern: LoopyMessages) -> list[slice]:
     """Return the nodes in pieces of some entries."""
     entries = case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, places.STATES]
     piece = (np.cumsum(entries) - 1) // PIECE_ENTRIES

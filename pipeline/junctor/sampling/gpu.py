@@ -11,17 +11,17 @@ import numpy as np
 from junctor_kernels.sampling import gpu as sampling_gpu
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
-from junctor_kernels.sampling.gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, Job, SamplingDevice
+from junctor_kernels.sampling.gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS, SamplingDevice, SamplingJob
 from junctor_kernels.sampling.layout import STATES, WEIGHED, Function, Sums, add
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.philox import RandomStream
 
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.query import Sampler
 from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import check_device, count_gpus
-from junctor.sampling.epis import SWEEPS, Beliefs
+from junctor.sampling.epis import SWEEPS, LoopyMessages
 from junctor.sampling.estimate import pieces_of
-from junctor.sampling.sampler import Ask, CpuSampling, Pending, RowSampler
+from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SamplingRequest
 from junctor.sampling.tables import SampledNetwork
 
 # Samples of one launch: their states and weights stay on the device until they are summed.
@@ -63,13 +63,13 @@ class GpuSampling:
     def _others(self) -> list[GpuSampling]:
         return self.open_others()
 
-    def row(self, ask: Ask) -> RowSampler:
+    def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
         if ask.samples >= SPREAD_SAMPLES and self._others:
             return SpreadRow([self._row(ask), *(other.row(ask) for other in self._others)])
         return self._row(ask)
 
-    def _row(self, ask: Ask) -> RowSampler:
+    def _row(self, ask: SamplingRequest) -> RowSampler:
         try:
             row = GpuRow(self, ask)
         except MemoryError as error:
@@ -109,7 +109,7 @@ class GpuSampling:
             self._rooms[name] = self.device.empty((max(16, size),), np.uint8)
         return self._rooms[name]
 
-    def _start(self, ask: Ask) -> Function:
+    def _start(self, ask: SamplingRequest) -> Function:
         """Return the importance function that a row begins with, on the device."""
         key = ask.sampler, ask.logs
         if key not in self.first:
@@ -137,7 +137,7 @@ CHANGING = ("thresholds", "order", "ratios", "chances")
 class GpuRow:
     """Samples of one row."""
 
-    def __init__(self, owner: GpuSampling, ask: Ask) -> None:
+    def __init__(self, owner: GpuSampling, ask: SamplingRequest) -> None:
         self._owner, self._device, self._ask, self._case = owner, owner.device, ask, ask.case
         case = ask.case
         soft = case.soft
@@ -164,7 +164,7 @@ class GpuRow:
                 arrays["said"] = beliefs.propagate(links, owner.network.tables.probabilities, own, SWEEPS)
         self._kept, places = _together(owner, arrays)
         kept = self._device.address(self._kept)
-        self._job = Job(**{name: kept + start for name, start in places.items()}, **owner.shared(ask.logs))
+        self._job = SamplingJob(**{name: kept + start for name, start in places.items()}, **owner.shared(ask.logs))
         self._job.set(node_count=len(case.nodes), factor_count=len(case.factors), planes=case.planes, least=1)
         self._job.set(level_count=len(case.levels) - 1, slot_count=self._slots, weighed_count=len(self._weighed))
         self._simple()  # refuses what does not fit
@@ -186,7 +186,7 @@ class GpuRow:
             rows = max(each[3] for each in tables)
             self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, freed=self._device.address(freed))
 
-    def believe(self, pattern: Beliefs) -> None:
+    def believe(self, pattern: LoopyMessages) -> None:
         """Make the importance function of EPIS-BN; nodes that no evidence lies below have no part in it."""
         if pattern.entries >= DEVICE_ENTRIES:
             self.tell(pattern)
@@ -194,7 +194,7 @@ class GpuRow:
         rows = int(self._weighed[:, 1].max())
         self._launch("shape", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS)
 
-    def tell(self, pattern: Beliefs) -> None:
+    def tell(self, pattern: LoopyMessages) -> None:
         """Enqueue the messages of the row, on the device."""
         owner, address = self._owner, self._device.address
         links, own = pattern.of(self._case)
@@ -215,7 +215,7 @@ class GpuRow:
         for name in CHANGING:
             self._job.set(**{name: self._device.address(getattr(self._owner.learned, name))})
 
-    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
         chunks = pieces_of(first, count, CHUNK)
         result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
@@ -224,7 +224,7 @@ class GpuRow:
             self._sum(chunk[1], result, i * (self._slots + 1) * 16)
         return partial(self._get, result, [count for _, count in chunks])
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+    def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Begin to move the importance function by a share `rate` towards what `count` samples say."""
         self._draw(stream, 0, count)
         found = None
@@ -249,7 +249,7 @@ class GpuRow:
         hits = round(float(numbers[self._nodes + 1, 0]))
         return Sums(shift, numbers[: self._nodes].copy(), numbers[self._nodes].copy(), count, hits)
 
-    def _draw(self, stream: Stream, first: int, count: int) -> None:
+    def _draw(self, stream: RandomStream, first: int, count: int) -> None:
         """Enqueue samples, whose states and weights are in the room then."""
         owner, groups = self._owner, SEVERAL * _blocks(count, 32 * SEVERAL)
         words = owner.room("words", (groups, self._case.planes), np.uint32)
@@ -306,13 +306,13 @@ class SpreadRow:
     def __init__(self, rows: Sequence[RowSampler]) -> None:
         self._rows = rows
 
-    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
         chunks = pieces_of(first, count, CHUNK)
         found = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
         return lambda: reduce(add, [each() for each in found])
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+    def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Learn the same on every device."""
         first, *others = self._rows
         found = first.learn(stream, count, rate, sums)

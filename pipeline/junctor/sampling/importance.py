@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from junctor_kernels.sampling import cpu as sampling_cpu
 from junctor_kernels.sampling.layout import MOST_STATES, STATES, Floats, Function
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import settle
 
 from junctor.model.query import Sampler
-from junctor.sampling.cases import Evidence, Layout, layout_of
+from junctor.sampling.cases import CaseLayout, Evidence, layout_of
 from junctor.sampling.tables import SampledNetwork, normalised
 
 # Probabilities above zero that are smaller are lifted to this: states up to which, and how far. Few states as Cheng and
@@ -51,7 +51,7 @@ def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Fun
     return function
 
 
-def own_function(layout: Layout, start: Function) -> Function:
+def own_function(layout: CaseLayout, start: Function) -> Function:
     """Return a function that may learn: `start` for variables that are weighed, their own tables for the others."""
     network, tables = layout.network, layout.network.tables
     thresholds, order = tables.thresholds.copy(), tables.order.copy()
@@ -72,7 +72,7 @@ def make_uniform(network: SampledNetwork, function: Function, variables: Sequenc
         settle_variable(network, function, v)
 
 
-def parents_to_free(layout: Layout, hard: Mapping[int, int], prior: Mapping[int, Floats]) -> list[int]:
+def parents_to_free(layout: CaseLayout, hard: Mapping[int, int], prior: Mapping[int, Floats]) -> list[int]:
     """Return the drawn parents of observations e of variables E that were unlikely: P(E = e) < 1 / (2 states of E)."""
     network = layout.network
     free = set[int]()
@@ -86,7 +86,7 @@ def prior_of(network: SampledNetwork) -> dict[int, Floats]:
     """Return the marginals of all variables without evidence, from samples; the same for every seed and row."""
     layout = layout_of(network, Evidence(frozenset(), frozenset()), None)
     case = layout.case({}, {}, False)
-    found = sampling_cpu.sums(case, network.function(False), Stream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES)
+    found = sampling_cpu.sums(case, network.function(False), RandomStream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES)
     ends = np.cumsum(case.nodes[:, STATES])[:-1]
     return dict(zip(layout.drawn, np.split(found.slots[:, 0] / found.total[0], ends), strict=True))
 
@@ -112,7 +112,7 @@ def lifted_to(table: Floats, smallest: Sequence[tuple[int, float]]) -> Floats:
     return normalised(result)
 
 
-def needs_logs(layout: Layout, least: float, most: float, limit: float) -> bool:
+def needs_logs(layout: CaseLayout, least: float, most: float, limit: float) -> bool:
     """Tell whether a weight, or its square, may leave the range of doubles; least, most: of the evidence alone."""
     network = layout.network
     least += sum(network.least[v] for v in layout.weighed)

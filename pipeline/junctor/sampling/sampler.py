@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling import cpu as sampling_cpu
-from junctor_kernels.sampling.layout import BLOCK, STATES, WEIGHED, Case, Function, Samples, Sums, add
-from junctor_kernels.sampling.philox import Stream
+from junctor_kernels.sampling.layout import BLOCK, STATES, WEIGHED, Function, SampledCase, Samples, Sums, add
+from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.reference import blocks_of
 
 from junctor.model.query import Sampler
 from junctor.runtime.threads import in_threads
-from junctor.sampling.cases import Layout
-from junctor.sampling.epis import Beliefs, epis_function
+from junctor.sampling.cases import CaseLayout
+from junctor.sampling.epis import LoopyMessages, epis_function
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.importance import first_function, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
@@ -34,10 +34,10 @@ Pending = Callable[[], Sums]
 class RowSampler(Protocol):
     """Draws samples of one row from its importance function; a device may still be at it when its methods return."""
 
-    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
         """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+    def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Begin to move the importance function by a share `rate` towards what `count` samples say.
 
         Returns who waits for their sums, where these are asked for.
@@ -45,26 +45,26 @@ class RowSampler(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Ask:
+class SamplingRequest:
     """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
 
     threads: of the CPU that may be used. beliefs: the messages of EPIS-BN. samples: that will be drawn in any case.
     """
 
-    layout: Layout
-    case: Case
+    layout: CaseLayout
+    case: SampledCase
     sampler: Sampler
     free: Sequence[int] = ()
     logs: bool = False
     threads: int = 1
-    beliefs: Beliefs | None = None
+    beliefs: LoopyMessages | None = None
     samples: int = 0
 
 
-class Device(Protocol):
+class SampleDevice(Protocol):
     """Where samples are drawn."""
 
-    def row(self, ask: Ask) -> RowSampler:
+    def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row."""
 
 
@@ -75,7 +75,7 @@ class CpuSampling:
         self.network = network
         self._starts: dict[tuple[Sampler, bool], Function] = {}
 
-    def row(self, ask: Ask) -> RowSampler:
+    def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row."""
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
@@ -96,10 +96,10 @@ class CpuSampling:
 class CpuRow:
     """Samples of one row."""
 
-    def __init__(self, network: SampledNetwork, case: Case, function: Function, threads: int) -> None:
+    def __init__(self, network: SampledNetwork, case: SampledCase, function: Function, threads: int) -> None:
         self._network, self._case, self.function, self._threads = network, case, function, threads
 
-    def sums(self, stream: Stream, first: int, count: int) -> Pending:
+    def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
         """Draw samples from number `first` on, a multiple of BLOCK; returns who knows their sums."""
         pieces = pieces_of(first, count, PIECE)
         found = in_threads(
@@ -108,7 +108,7 @@ class CpuRow:
         total = reduce(add, found)
         return lambda: total
 
-    def learn(self, stream: Stream, count: int, rate: float, sums: bool) -> Pending | None:
+    def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Move the importance function by a share `rate` towards what `count` samples say."""
         samples = self._draw(stream, count)
         found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
@@ -118,7 +118,7 @@ class CpuRow:
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
         return None if found is None else lambda: found
 
-    def _draw(self, stream: Stream, count: int) -> Samples:
+    def _draw(self, stream: RandomStream, count: int) -> Samples:
         blocks = blocks_of(count)
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
 

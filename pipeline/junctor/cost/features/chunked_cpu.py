@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from junctor_kernels.tables.axes import Contraction, contraction
 
 from junctor.cost.features.contraction import COMPILED_WORK, NUMPY_WORK, compiled_work, numpy_work
-from junctor.planning.chunks import ChunkPlan, Pass, part
+from junctor.planning.chunks import ChunkPass, ChunkPlan, part
 from junctor.planning.plan import Plan, Reduce
 
 # The cache that the tables of a step may exceed, in bytes: coarse, what exceeding it costs is measured.
@@ -57,13 +57,13 @@ def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
 def least_work(plan: Plan, how: Arithmetic) -> tuple[float, ...]:
     """Return what a case takes at the least, however its plan is cut: every contraction once, its tables at hand."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
-    whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
+    whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
     found = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
     return tuple(0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK)
 
 
 def _pass_work(
-    chunks: ChunkPlan, each: Pass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
+    chunks: ChunkPlan, each: ChunkPass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
 ) -> dict[str, int]:
     """Return what the tasks of a pass take; known: what contractions of the case take, those of the pass are added."""
     plan, fixed, sizes = chunks.plan, frozenset(each.fixed), dict(enumerate(chunks.plan.shape.cardinalities))

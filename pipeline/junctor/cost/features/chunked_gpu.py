@@ -15,8 +15,8 @@ from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS
 from junctor.placement.fusion import groups_of
 from junctor.placement.placement import Resident, crosses, leaf_places, outer_variables, spreads
 from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Deal, agreement, deals
-from junctor.planning.chunks import ChunkPlan, Pass, loaded_entries, part
+from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
 # About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
@@ -62,7 +62,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     return found
 
 
-def _exchanged(chunks: ChunkPlan, number: int, deal: Deal, resident: Resident) -> float:
+def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Resident) -> float:
     """Return the entries that the tasks of a pass copy from other devices."""
     each = chunks.passes[number]
     return sum(
@@ -81,7 +81,7 @@ def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
     return max(tasks * busiest, tasks * one / slots) + one - busiest
 
 
-def _task_work(chunks: ChunkPlan, each: Pass, itemsize: int, there: Container[int]) -> dict[str, float]:
+def _task_work(chunks: ChunkPlan, each: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:
     """Return what one task of a pass takes, the mean over them; there: tables that are used where they are."""
     plan, fixed = chunks.plan, frozenset(each.fixed)
     parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
@@ -116,5 +116,5 @@ def kind_of(entries: int, terms: int, operands: int) -> str:
 def least_gpu_work(plan: Plan, itemsize: int) -> tuple[float, ...]:
     """Return what a case takes at the least, however its plan is cut: every contraction once, nothing over the bus."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
-    whole = ChunkPlan(plan, (Pass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
+    whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
     return gpu_chunk_work(whole, itemsize, 1, 0)

@@ -13,7 +13,7 @@ from junctor.cliques.host import CHUNK, COMPILED_ENTRIES
 from junctor.planning.cliques import StoredPlan, passes
 
 if TYPE_CHECKING:
-    from junctor.cost.model import Prices
+    from junctor.cost.model import Coefficients
 
 STORED_WORK = (
     # Making tables: cliques, their entries, those times factors, those brought into another order, and times its swaps.
@@ -72,7 +72,7 @@ class StoredForecast:
 
 
 def stored_forecast(
-    plan: StoredPlan, observed: frozenset[int], algebra: Algebra, prices: Mapping[str, Prices]
+    plan: StoredPlan, observed: frozenset[int], algebra: Algebra, prices: Mapping[str, Coefficients]
 ) -> StoredForecast | None:
     """Return what stored tables take on a CPU; None for small ones, in log space, and where nothing was measured."""
     known = prices.get(f"stored-{algebra.name}")

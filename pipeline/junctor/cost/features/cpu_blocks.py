@@ -23,7 +23,7 @@ from junctor_kernels.cpu.bytecode import (
     TERMS,
     TILES,
     VARIABLES,
-    Code,
+    Bytecode,
 )
 
 from junctor.planning.plan import Plan
@@ -69,7 +69,7 @@ def cpu_work(compiled: CompiledProgram, plan: Plan, rows: int) -> Floats:
     return np.concatenate(parts)
 
 
-def spans(reductions: Ints, code: Code) -> Ints:
+def spans(reductions: Ints, code: Bytecode) -> Ints:
     """Return the terms that the tiles (or entries) of each reduction have together."""
     listed = reductions[:, STRIDE] > 0
     last = np.where(listed, reductions[:, SPAN] + reductions[:, TILES], 0)
@@ -79,13 +79,13 @@ def spans(reductions: Ints, code: Code) -> Ints:
     return found
 
 
-def reductions_of(code: Code) -> Ints:
+def reductions_of(code: Bytecode) -> Ints:
     """Return the steps that are contractions."""
     found: Ints = code.steps[code.steps[:, KIND] == REDUCE]
     return found
 
 
-def _terms(code: Code) -> Floats:
+def _terms(code: Bytecode) -> Floats:
     steps = reductions_of(code)
     terms, how, rows = spans(steps, code), steps[:, HOW], steps[:, COUNT] - 1
     products = how == PRODUCTS
@@ -106,7 +106,7 @@ def _terms(code: Code) -> Floats:
     )
 
 
-def _evidence(code: Code) -> Floats:
+def _evidence(code: Bytecode) -> Floats:
     steps, results = code.steps, code.results
     slices = steps[steps[:, KIND] == SLICE]
     return np.array(
@@ -121,12 +121,12 @@ def _evidence(code: Code) -> Floats:
     )
 
 
-def _steps(code: Code, blocks: int, lanes: int, rows: int) -> Floats:
+def _steps(code: Bytecode, blocks: int, lanes: int, rows: int) -> Floats:
     count = len(code.steps)
     return np.array([len(reductions_of(code)) * blocks, count * blocks, count * blocks * lanes, rows, 1], np.float64)
 
 
-def _loads(code: Code, plan: Plan, width: int) -> Floats:
+def _loads(code: Bytecode, plan: Plan, width: int) -> Floats:
     """Return the loads of steps whose tables exceed each cache, then those tables; width: bytes of an entry."""
     steps = reductions_of(code)
     each = np.where(steps[:, HOW] == PAIRS, 5, np.where(steps[:, HOW] == LINES, 1, np.maximum(1, steps[:, COUNT] - 1)))

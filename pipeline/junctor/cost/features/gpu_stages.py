@@ -26,7 +26,7 @@ from junctor_kernels.cpu.bytecode import (
     STRIDE,
     TERMS,
     TILES,
-    Code,
+    Bytecode,
 )
 from junctor_kernels.gpu import blocks as gpu
 
@@ -54,14 +54,14 @@ MANY_WORK = (
 )
 
 
-class Few(NamedTuple):
+class EntryParallel(NamedTuple):
     """Launch parameters of a stage for few cases: terms that a thread sums, and entries that it does one by one."""
 
     terms: int
     rounds: int
 
 
-class Many(NamedTuple):
+class CaseParallel(NamedTuple):
     """Launch parameters for many: terms of tiles in an item of a warp, and from how many on warps share a tile."""
 
     terms: int
@@ -76,11 +76,11 @@ SIDE_BY_SIDE = 1024
 SECTOR = 8
 
 # What is tried. Fewer terms than these are not worth a thread, nor more worth a warp of its own.
-FEW_SETTINGS = tuple(Few(1 << n, rounds) for n in range(2, 13) for rounds in (1, 2, 4))
-MANY_SETTINGS = tuple(Many(terms, shared) for terms in (8, 16, 32, 64) for shared in (64, 128, 256, 1024))
+FEW_SETTINGS = tuple(EntryParallel(1 << n, rounds) for n in range(2, 13) for rounds in (1, 2, 4))
+MANY_SETTINGS = tuple(CaseParallel(terms, shared) for terms in (8, 16, 32, 64) for shared in (64, 128, 256, 1024))
 
 
-class Beside(NamedTuple):
+class SideWork(NamedTuple):
     """What a launch does beside contractions.
 
     made: rows of evidence. bounds: of messages. marginals: entries of posteriors. likelihood, marginal: entries of the
@@ -95,8 +95,8 @@ class Beside(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """The contractions of a launch: rows of `Code.steps`, and for each the terms of its longest entry or tile, and all.
+class StageWork:
+    """The contractions of a launch: rows of `Bytecode.steps`; of each, all terms and those of its longest entry or tile.
 
     along: whether neighbouring threads that share an entry have neighbouring terms. apart: [2, contractions], parts of
     a line that neighbouring threads touch for a number, where they have neighbouring entries, and terms.
@@ -107,7 +107,7 @@ class Stage:
     total: Ints
     along: npt.NDArray[np.bool_]
     apart: Floats
-    beside: Beside
+    beside: SideWork
 
     @cached_property
     def operands(self) -> Ints:
@@ -125,17 +125,17 @@ class Stage:
         return rows, np.where(how == LINES, width, 1), np.where(how < 2, lines * width, self.operands)
 
 
-def stage_of(code: Code, members: Sequence[int], beside: Beside) -> Stage:
+def stage_of(code: Bytecode, members: Sequence[int], beside: SideWork) -> StageWork:
     """Return a stage with the contractions `members`."""
     steps = code.steps[list(members)].reshape(len(members), code.steps.shape[1])
     walked = [_strides(step, code) for step in steps]
     along = np.array([terms_follow(strides) for strides in walked], np.bool_)
     apart = np.array([[_apart(strides, which) for strides in walked] for which in (0, 1)]).reshape(2, len(members))
     longest = np.array([longest_terms(step, code) for step in steps], np.int64)
-    return Stage(steps, longest, spans(steps, code), along, apart, beside)
+    return StageWork(steps, longest, spans(steps, code), along, apart, beside)
 
 
-def _strides(step: Ints, code: Code) -> list[tuple[int, int]]:
+def _strides(step: Ints, code: Bytecode) -> list[tuple[int, int]]:
     """Return how far the next kept entry and the next term of each operand are; 0 where there is no other."""
     found = []
     for kept, terms, _ in code.operands[step[FIRST] : step[FIRST] + step[COUNT]]:
@@ -155,28 +155,28 @@ def _apart(strides: Sequence[tuple[int, int]], which: int) -> float:
     return sum(min(SECTOR, max(1, abs(stride[which]))) for stride in strides) / SECTOR
 
 
-def longest_terms(step: Ints, code: Code) -> int:
+def longest_terms(step: Ints, code: Bytecode) -> int:
     """Return the most terms that an entry (or tile) of a contraction has."""
     if not step[STRIDE]:
         return int(step[TERMS])
     return max(1, int(np.diff(code.span[step[SPAN] : step[SPAN] + step[TILES] + 1]).max()))
 
 
-def splits(stage: Stage, terms: npt.ArrayLike) -> Ints:
+def splits(stage: StageWork, terms: npt.ArrayLike) -> Ints:
     """Return how many threads share an entry of each contraction so that each has so many terms: powers of two."""
     wanted = np.maximum(1, -(-stage.longest // np.asarray(terms)[..., None]))
     found: Ints = np.minimum(gpu.FEW_THREADS, 1 << np.ceil(np.log2(wanted)).astype(np.int64))
     return found
 
 
-def each_block(stage: Stage, settings: Sequence[Few], cases: int) -> tuple[Ints, Ints]:
+def each_block(stage: StageWork, settings: Sequence[EntryParallel], cases: int) -> tuple[Ints, Ints]:
     """Return splits, and entries of a block, [settings, contractions]."""
     split = splits(stage, [setting.terms for setting in settings])
     rounds = np.array([setting.rounds for setting in settings])[:, None]
     return split, np.maximum(1, rounds * (gpu.FEW_THREADS // split) // cases)
 
 
-def few_work(stage: Stage, settings: Sequence[Few], cases: int) -> Floats:
+def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) -> Floats:
     """Return [settings, FEW_WORK] of a stage for few cases, without what the whole plan has."""
     split, each = each_block(stage, settings, cases)
     entries, sharing = stage.steps[:, ENTRIES], np.log2(split)
@@ -204,7 +204,7 @@ def few_work(stage: Stage, settings: Sequence[Few], cases: int) -> Floats:
     return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
 
 
-def many_work(stage: Stage, settings: Sequence[Many], chunks: int) -> Floats:
+def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -> Floats:
     """Return [settings, MANY_WORK] of a stage for so many chunks of cases."""
     rows, factors, products = stage.tile
     each = np.maximum(1, np.array([setting.terms for setting in settings])[:, None] // stage.longest)
@@ -226,7 +226,7 @@ def many_work(stage: Stage, settings: Sequence[Many], chunks: int) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Launching:
+class LaunchTuner:
     """How launch parameters are chosen: by prices of FEW_WORK or MANY_WORK, of the settings that are tried.
 
     With a single setting there is nothing to choose, and prices do not matter.
@@ -234,16 +234,16 @@ class Launching:
 
     few: Floats
     many: Floats
-    few_settings: tuple[Few, ...] = FEW_SETTINGS
-    many_settings: tuple[Many, ...] = MANY_SETTINGS
+    few_settings: tuple[EntryParallel, ...] = FEW_SETTINGS
+    many_settings: tuple[CaseParallel, ...] = MANY_SETTINGS
 
-    def for_few(self, stage: Stage, cases: int) -> tuple[Few, Floats]:
+    def for_few(self, stage: StageWork, cases: int) -> tuple[EntryParallel, Floats]:
         """Return the launch parameters of a stage for few cases, and its work with them."""
         work = few_work(stage, self.few_settings, cases)
         at = int(np.argmin(work @ self.few)) if len(work) > 1 else 0
         return self.few_settings[at], work[at]
 
-    def for_many(self, stage: Stage, chunks: int) -> tuple[Many, Floats]:
+    def for_many(self, stage: StageWork, chunks: int) -> tuple[CaseParallel, Floats]:
         """Return the launch parameters of a stage for many cases, and its work with them."""
         work = many_work(stage, self.many_settings, chunks)
         at = int(np.argmin(work @ self.many)) if len(work) > 1 else 0

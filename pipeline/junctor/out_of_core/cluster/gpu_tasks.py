@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.out_of_core.cluster.gpu_worker import DevicePart, LoweredPass, Slot, WorkerGpu, worker_gpu
-from junctor.out_of_core.gpu.copies import Lying, lying_at
+from junctor.out_of_core.cluster.gpu_worker import DevicePart, LoweredPass, TaskSlot, WorkerSlots, worker_gpu
+from junctor.out_of_core.gpu.copies import DeviceView, lying_at
 from junctor.out_of_core.gpu.run import RUN_BYTES
 from junctor.out_of_core.pass_program import (
-    Given,
-    Made,
-    Record,
+    PartOrigin,
+    PassContext,
     Slices,
-    Source,
+    TaskOutput,
+    TaskReport,
     arrived,
     in_order,
     laid_out,
@@ -32,13 +32,13 @@ Array = npt.NDArray[Any]
 
 
 def made_by_task(
-    given: Given,
+    given: PassContext,
     states: Mapping[int, int],
     powers: Mapping[int, float],
-    here: Sequence[Source],
-    elsewhere: Sequence[Source],
+    here: Sequence[PartOrigin],
+    elsewhere: Sequence[PartOrigin],
     *of: Any,
-) -> Made:
+) -> TaskOutput:
     """Do a task, as `tasks.made_by_task` does. powers: the largest entries that the first task found."""
     assert given.gpu is not None
     gpu, slices, there = worker_gpu(given.gpu), arrived(states, here, elsewhere, of), set[int]()
@@ -58,10 +58,10 @@ def made_by_task(
                 small[step.out] = np.empty(entries, gpu.dtype)
                 gpu.copy(slot.stream, small[step.out], lying_at(at, entries, gpu.dtype))
         slot.stream.synchronize()
-        return Made(parts, _record(on, powers, small))
+        return TaskOutput(parts, _record(on, powers, small))
 
 
-def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> Made:
+def made_by_sum(given: PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> TaskOutput:
     """Add up what tasks made of the last table of a pass, in their order, as `tasks.made_by_sum` does."""
     assert given.gpu is not None
     gpu, last = worker_gpu(given.gpu), given.body.steps[-1]
@@ -77,10 +77,10 @@ def made_by_sum(given: Given, here: Sequence[int], elsewhere: Sequence[int], *of
         slot.stream.synchronize()
         _, largest, _ = on.found()
         # What is smallest was found in the parts: of a sum the terms tell what is lost.
-        return Made({last.out: total}, Record({last.out: (largest_of(largest[-1:]), math.inf)}, {}, {}))
+        return TaskOutput({last.out: total}, TaskReport({last.out: (largest_of(largest[-1:]), math.inf)}, {}, {}))
 
 
-def _reached(gpu: WorkerGpu, slot: Slot, part: Array) -> Array:
+def _reached(gpu: WorkerSlots, slot: TaskSlot, part: Array) -> Array:
     """Return a copy of a part where the device reaches it."""
     copy = gpu.pinned(part.size)
     copy[...] = part.reshape(-1)
@@ -89,7 +89,12 @@ def _reached(gpu: WorkerGpu, slot: Slot, part: Array) -> Array:
 
 
 def _load(
-    gpu: WorkerGpu, slot: Slot, given: Given, table: int, states: Mapping[int, int], slices: Mapping[int, Slices]
+    gpu: WorkerSlots,
+    slot: TaskSlot,
+    given: PassContext,
+    table: int,
+    states: Mapping[int, int],
+    slices: Mapping[int, Slices],
 ) -> None:
     """Enqueue the way of what agrees with `states` of a table to its place in a slot."""
     leaf = given.leaves.get(table)
@@ -97,14 +102,14 @@ def _load(
     shape, places = (parts[0].shape, [()]) if leaf else laid_out(slices[table], states)
     whole = lying_at(slot.at + given.places[table], math.prod(shape), gpu.dtype).reshape(shape)
     for place, part in zip(places, parts, strict=True):
-        if not isinstance(part, Lying) and part.shape[-1] * part.itemsize < RUN_BYTES:
+        if not isinstance(part, DeviceView) and part.shape[-1] * part.itemsize < RUN_BYTES:
             part = np.ascontiguousarray(part)
         slot.held.append(part)
         gpu.copy(slot.stream, whole[place], part)
 
 
-def _record(on: LoweredPass, powers: Mapping[int, float], small: dict[int, Array]) -> Record:
+def _record(on: LoweredPass, powers: Mapping[int, float], small: dict[int, Array]) -> TaskReport:
     """Return what is told of a task: extremes of all that tasks of the pass have made here so far."""
     first, largest, least = on.found()
     extremes = {out: (largest_of(largest[n : n + 1]), float(least[n])) for out, n in on.made.items()}
-    return Record(extremes, dict(powers) or {out: float(first[n]) for out, n in on.made.items()}, small)
+    return TaskReport(extremes, dict(powers) or {out: float(first[n]) for out, n in on.made.items()}, small)

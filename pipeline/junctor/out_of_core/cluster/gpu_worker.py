@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import Launch, bits_of, launches_of, moved, record
+from junctor_kernels.gpu.entries import EntryLaunch, bits_of, launches_of, moved, record
 from junctor_kernels.tables.axes import Contraction, Strides
 
 from junctor.model.errors import BudgetError, DeviceError
@@ -33,9 +33,9 @@ from junctor.placement.placement import aligned
 from junctor.planning.first_fit import first_gap
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-    from junctor.out_of_core.pass_program import Given, Step
+    from junctor.out_of_core.pass_program import PartStep, PassContext
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +48,7 @@ PATIENCE, CLOSING = 30.0, 50
 
 
 @dataclass(frozen=True, slots=True)
-class OnGpu:
+class GpuTasks:
     """Where tasks of a plan are done: in slots of so many bytes, on the GPU that a worker sees first.
 
     algebra: "single" or "double". room: bytes of the device, None for a share of what is free.
@@ -60,7 +60,7 @@ class OnGpu:
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class TaskSlot:
     """Memory and stream of a task under way; held: what copies under way need."""
 
     at: int
@@ -71,7 +71,7 @@ class Slot:
 class DevicePart:
     """A part of a table on the device of this process; pickled for another one, an ordinary array [entries]."""
 
-    def __init__(self, gpu: WorkerGpu, address: int, entries: int) -> None:
+    def __init__(self, gpu: WorkerSlots, address: int, entries: int) -> None:
         self._gpu = gpu
         # Good for copies only.
         self.lies = lying_at(address, entries, gpu.dtype)
@@ -91,10 +91,10 @@ class DevicePart:
         return np.asarray, (self.host(self.lies),)
 
 
-class WorkerGpu:
+class WorkerSlots:
     """The device during a run. Raises BudgetError where not even one slot fits."""
 
-    def __init__(self, on: OnGpu, device: CudaDevice) -> None:
+    def __init__(self, on: GpuTasks, device: CudaBlockDevice) -> None:
         import cupy
 
         self.cupy, self.number, self.algebra, self.dtype = cupy, device.number, on.algebra, np.dtype(on.algebra)
@@ -109,19 +109,19 @@ class WorkerGpu:
         self.partial = on.slot - 2 * entries_gpu.PARTIAL_ENTRIES * self.dtype.itemsize
         self._parts, self._room = start + count * on.slot, whole - count * on.slot
         self._taken: list[tuple[int, int]] = []
-        self._slots: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self._slots: queue.SimpleQueue[TaskSlot] = queue.SimpleQueue()
         with cupy.cuda.Device(self.number):
             for n in range(count):
-                self._slots.put(Slot(start + n * on.slot, cupy.cuda.Stream(non_blocking=True)))
+                self._slots.put(TaskSlot(start + n * on.slot, cupy.cuda.Stream(non_blocking=True)))
             self._way_out = cupy.cuda.Stream(non_blocking=True)
         # Parts come and go in any thread, also while one of them has the lock: the collector calls.
         self._changed, self._busy = threading.Condition(threading.RLock()), 0
         self._passes: deque[LoweredPass] = deque(maxlen=MOST_PASSES)
-        self._prepared: dict[Contraction, tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]] = {}
+        self._prepared: dict[Contraction, tuple[tuple[EntryLaunch, ...], list[list[tuple[int, ...]]]]] = {}
         self._offsets: list[Any] = []
 
     @contextmanager
-    def task(self, given: Given, powers: Mapping[int, float]) -> Iterator[tuple[Slot, LoweredPass]]:
+    def task(self, given: PassContext, powers: Mapping[int, float]) -> Iterator[tuple[TaskSlot, LoweredPass]]:
         """Have a slot, with its stream, and the launches of a pass; all is done at the end."""
         with self._changed:
             on = self._lowered(given)
@@ -141,7 +141,7 @@ class WorkerGpu:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _lowered(self, given: Given) -> LoweredPass:
+    def _lowered(self, given: PassContext) -> LoweredPass:
         """Return the launches of a pass, prepared by the first of its tasks."""
         for on in self._passes:
             if on.given is given:
@@ -159,7 +159,7 @@ class WorkerGpu:
             self.cupy.cuda.runtime.deviceSynchronize()
         return on
 
-    def keep(self, slot: Slot, at: int, entries: int) -> Any:
+    def keep(self, slot: TaskSlot, at: int, entries: int) -> Any:
         """Return a part for good, of what the stream of a slot will have made at an address."""
         size = aligned(entries * self.dtype.itemsize)
         with self._changed:
@@ -202,7 +202,9 @@ class WorkerGpu:
         """Enqueue copies between arrays of one shape, wherever they lie."""
         enqueue(self.cupy.cuda.runtime, stream, target, source)
 
-    def calls_of(self, step: Step, places: Mapping[int, int], scales: Sequence[tuple[int, int]]) -> list[Call]:
+    def calls_of(
+        self, step: PartStep, places: Mapping[int, int], scales: Sequence[tuple[int, int]]
+    ) -> list[StepLaunch]:
         """Return the launches of a step; places of tables in a slot. scales: bits, and address of a lead or 0."""
         launches, offsets = self._prepare(step.what)
         # Sums of terms are made in turns in either half of the room for them.
@@ -216,11 +218,11 @@ class WorkerGpu:
             ]
             words = record(launch, out, 0, False, operands)
             kernel = _module(self.number, self.algebra).get_function(launch.name)
-            calls.append(Call(kernel, launch.blocks, words, ends))
+            calls.append(StepLaunch(kernel, launch.blocks, words, ends))
             tables, scales = [out], [(bits_of(1.0), 0)]
         return calls
 
-    def _prepare(self, what: Contraction) -> tuple[tuple[Launch, ...], list[list[tuple[int, ...]]]]:
+    def _prepare(self, what: Contraction) -> tuple[tuple[EntryLaunch, ...], list[list[tuple[int, ...]]]]:
         """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
         if what not in self._prepared:
             launches = launches_of(what)
@@ -236,7 +238,7 @@ class WorkerGpu:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class StepLaunch:
     """A launch of a step, with places in a slot for addresses; ends: whether it makes the result of the step."""
 
     kernel: Any
@@ -252,7 +254,7 @@ class LoweredPass:
     the smallest; both are only raised. The last ones are of sums.
     """
 
-    def __init__(self, gpu: WorkerGpu, given: Given) -> None:
+    def __init__(self, gpu: WorkerSlots, given: PassContext) -> None:
         steps = given.body.steps
         self.given, self._gpu = given, gpu
         self.made = {step.out: n for n, step in enumerate(steps)}
@@ -286,7 +288,7 @@ class LoweredPass:
             self._gpu.cupy.cuda.runtime.deviceSynchronize()
         self._settled = True
 
-    def launch(self, n: int, slot: Slot, leads: bool) -> None:
+    def launch(self, n: int, slot: TaskSlot, leads: bool) -> None:
         """Enqueue a step."""
         for call in self._calls[n]:
             operands = entries_gpu.TABLES[: int(call.words[entries_gpu.OPERANDS])]
@@ -295,7 +297,7 @@ class LoweredPass:
                 words[entries_gpu.EXTREMES] = self._word_at(leads, n)
             enqueue_kernel(call.kernel, call.blocks, words)
 
-    def add(self, slot: Slot, at: int) -> None:
+    def add(self, slot: TaskSlot, at: int) -> None:
         """Enqueue the sum of what lies at the beginning of a slot and what lies at an address, into the slot."""
         words = self._sum.words.copy()
         words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.at, at
@@ -315,10 +317,10 @@ class LoweredPass:
 
 
 _opening = threading.Lock()
-_opened: tuple[OnGpu, WorkerGpu] | None = None
+_opened: tuple[GpuTasks, WorkerSlots] | None = None
 
 
-def worker_gpu(on: OnGpu) -> WorkerGpu:
+def worker_gpu(on: GpuTasks) -> WorkerSlots:
     """Return the device of this process as tasks of a plan find it, opened by the first of them.
 
     Raises DeviceError where another run has its parts there, or where it cannot be used.
@@ -327,7 +329,7 @@ def worker_gpu(on: OnGpu) -> WorkerGpu:
     with _opening:
         if _opened is None or _opened[0] != on:
             _forget(PATIENCE)
-            _opened = on, WorkerGpu(on, open_device(on.room))
+            _opened = on, WorkerSlots(on, open_device(on.room))
             _reach_shared(_pinned)
         return _opened[1]
 
@@ -373,7 +375,7 @@ def room_of(room: int | None) -> int:
 
 
 @lru_cache(maxsize=1)
-def open_device(room: int | None) -> CudaDevice:
+def open_device(room: int | None) -> CudaBlockDevice:
     """Return the first GPU that this process sees, with at most `room` bytes; raises DeviceError.
 
     What earlier partitions have there is given back: rows in chunks need all of it.

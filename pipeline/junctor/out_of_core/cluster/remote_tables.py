@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from junctor.out_of_core import pass_program as chunk_tasks
-from junctor.out_of_core.pass_program import Array, Source
+from junctor.out_of_core.pass_program import Array, PartOrigin
 from junctor.planning.chunks import ChunkPlan
 from junctor.runtime.dask_cluster import RETRIES, result_of
 
@@ -23,16 +23,16 @@ KEPT_TASKS = 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Held:
+class RemotePart:
     """A part of a table on a worker, as a task made it; `bytes` of it."""
 
-    source: Source
+    source: PartOrigin
     future: Future
     worker: str
     bytes: int
 
 
-class Stock:
+class RemoteTables:
     """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
 
     room: bytes that each worker has for them, as long as another one has more. bytes: on every worker. crossed: bytes
@@ -46,7 +46,7 @@ class Stock:
         # What tasks under way read of a worker, at the most.
         self._kept = KEPT_TASKS * chunks.working * itemsize
         # By what the tasks that made them held constant.
-        self.parts: dict[int, dict[tuple[int, ...], Held]] = {}
+        self.parts: dict[int, dict[tuple[int, ...], RemotePart]] = {}
         self.bytes: Counter[str] = Counter()
         self.crossed = 0
         self.machines: dict[str, object] = {}
@@ -74,7 +74,7 @@ class Stock:
         key = (f"chunk-{what}-{self._name}", *at)
         return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
 
-    def keep(self, held: Held) -> None:
+    def keep(self, held: RemotePart) -> None:
         """Note where a part of a stored table is."""
         self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
         self.bytes[held.worker] += held.bytes
@@ -95,7 +95,7 @@ class Stock:
         slices = [(held.source, held.source.slice_of(each, {})) for held, each in zip(parts, entries, strict=True)]
         return chunk_tasks.join(slices, {}).reshape(-1)
 
-    def agreeing(self, table: int, states: Mapping[int, int]) -> list[Held]:
+    def agreeing(self, table: int, states: Mapping[int, int]) -> list[RemotePart]:
         """Return the parts of a table in which something agrees with `states`."""
         parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
         constant = next(iter(parts.values())).source.states

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.numpy import Block, Outcome
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.errors import RunError
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.remote_tables import Stock
-from junctor.out_of_core.cluster.scheduler import PassRun, UnderWay
-from junctor.out_of_core.pass_program import Contract, Extremes, Given, OnCpu
-from junctor.out_of_core.program import ChunkedProgram, Known
+from junctor.out_of_core.cluster.remote_tables import RemoteTables
+from junctor.out_of_core.cluster.scheduler import JobsInFlight, PassRun
+from junctor.out_of_core.pass_program import Contract, CpuTasks, Extremes, PassContext
+from junctor.out_of_core.program import ChunkedProgram, TableStats
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.fusion import one_by_one
-from junctor.placement.pass_order import Order
+from junctor.placement.pass_order import PassOrder
 from junctor.placement.placement import task_places
 from junctor.planning.chunks import ChunkPlan
 from junctor.runtime import dask_cluster as distribution
@@ -40,7 +40,7 @@ from junctor.runtime.dask_cluster import WorkersLostError
 if TYPE_CHECKING:
     from distributed import Client
 
-    from junctor.out_of_core.cluster.gpu_worker import OnGpu
+    from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 
 # Tasks under way for each worker: while one computes, the pieces of another arrive.
 IN_FLIGHT = 2
@@ -58,11 +58,11 @@ def propagate(
     chunks: ChunkPlan,
     network: Network,
     algebra: Algebra,
-    block: Block,
+    block: EvidenceBlock,
     contract: Contract | None = None,
     in_flight: int = IN_FLIGHT,
-    gpu: OnGpu | None = None,
-) -> Outcome:
+    gpu: GpuTasks | None = None,
+) -> BlockOutcome:
     """Propagate one case over the workers of `client`; bit for bit what `ChunkedProgram.run` finds in one process.
 
     contract: what the workers contract with, picklable; by default NumPy. gpu: the GPUs that they use instead, in
@@ -86,15 +86,15 @@ class ClusterRun:
         program: ChunkedProgram,
         contract: Contract | None = None,
         in_flight: int = IN_FLIGHT,
-        gpu: OnGpu | None = None,
+        gpu: GpuTasks | None = None,
         room: float = math.inf,
     ) -> None:
-        self.program, self.contract, self.in_flight = program, contract or OnCpu(program.algebra), in_flight
+        self.program, self.contract, self.in_flight = program, contract or CpuTasks(program.algebra), in_flight
         self._gpu = gpu
-        self._small = self.contract if isinstance(self.contract, OnCpu) else OnCpu(program.algebra)
-        self.stock = Stock(client, program.chunks, program.algebra.dtype.itemsize, room)
+        self._small = self.contract if isinstance(self.contract, CpuTasks) else CpuTasks(program.algebra)
+        self.stock = RemoteTables(client, program.chunks, program.algebra.dtype.itemsize, room)
 
-    def outcome(self, block: Block) -> Outcome:
+    def outcome(self, block: EvidenceBlock) -> BlockOutcome:
         """Return the answer of a case; raises RunError."""
         try:
             self.stock.client.wait_for_workers(1, timeout=distribution.PATIENCE)
@@ -108,12 +108,12 @@ class ClusterRun:
                 "working memory, or fewer workers on each machine"
             ) from lost
 
-    def _outcome(self, block: Block) -> Outcome:
+    def _outcome(self, block: EvidenceBlock) -> BlockOutcome:
         program, stock = self.program, self.stock
         stock.look_around()
         here = ChunkStore(program.chunks, program.algebra.dtype)
-        known, order = program.begin(block, here), Order(program.chunks)
-        open_, under_way = dict[int, PassRun](), UnderWay(stock.client, self.in_flight)
+        known, order = program.begin(block, here), PassOrder(program.chunks)
+        open_, under_way = dict[int, PassRun](), JobsInFlight(stock.client, self.in_flight)
 
         def may_begin(n: int) -> bool:
             # What a small pass reads comes here.
@@ -146,14 +146,14 @@ class ClusterRun:
         self._bring(program.results, here)
         return program.outcome(block, {table: here.part(table, {}) for table in program.results}, known)
 
-    def _begun(self, n: int, known: Mapping[int, Known], here: ChunkStore, under_way: UnderWay) -> PassRun:
+    def _begun(self, n: int, known: Mapping[int, TableStats], here: ChunkStore, under_way: JobsInFlight) -> PassRun:
         given = self._given(n, known, here)
         for table in given.small:
             here.make(table)
         return PassRun(self.stock, n, given, here, under_way)
 
     def _settle(
-        self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, Known]
+        self, n: int, extremes: Mapping[int, Extremes], powers: Mapping[int, float], known: dict[int, TableStats]
     ) -> None:
         if self._gpu is None:
             self.program.settle(n, extremes, powers, known)
@@ -177,10 +177,10 @@ class ClusterRun:
                 here.keep(table, self.stock.fetch(table))
                 self.stock.drop(table)
 
-    def _given(self, n: int, known: Mapping[int, Known], here: ChunkStore) -> Given:
+    def _given(self, n: int, known: Mapping[int, TableStats], here: ChunkStore) -> PassContext:
         each = self.program.chunks.passes[n]
         small = frozenset(t for t in each.stores if self.program.plan.tables[t].entries <= SMALL_TABLE)
-        return Given(
+        return PassContext(
             self.program.bodies[n],
             frozenset(each.stores) - small,
             small,

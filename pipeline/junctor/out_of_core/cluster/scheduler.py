@@ -10,8 +10,8 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from junctor.out_of_core import pass_program as chunk_tasks
-from junctor.out_of_core.cluster.remote_tables import Held, Stock
-from junctor.out_of_core.pass_program import Array, Extremes, Given, Record, Source
+from junctor.out_of_core.cluster.remote_tables import RemotePart, RemoteTables
+from junctor.out_of_core.pass_program import Array, Extremes, PartOrigin, PassContext, TaskReport
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import configurations, part
 from junctor.runtime.dask_cluster import next_finished, result_of, workers_of
@@ -35,12 +35,12 @@ class _Sums:
 
     tasks: int
     at_once: int
-    waiting: dict[int, Held] = field(default_factory=dict)
-    total: Held | None = None
+    waiting: dict[int, RemotePart] = field(default_factory=dict)
+    total: RemotePart | None = None
     begun: int = 0
     busy: bool = False
 
-    def ready(self) -> list[Held]:
+    def ready(self) -> list[RemotePart]:
         """Return what is to be added up next, the total so far in front; empty while it is not all there."""
         before = [self.total] if self.total else []
         wanted = range(self.begun, min(self.tasks, self.begun + self.at_once - len(before)))
@@ -60,7 +60,7 @@ class _Job:
 
     number: int
     states: Mapping[int, int]
-    reads: Sequence[Held]
+    reads: Sequence[RemotePart]
     bytes: Counter[str]
     home: str
     stores: int
@@ -68,14 +68,14 @@ class _Job:
     final: bool
     worker: str = ""
     futures: list[Future] = field(default_factory=list)
-    partial: Held | None = None
+    partial: RemotePart | None = None
 
     def staying(self, worker: str) -> int:
         """Return the bytes that need not move if it is done on a worker."""
         return self.bytes[worker] + (self.stores if worker == self.home else 0)
 
 
-class UnderWay:
+class JobsInFlight:
     """The jobs under way of all passes that have begun, and how many there are on each worker."""
 
     def __init__(self, client: Client, in_flight: int) -> None:
@@ -96,11 +96,11 @@ class UnderWay:
         self._jobs[record.key] = run, job
         record.add_done_callback(self._finished.put)
 
-    def next(self) -> tuple[PassRun, _Job, Record]:
+    def next(self) -> tuple[PassRun, _Job, TaskReport]:
         """Wait for a job; raises WorkersLostError and RunError as `distribution` does."""
         future = next_finished(self._client, self._finished)
         run, job = self._jobs.pop(future.key)
-        record: Record = result_of(future, f"task {job.number} of pass {run.number}")
+        record: TaskReport = result_of(future, f"task {job.number} of pass {run.number}")
         self.busy[job.worker] -= 1
         return run, job, record
 
@@ -111,7 +111,9 @@ class PassRun:
     powers: those. extremes: of what its tasks have made.
     """
 
-    def __init__(self, stock: Stock, n: int, given: Given, here: ChunkStore, under_way: UnderWay) -> None:
+    def __init__(
+        self, stock: RemoteTables, n: int, given: PassContext, here: ChunkStore, under_way: JobsInFlight
+    ) -> None:
         """Prepare pass `n`; here: where small tables go."""
         self._stock, self._n, self._each, self._given, self._here = stock, n, stock.chunks.passes[n], given, here
         plan, self._out = stock.chunks.plan, self._each.out
@@ -198,7 +200,7 @@ class PassRun:
         states = dict(self._order[group])
         for v in reversed(self._each.summed):
             place, states[v] = divmod(place, self._sizes[v])
-        reads: list[Held] = []
+        reads: list[RemotePart] = []
         found = Counter[str]()
         for table in self._each.loads:
             if table in self._stock.parts:
@@ -210,7 +212,13 @@ class PassRun:
         return self._job(number, states, reads, found, is_sum=False, final=self._in_sum == 1)
 
     def _job(
-        self, number: int, states: dict[int, int], reads: Sequence[Held], found: Counter[str], is_sum: bool, final: bool
+        self,
+        number: int,
+        states: dict[int, int],
+        reads: Sequence[RemotePart],
+        found: Counter[str],
+        is_sum: bool,
+        final: bool,
     ) -> _Job:
         entries = sum(part(self._stock.chunks.plan, table, states) for table in self._given.leaving)
         home, stores = self._home(states), entries * self._stock.itemsize
@@ -252,9 +260,9 @@ class PassRun:
         task = (self._do, self._common, job.states, self.powers, *sources, *futures)
         return self._stock.submit("task", at, *task, worker=job.worker)
 
-    def _bring_together(self, job: _Job, at: Sequence[int]) -> tuple[list[Held], list[Held], list[Future]]:
+    def _bring_together(self, job: _Job, at: Sequence[int]) -> tuple[list[RemotePart], list[RemotePart], list[Future]]:
         """Return what a job reads of its own worker, goes in whole; of other workers, only what it needs; and both."""
-        by_worker: dict[str, list[Held]] = {}
+        by_worker: dict[str, list[RemotePart]] = {}
         for held in job.reads:
             by_worker.setdefault(held.worker, []).append(held)
         here, states = by_worker.pop(job.worker, []), {} if job.is_sum else job.states
@@ -270,15 +278,15 @@ class PassRun:
         """Note where a part of a table will be, for other passes or to be added to others."""
         chunks, states = self._stock.chunks, job.states
         cuts = {v: self._sizes[v] for v in chunks.cuts.get(table, ())}
-        source = Source(table, {v: states[v] for v in cuts if v in states}, cuts)
+        source = PartOrigin(table, {v: states[v] for v in cuts if v in states}, cuts)
         size = part(chunks.plan, table, source.states) * self._stock.itemsize
-        held = Held(source, future, job.worker, size)
+        held = RemotePart(source, future, job.worker, size)
         if table != self._out or job.final:
             self._stock.keep(held)
         else:
             job.partial = held
 
-    def finish(self, job: _Job, record: Record) -> None:
+    def finish(self, job: _Job, record: TaskReport) -> None:
         """Take what a job has found."""
         self._under_way.remove(job)
         self.powers = self.powers or record.powers
@@ -304,7 +312,7 @@ class PassRun:
         where = self._here.part(table, job.states)
         where[...] = entries.reshape(where.shape)
 
-    def _add_up(self, job: _Job, partial: Held) -> None:
+    def _add_up(self, job: _Job, partial: RemotePart) -> None:
         """Take a partial result to those that it is added to, and let these be added up when there are enough."""
         group, place = divmod(job.number, self._in_sum)
         sums = self._sums.setdefault(group, _Sums(self._in_sum, self._at_once))
@@ -324,7 +332,7 @@ class PassRun:
                 del self._sums[group]
 
 
-def _functions(given: Given) -> tuple[Any, Any]:
+def _functions(given: PassContext) -> tuple[Any, Any]:
     """Return what does a task, and what adds up results."""
     if given.gpu is None:
         return chunk_tasks.made_by_task, chunk_tasks.made_by_sum

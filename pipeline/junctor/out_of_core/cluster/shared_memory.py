@@ -53,7 +53,7 @@ def machine() -> tuple[str, str, int] | None:
     return one, os.readlink("/proc/self/ns/pid"), os.getuid()
 
 
-class Mapped:
+class MappedFile:
     """A memory file in the memory of this process, for as long as this object is there."""
 
     def __init__(self, descriptor: int) -> None:
@@ -67,7 +67,7 @@ class Mapped:
         return np.frombuffer(self.memory.data, np.uint8)
 
 
-class OwnFile(Mapped):
+class OwnFile(MappedFile):
     """A memory file of this process; taken: whether what is in it may still be sent."""
 
     def __init__(self, size: int) -> None:
@@ -109,11 +109,11 @@ pin: Callable[[Array], None] | None = None
 _lock = threading.RLock()
 # The files of this process, and those of others that it has mapped, by process, descriptor and number of the file.
 _own: list[OwnFile] = []
-_others: dict[tuple[int, int, int], Mapped] = {}
+_others: dict[tuple[int, int, int], MappedFile] = {}
 _missed = 0
 
 
-class Sent:
+class SentSlices:
     """Slices on their way, in a file of this process; here, an iterable of copies of them."""
 
     def __init__(self, file: OwnFile, lying: Lying) -> None:
@@ -145,7 +145,7 @@ class Sent:
         return os.getpid(), self._file.descriptor, self._token, self._lying
 
 
-def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int) -> Sent:
+def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int) -> SentSlices:
     """Return slices to be written, then to be shown. kept: bytes of files that wait for the next slices, at most.
 
     Raises OSError where there is no memory for a file.
@@ -154,7 +154,7 @@ def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int)
     for shape in shapes:
         lying.append((end, shape, dtype.str))
         end += aligned(math.prod(shape) * dtype.itemsize)
-    return Sent(_file_of(end, kept), lying)
+    return SentSlices(_file_of(end, kept), lying)
 
 
 def _file_of(size: int, kept: int) -> OwnFile:
@@ -199,7 +199,7 @@ def _open(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _mapping(at: tuple[int, int, int], locked: int) -> Mapped:
+def _mapping(at: tuple[int, int, int], locked: int) -> MappedFile:
     """Return a file of another process, mapped when it is first seen; those that are not there any more go then."""
     with _lock:
         if at not in _others:
@@ -208,7 +208,7 @@ def _mapping(at: tuple[int, int, int], locked: int) -> Mapped:
             # Opened once more: a mapping would keep the lock.
             own = _open(f"/proc/self/fd/{locked}")
             try:
-                _others[at] = Mapped(own)
+                _others[at] = MappedFile(own)
             finally:
                 os.close(own)
         return _others[at]
@@ -240,7 +240,7 @@ def forget() -> None:
         _others.clear()
 
 
-def _serialized(sent: Sent, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+def _serialized(sent: SentSlices, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """Return a name for another process of this machine, for all others bytes."""
     name = sent.name() if _stays_here(context) else None
     if name is not None:
@@ -264,5 +264,5 @@ def _stays_here(context: Mapping[str, Any] | None) -> bool:
     return bool(sender == recipient)
 
 
-dask_serialize.register(Sent, _serialized)
-dask_deserialize.register(Sent, _deserialized)
+dask_serialize.register(SentSlices, _serialized)
+dask_deserialize.register(SentSlices, _deserialized)

@@ -17,20 +17,27 @@ from junctor_kernels.cpu.bytecode import ENTRIES_BYTES, ENTRIES_THREAD_BYTES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.backends.numpy import Block, Outcome
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, OnGpu, close, room_of
+from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, GpuTasks, close, room_of
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import MASK_BYTES, PARTIAL_BYTES, Chunking, Limits, fixed_bytes
-from junctor.out_of_core.pass_program import OnCpu, forget_shared
+from junctor.out_of_core.memory_splits import MASK_BYTES, PARTIAL_BYTES, ChunkRoute, MemoryLimits, fixed_bytes
+from junctor.out_of_core.pass_program import CpuTasks, forget_shared
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import FAR_MORE, Room, TooLongError, candidates, operations_of, waiting_entries
-from junctor.planning.chunks import ChunkPlan, Pass, TooSmallError, chunk_plan, loaded_entries, part
+from junctor.planning.chunk_search import (
+    FAR_MORE,
+    MemorySplit,
+    TooLongError,
+    candidates,
+    operations_of,
+    waiting_entries,
+)
+from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.runtime.dask_cluster import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
@@ -55,7 +62,7 @@ COMPILED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Workers that do the tasks of a row together.
 
     memory: bytes of each, None for an equal share of what rows may take. room: bytes of the GPU of each, None for CPUs.
@@ -68,7 +75,7 @@ class Crew:
     threads: int = 1
     client: Client | None = field(default=None, compare=False)
 
-    def cut(self, problem: Problem, itemsize: int, limits: Limits, rows: int) -> Chunking:
+    def cut(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> ChunkRoute:
         """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
@@ -89,7 +96,7 @@ class Crew:
         _, scratch, compiled = _contracts(task)
         worth = operations_of(chunks.plan) * rows * CPU_SECONDS[0] > COMPILED_SECONDS
         kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
-        return Chunking(
+        return ChunkRoute(
             chunks=chunks,
             limits=limits,
             itemsize=itemsize,
@@ -101,7 +108,7 @@ class Crew:
             workers=self.workers,
         )
 
-    def _cheapest(self, problem: Problem, itemsize: int, limits: Limits, rows: int) -> tuple[ChunkPlan, int]:
+    def _cheapest(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> tuple[ChunkPlan, int]:
         """Return the cut plan that takes least time, and the bytes of its tasks; raises TooSmallError, TooLongError."""
         best: tuple[float, ChunkPlan, int] | None = None
         missed: list[TooSmallError] = []
@@ -129,7 +136,7 @@ class Crew:
             raise min(missed, key=lambda error: error.needed - error.allowed)
         return best[1:]
 
-    def _ways(self, plan: Plan, itemsize: int, limits: Limits) -> Iterator[tuple[int, Room]]:
+    def _ways(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> Iterator[tuple[int, MemorySplit]]:
         """Yield the bytes of a task, and the room for its tables and for stored ones on all workers together."""
         each = self._each(limits) - fixed_bytes(plan)
         if limits.on_gpu:
@@ -137,17 +144,17 @@ class Crew:
             for share in GPU_SHARES:
                 task = int(device * share)
                 beside = device - MOST_SLOTS * task
-                yield task, Room(task - PARTIAL_BYTES, self.workers * (each - GPU_RESERVED * task + beside), 0)
+                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (each - GPU_RESERVED * task + beside), 0)
             return
         task = min(limits.task or TASK_BYTES, each // (2 * RESERVED))
         tables = (task - _contracts(task)[0]) * itemsize // (itemsize + MASK_BYTES)
-        yield task, Room(tables, self.workers * (each - RESERVED * task), 0)
+        yield task, MemorySplit(tables, self.workers * (each - RESERVED * task), 0)
 
-    def _each(self, limits: Limits) -> int:
+    def _each(self, limits: MemoryLimits) -> int:
         """Return the bytes of memory of a worker."""
         return limits.memory // self.workers if self.memory is None else self.memory
 
-    def room_for_tables(self, chunking: Chunking, itemsize: int) -> int:
+    def room_for_tables(self, chunking: ChunkRoute, itemsize: int) -> int:
         """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
         limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
@@ -158,25 +165,25 @@ class Crew:
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
         return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, one_by_one)
 
-    def program(self, chunking: Chunking, network: Network, algebra: Algebra) -> CrewProgram:
+    def program(self, chunking: ChunkRoute, network: Network, algebra: Algebra) -> WorkerProgram:
         """Return what runs a plan that was cut for these workers."""
-        return CrewProgram(self, chunking, network, algebra)
+        return WorkerProgram(self, chunking, network, algebra)
 
 
-class CrewProgram:
+class WorkerProgram:
     """A cut plan bound to the numbers of a network, whose tasks workers do; answers one case at a time."""
 
-    def __init__(self, crew: Crew, chunking: Chunking, network: Network, algebra: Algebra) -> None:
+    def __init__(self, crew: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
         assert crew.client is not None
         on_gpu, chunks = chunking.limits.on_gpu, chunking.chunks
         self._client = crew.client
         self._program = ChunkedProgram(chunks, network, algebra, chunking.scratch, as_summed=on_gpu)
-        self._contract = OnCpu(algebra, chunking.scratch, chunking.entry_threads)
+        self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
         slot = slot_bytes(chunks, algebra.dtype.itemsize, one_by_one)
-        self._gpu = OnGpu(algebra.name, slot, chunking.limits.task) if on_gpu else None
+        self._gpu = GpuTasks(algebra.name, slot, chunking.limits.task) if on_gpu else None
         self._room = crew.room_for_tables(chunking, algebra.dtype.itemsize)
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
         run = ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu, self._room)
@@ -201,7 +208,7 @@ def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
     A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
     task that reads it counts, also where tasks differ in nothing that it depends on.
     """
-    made: dict[int, Pass] = {}
+    made: dict[int, ChunkPass] = {}
     crossing = 0.0
     for each in chunks.passes:
         for table in each.loads:
@@ -224,7 +231,7 @@ def _contracts(task: int) -> tuple[int, int, bool]:
 
 
 @contextmanager
-def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
+def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
     """Have the workers that are asked for, and their GPUs. threads: of a task; None for those of the workers."""
     with cluster_client(resources) as client:
         workers = workers_of(client)
@@ -234,7 +241,7 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
         if resources.device == "gpu" or (resources.device == "auto" and all(client.run(has_gpu).values())):
             room = min(client.run(room_of, resources.device_memory).values())
         try:
-            yield Crew(len(workers), memory, room, threads or max(1, shared), client)
+            yield WorkerPool(len(workers), memory, room, threads or max(1, shared), client)
         finally:
             # Workers of a scheduler go on with other work; what cannot leave now does for the next run.
             with suppress(OSError, RuntimeError, JunctorError):
@@ -243,7 +250,7 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[Crew]:
                 client.run(forget_shared)
 
 
-def memory_here(crew: Crew, resources: Resources) -> int:
+def memory_here(crew: WorkerPool, resources: Resources) -> int:
     """Return the bytes that this process may take for rows that go in one piece, beside rows in chunks elsewhere."""
     allowed = allowed_memory(resources)
     return allowed if crew.memory is None else min(allowed, crew.memory)

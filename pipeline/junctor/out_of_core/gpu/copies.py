@@ -52,11 +52,11 @@ def enqueue_all(runtime: Any, stream: Any, each: Iterable[Copy], to_by: int = 0,
             runtime.memcpy2DAsync(ends[0], pitch, ends[1], other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
-class Lying(np.ndarray[Any, Any]):
+class DeviceView(np.ndarray[Any, Any]):
     """An array whose address is on the device."""
 
 
-def lying_at(address: int, entries: int, dtype: np.dtype[Any]) -> Lying:
+def lying_at(address: int, entries: int, dtype: np.dtype[Any]) -> DeviceView:
     """Return what lies at an address [entries]."""
     memory: Any = (ctypes.c_char * (entries * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype).view(Lying)
+    return np.frombuffer(memory, dtype).view(DeviceView)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.entries import VECTOR, Runs
+from junctor_kernels.gpu.entries import VECTOR, PartRuns
 from numpy.lib.stride_tricks import as_strided
 
 from junctor.out_of_core.gpu.copies import lying_at
-from junctor.out_of_core.gpu.slots import SLOTS, STAGING_BYTES, OneGpu, Slot
+from junctor.out_of_core.gpu.slots import SLOTS, STAGING_BYTES, DeviceSlots, GroupSlot
 from junctor.out_of_core.gpu.staging import Staging, pinned
 from junctor.placement.placement import (
     aligned,
@@ -30,27 +30,27 @@ from junctor.placement.placement import (
     slot_bytes,
 )
 from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Deal, agreement, deals
+from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunks import ChunkPlan, configurations
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
     from junctor.out_of_core.store import ChunkStore
 
 Array = npt.NDArray[Any]
 
 
-class InPlace(NamedTuple):
+class TableView(NamedTuple):
     """A table that tasks read or write where it is: its address, by how many bytes a state of each chunk variable of
     the pass moves that, and how what agrees with them lies."""
 
     at: int
     by: tuple[tuple[int, int], ...]
-    runs: Runs
+    runs: PartRuns
 
 
-class ChunkGpu:
+class DeviceGroup:
     """GPUs of one machine for the tasks of a cut plan in single or double precision.
 
     Tasks have the room that all work on a device shares, and so have the stored tables that stay there; others lie in
@@ -58,13 +58,13 @@ class ChunkGpu:
     last pass that needs what lies where a table goes. Raises MemoryError where not even one slot fits.
     """
 
-    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaDevice, slots: int = SLOTS) -> None:
+    def __init__(self, chunks: ChunkPlan, algebra: str, *devices: CudaBlockDevice, slots: int = SLOTS) -> None:
         self.algebra, self.chunks, self._sizes = algebra, chunks, chunks.plan.shape.cardinalities
         self.dtype = np.dtype(np.float64 if algebra == "double" else np.float32)
         slot = slot_bytes(chunks, self.dtype.itemsize)
-        self.each = [OneGpu(algebra, device, slot, slots) for device in devices]
+        self.each = [DeviceSlots(algebra, device, slot, slots) for device in devices]
         places = [(one, n) for one in self.each for n in range(one.count)]
-        self.slots = [Slot(number, one, one.slots_at[n], one.streams[n]) for number, (one, n) in enumerate(places)]
+        self.slots = [GroupSlot(number, one, one.slots_at[n], one.streams[n]) for number, (one, n) in enumerate(places)]
         self.leaves, size = leaf_places(chunks, self.dtype.itemsize, min(one.room for one in self.each))
         self._leaves = pinned(size).view(self.dtype)
         for one in self.each:
@@ -131,9 +131,9 @@ class ChunkGpu:
         """Tell whether a pass moves a table between host and devices."""
         return crosses(self.resident, table, number)
 
-    def in_place(self, one: OneGpu, table: int, number: int) -> InPlace | None:
+    def in_place(self, one: DeviceSlots, table: int, number: int) -> TableView | None:
         """Return where tasks of a pass on a device find a table there; None if not all of what they need of it is."""
-        fixed, deal = self.chunks.passes[number].fixed, Deal()
+        fixed, deal = self.chunks.passes[number].fixed, Sharding()
         if table in self.leaves:
             start, apart = self.leaves[table]
             start += one.leaves
@@ -150,9 +150,9 @@ class ChunkGpu:
             if v not in fixed:
                 free = np.add.outer(free, np.arange(self._sizes[v]) * strides[v]).reshape(-1)
         moves = tuple((v, stride * self.dtype.itemsize) for v, stride in strides.items() if v in fixed)
-        return InPlace(start, moves, Runs(self.chunks.piece(table), tuple(free.tolist())))
+        return TableView(start, moves, PartRuns(self.chunks.piece(table), tuple(free.tolist())))
 
-    def _strides(self, table: int, apart: int, deal: Deal) -> dict[int, int]:
+    def _strides(self, table: int, apart: int, deal: Sharding) -> dict[int, int]:
         """Return the entries from one state to the next of every chunk variable of a table, pieces `apart`.
 
         Those that it is dealt by are in front.
@@ -198,7 +198,7 @@ class ChunkGpu:
         """Return the place of the first step of a pass among those of all passes."""
         return self._first[number]
 
-    def reports(self, devices: Iterable[OneGpu], first: int, steps: int) -> Array:
+    def reports(self, devices: Iterable[DeviceSlots], first: int, steps: int) -> Array:
         """Return what devices have reported of some steps [devices, steps, first task or others, largest or least]."""
         whole = self._reported.reshape(len(self.each), -1)[:, 4 * first : 4 * (first + steps)]
         return whole[[self.each.index(one) for one in devices]].reshape(-1, steps, 2, 2)
@@ -217,7 +217,7 @@ class ChunkGpu:
         return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
 
 
-def _reach_each_other(devices: Sequence[OneGpu]) -> bool:
+def _reach_each_other(devices: Sequence[DeviceSlots]) -> bool:
     """Let all devices use the memory of all others; tells whether they can."""
     for one, other in itertools.permutations(devices, 2):
         runtime = one.cupy.cuda.runtime

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from junctor.out_of_core.gpu.launches import Calls, PassFacts
-from junctor.out_of_core.gpu.slots import Mark, OneGpu
-from junctor.planning.chunks import Pass
+from junctor.out_of_core.gpu.launches import PassFacts, PassLaunches
+from junctor.out_of_core.gpu.slots import DeviceSlots, StreamMark
+from junctor.planning.chunks import ChunkPass
 
 Array = npt.NDArray[Any]
 States = Mapping[int, int]
 
 
 @dataclass(eq=False, slots=True)
-class Underway:
+class PassInFlight:
     """A pass that has been handed in, until all is known of what it made.
 
     computed, saved: the last marks of every slot behind its kernels, and behind its copies. parts: configurations of
@@ -28,21 +28,21 @@ class Underway:
 
     number: int
     facts: PassFacts
-    calls: dict[OneGpu, Calls] = field(default_factory=dict)
-    leader: OneGpu | None = None
+    calls: dict[DeviceSlots, PassLaunches] = field(default_factory=dict)
+    leader: DeviceSlots | None = None
     followed: list[Any] = field(default_factory=list)
-    told: dict[OneGpu, list[Any]] = field(default_factory=dict)
+    told: dict[DeviceSlots, list[Any]] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=dict)
-    computed: dict[int, Mark] = field(default_factory=dict)
-    saved: dict[int, Mark] = field(default_factory=dict)
-    parts: list[tuple[States, Mark]] = field(default_factory=list)
+    computed: dict[int, StreamMark] = field(default_factory=dict)
+    saved: dict[int, StreamMark] = field(default_factory=dict)
+    parts: list[tuple[States, StreamMark]] = field(default_factory=list)
     reported: list[Any] = field(default_factory=list)
     terms: dict[tuple[int, ...], Array] = field(default_factory=dict)
     late: list[tuple[Array, Array]] = field(default_factory=list)
     held: list[Array] = field(default_factory=list)
 
     @property
-    def each(self) -> Pass:
+    def each(self) -> ChunkPass:
         """The pass itself."""
         return self.facts.each
 

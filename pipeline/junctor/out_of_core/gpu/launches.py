@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import Runs, bits_of, record
+from junctor_kernels.gpu.entries import PartRuns, bits_of, record
 
 from junctor.out_of_core.gpu.copies import Copy, copies, lying_at
-from junctor.out_of_core.gpu.devices import ChunkGpu, InPlace
-from junctor.out_of_core.gpu.slots import MOST_KEPT, Lying, OneGpu, Prepared, can_lie
-from junctor.placement.fusion import Group, groups_of
+from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
+from junctor.out_of_core.gpu.slots import MOST_KEPT, DeviceSlots, Lying, PreparedLaunches, can_lie
+from junctor.placement.fusion import FusedSteps, groups_of
 from junctor.placement.placement import ALIGNED, outer_variables, spreads, task_places
-from junctor.planning.chunks import ChunkPlan, Pass
+from junctor.planning.chunks import ChunkPass, ChunkPlan
 
 if TYPE_CHECKING:
-    from junctor.out_of_core.pass_program import Step
+    from junctor.out_of_core.pass_program import PartStep
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +36,7 @@ MOST_EXCHANGES = 1 << 13
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class PassLaunch:
     """A launch of a step, or of a chain of them.
 
     words: its record. in_slot: fields of it that hold a place in a slot. elsewhere: fields that a state of a chunk
@@ -54,12 +54,12 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Calls:
+class PassLaunches:
     """All launches of a pass on a device, group by group; there: tables that they use where these are."""
 
-    groups: list[list[Call]]
-    there: Mapping[int, InPlace]
-    prepared: list[Prepared]
+    groups: list[list[PassLaunch]]
+    there: Mapping[int, TableView]
+    prepared: list[PreparedLaunches]
     generation: int
 
 
@@ -68,7 +68,7 @@ class PassFacts:
     inner: those of the tasks of a group. groups: its launches. made: table -> place of its step. places: of parts in a
     slot. inside: steps whose results no memory holds."""
 
-    def __init__(self, chunks: ChunkPlan, each: Pass, tasks: Sequence[Step], itemsize: int) -> None:
+    def __init__(self, chunks: ChunkPlan, each: ChunkPass, tasks: Sequence[PartStep], itemsize: int) -> None:
         self.each, self.tasks = each, tasks
         self.spreads = spreads(chunks, each, itemsize)
         self.outer = outer_variables(chunks, each, itemsize)
@@ -85,15 +85,15 @@ class PassFacts:
         return self.each.out if self.spreads else None
 
     @cached_property
-    def uses(self) -> dict[int, list[tuple[Group, int]]]:
+    def uses(self) -> dict[int, list[tuple[FusedSteps, int]]]:
         """For each table its launches and the place among their operands (behind all of them that of the result)."""
-        uses: dict[int, list[tuple[Group, int]]] = {}
+        uses: dict[int, list[tuple[FusedSteps, int]]] = {}
         for group in self.groups:
             for k, table in enumerate((*group.operands, group.out)):
                 uses.setdefault(table, []).append((group, k))
         return uses
 
-    def lying(self, group: Group, runs: Mapping[int, Runs]) -> Lying:
+    def lying(self, group: FusedSteps, runs: Mapping[int, PartRuns]) -> Lying:
         """Return what a group does when its k-th operand (behind all of them the result) lies in some runs."""
         count = len(group.operands)
         what = group.chain or self.tasks[group.steps.start].what
@@ -103,18 +103,18 @@ class PassFacts:
 class Launches:
     """The passes of a program on the GPUs that it has."""
 
-    def __init__(self, gpu: ChunkGpu, steps: Sequence[Sequence[Step]]) -> None:
+    def __init__(self, gpu: DeviceGroup, steps: Sequence[Sequence[PartStep]]) -> None:
         self.gpu, size = gpu, gpu.dtype.itemsize
         self.facts = [
             PassFacts(gpu.chunks, each, tasks, size) for each, tasks in zip(gpu.chunks.passes, steps, strict=True)
         ]
         # The pass that makes a table.
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
-        self._kept: dict[tuple[int, int], Calls] = {}
+        self._kept: dict[tuple[int, int], PassLaunches] = {}
         self._exchanges: dict[tuple[Any, ...], list[Copy]] = {}
         self._is_kept = len(gpu.each) * sum(map(len, steps)) <= MOST_KEPT
 
-    def of(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
+    def of(self, n: int, one: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
         """Return the launches of a pass on a device; take: for memory that copies may come from.
 
         Who launches has to wait for `one.uploaded`.
@@ -146,21 +146,21 @@ class Launches:
             self._exchanges[key] = found
         return found
 
-    def _made(self, n: int, one: OneGpu, take: Callable[[int], Array]) -> Calls:
-        facts, prepared = self.facts[n], list[Prepared]()
+    def _made(self, n: int, one: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
+        facts, prepared = self.facts[n], list[PreparedLaunches]()
         there = self._there(n, one)
-        groups: list[list[Call]] = []
+        groups: list[list[PassLaunch]] = []
         for group in facts.groups:
             tables = (*group.operands, group.out)
             lying = facts.lying(group, {k: there[table].runs for k, table in enumerate(tables) if table in there})
             prepared.append(one.prepared(lying, n, take))
             groups.append(self._calls_of(n, one, group, there, prepared[-1]))
         one.uploaded.record(one.upload)
-        return Calls(groups, there, prepared, one.generation)
+        return PassLaunches(groups, there, prepared, one.generation)
 
-    def _there(self, n: int, one: OneGpu) -> dict[int, InPlace]:
+    def _there(self, n: int, one: DeviceSlots) -> dict[int, TableView]:
         """Return the tables of a pass that all of its steps can use where they are."""
-        there, facts = dict[int, InPlace](), self.facts[n]
+        there, facts = dict[int, TableView](), self.facts[n]
         for table, groups in facts.uses.items():
             found = self.gpu.in_place(one, table, n)
             if found is not None and all(can_lie(facts.lying(group, {k: found.runs})) for group, k in groups):
@@ -168,12 +168,12 @@ class Launches:
         return there
 
     def _calls_of(
-        self, n: int, one: OneGpu, group: Group, there: Mapping[int, InPlace], prepared: Prepared
-    ) -> list[Call]:
+        self, n: int, one: DeviceSlots, group: FusedSteps, there: Mapping[int, TableView], prepared: PreparedLaunches
+    ) -> list[PassLaunch]:
         # Sums of terms are made in turns in either half of the room for them.
         half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
         tables = (*group.operands, group.out)
-        places: list[InPlace | int] = [there.get(table, self.facts[n].places[table]) for table in tables]
+        places: list[TableView | int] = [there.get(table, self.facts[n].places[table]) for table in tables]
         scales = [self._scale(n, one, table) for table in group.operands]
         scaled = [
             (entries_gpu.TABLES[k] + entries_gpu.SCALE, table)
@@ -188,13 +188,13 @@ class Launches:
             read = (*places[:-1], out) if launch.stages else places[:-1]
             scales += [_AS_IT_IS] * (len(read) - len(scales))
             fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
-            at = [each.at if isinstance(each, InPlace) else each for each in fields.values()]
+            at = [each.at if isinstance(each, TableView) else each for each in fields.values()]
             each = zip(at[:-1], offsets, scales, strict=True)
             words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
             words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
-            in_slot = [field for field, each in fields.items() if not isinstance(each, InPlace)]
-            moves = [(field, *by) for field, each in fields.items() if isinstance(each, InPlace) for by in each.by]
-            calls.append(Call(one.kernel(launch.name), launch.blocks, words, in_slot, moves, scaled, ends))
+            in_slot = [field for field, each in fields.items() if not isinstance(each, TableView)]
+            moves = [(field, *by) for field, each in fields.items() if isinstance(each, TableView) for by in each.by]
+            calls.append(PassLaunch(one.kernel(launch.name), launch.blocks, words, in_slot, moves, scaled, ends))
             places, scales, scaled = [out, places[-1]], [_AS_IT_IS], []
         return calls
 
@@ -202,7 +202,7 @@ class Launches:
         maker = self.makers.get(table, reader)
         return maker != reader and self.facts[maker].added_up == table
 
-    def _scale(self, n: int, one: OneGpu, table: int) -> tuple[int, int, bool]:
+    def _scale(self, n: int, one: DeviceSlots, table: int) -> tuple[int, int, bool]:
         """Return what an operand is multiplied with: bits, address of the words that tell it, whether of all tasks."""
         if table not in self.makers or self._is_added_up(table, n):
             return _AS_IT_IS

@@ -20,14 +20,14 @@ from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.entries import bits_of, carried, gathered, moved, relayed, shift_of
 
 from junctor.out_of_core.gpu.copies import enqueue, enqueue_all, lying_at
-from junctor.out_of_core.gpu.in_flight import States, Underway
-from junctor.out_of_core.gpu.launches import ORIGIN, Call, Calls, Launches, PassFacts
-from junctor.out_of_core.gpu.slots import Mark, OneGpu, Slot, enqueue_kernel
+from junctor.out_of_core.gpu.in_flight import PassInFlight, States
+from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunch, PassLaunches
+from junctor.out_of_core.gpu.slots import DeviceSlots, GroupSlot, StreamMark, enqueue_kernel
 from junctor.planning.chunks import configurations, part
 
 if TYPE_CHECKING:
     from junctor.out_of_core.pass_program import Extremes
-    from junctor.out_of_core.program import Known
+    from junctor.out_of_core.program import TableStats
     from junctor.out_of_core.store import ChunkStore
 
 Array = npt.NDArray[Any]
@@ -48,19 +48,19 @@ class GpuRun:
     Devices find both in memory, so the host need not know them.
     """
 
-    def __init__(self, launches: Launches, store: ChunkStore, known: Mapping[int, Known], settle: Settle) -> None:
+    def __init__(self, launches: Launches, store: ChunkStore, known: Mapping[int, TableStats], settle: Settle) -> None:
         self.launches, self.gpu, self.store = launches, launches.gpu, store
         self.chunks = self.gpu.chunks
         self._known, self._settle = known, settle
         self._sizes = self.chunks.plan.shape.cardinalities
-        self._pending: deque[Underway] = deque()
+        self._pending: deque[PassInFlight] = deque()
         # The passes that made the tables that are there, and those that put them where they are read.
-        self._origins: dict[int, Underway] = {}
-        self._sources: dict[int, Underway] = {}
+        self._origins: dict[int, PassInFlight] = {}
+        self._sources: dict[int, PassInFlight] = {}
         # For each pass the last marks of all slots then.
-        self._ends: list[list[Mark]] = []
+        self._ends: list[list[StreamMark]] = []
         self._turns = [itertools.cycle([slot for slot in self.gpu.slots if slot.on is one]) for one in self.gpu.each]
-        self._gathered: dict[tuple[int, OneGpu], Any] = {}
+        self._gathered: dict[tuple[int, DeviceSlots], Any] = {}
 
     def run(self, dead: Sequence[Iterable[int]]) -> None:
         """Do all passes; dead: for each the tables that nobody reads after it."""
@@ -91,7 +91,7 @@ class GpuRun:
             # What the host makes, or reads, has to be there.
             if table in self._origins and self._needs_host(n, table):
                 self._close_through(self._origins[table].number)
-        work = Underway(n, facts)
+        work = PassInFlight(n, facts)
         self._pending.append(work)
         for one in self.gpu.each:
             one.make_room(self._close_through)
@@ -131,18 +131,18 @@ class GpuRun:
         """Tell whether a pass that reads a table puts it on devices, for itself and for others."""
         return self.gpu.stays(table, number) and self.gpu.crosses(table, number)
 
-    def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, Mark]]]:
+    def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, StreamMark]]]:
         """Return the chunk variables that a pass shares with the one that put a table where it is, and for each of
         their configurations the marks behind what that did of it."""
         source = self._sources[table]
         shared = [v for v in source.facts.outer if v in facts.each.fixed]
-        marks: dict[tuple[int, ...], dict[int, Mark]] = {}
+        marks: dict[tuple[int, ...], dict[int, StreamMark]] = {}
         for states, mark in source.parts:
             # Those of a slot are in order.
             marks.setdefault(tuple(states[v] for v in shared), {})[mark.slot] = mark
         return shared, marks
 
-    def _group(self, work: Underway, waits: Mapping[int, Any], slot: Slot, states: States) -> None:
+    def _group(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, states: States) -> None:
         """Hand in the tasks whose results are added up; all but the first task of a pass follow that step by step."""
         with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
             if slot.on not in work.calls:
@@ -159,7 +159,7 @@ class GpuRun:
             work.saved[slot.number] = slot.mark()
             work.parts.append((states, work.saved[slot.number]))
 
-    def _calls(self, work: Underway, one: OneGpu) -> Calls:
+    def _calls(self, work: PassInFlight, one: DeviceSlots) -> PassLaunches:
         """Return the launches of every step on a device."""
         calls = self.launches.of(work.number, one, partial(self._staged, work))
         for call in itertools.chain.from_iterable(calls.groups):
@@ -167,7 +167,7 @@ class GpuRun:
                 call.words[place] = bits_of(2.0 ** self._known[table].shift)
         return calls
 
-    def _task(self, work: Underway, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
+    def _task(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, states: States, adds: bool) -> None:
         leads = not any(states.values())
         if leads:
             work.leader = slot.on
@@ -190,7 +190,9 @@ class GpuRun:
             if group.out in facts.each.stores and not is_last:
                 self._save(work, slot, group.out, states)
 
-    def _launch(self, launches: Iterable[Call], slot: Slot, step: int, states: States, leads: bool, adds: bool) -> None:
+    def _launch(
+        self, launches: Iterable[PassLaunch], slot: GroupSlot, step: int, states: States, leads: bool, adds: bool
+    ) -> None:
         """Hand in a step, the first one of a group."""
         for call in launches:
             words = moved(call.words, call.in_slot, slot.at)
@@ -200,7 +202,7 @@ class GpuRun:
                 words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
             enqueue_kernel(call.kernel, call.blocks, words)
 
-    def _lead(self, work: Underway, slot: Slot, steps: range) -> None:
+    def _lead(self, work: PassInFlight, slot: GroupSlot, steps: range) -> None:
         """Note that the first task has been sent some steps further."""
         if len(self.gpu.each) > 1:
             step = self.gpu.first_step(work.number) + steps.start
@@ -210,7 +212,7 @@ class GpuRun:
         event.record(slot.stream)
         work.followed += [event] * len(steps)
 
-    def _follow(self, work: Underway, slot: Slot, steps: Sequence[int]) -> None:
+    def _follow(self, work: PassInFlight, slot: GroupSlot, steps: Sequence[int]) -> None:
         """Let a slot wait until the first task is through with some steps, and its device knows what that found."""
         last = max(steps, default=-1)
         if not work.facts.is_followed or last <= work.reached.get(slot.number, -1):
@@ -221,7 +223,7 @@ class GpuRun:
             self._tell(work, slot, last)
         work.reached[slot.number] = last
 
-    def _tell(self, work: Underway, slot: Slot, last: int) -> None:
+    def _tell(self, work: PassInFlight, slot: GroupSlot, last: int) -> None:
         """Bring what the first task found on another device, up to a step, unless another slot here has."""
         told = work.told.setdefault(slot.on, [])
         if told:
@@ -238,7 +240,7 @@ class GpuRun:
             event.record(slot.stream)
             told += [event] * len(steps)
 
-    def _load(self, work: Underway, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
+    def _load(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, table: int, states: States) -> None:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
@@ -252,7 +254,7 @@ class GpuRun:
         if table in waits:
             self._wait_for_largest(slot, table)
 
-    def _bring(self, work: Underway, slot: Slot, table: int, states: States) -> None:
+    def _bring(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> None:
         """Bring a part of a table to a slot, from the devices where it stays or from the host."""
         if self.gpu.stays(table, work.number):
             slot.loaded += self._exchange(work, slot, table, states, to_slot=True)
@@ -260,7 +262,7 @@ class GpuRun:
         part_ = self._from_host(work, slot, table, states)
         self._copy(slot, part_, slot.at + work.facts.places[table], to_slot=True)
 
-    def _from_host(self, work: Underway, slot: Slot, table: int, states: States) -> Array:
+    def _from_host(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> Array:
         """Return a part of a table on the host, from where a slot copies it."""
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
@@ -270,7 +272,7 @@ class GpuRun:
         staged[...] = part_
         return staged
 
-    def _wait_for_largest(self, slot: Slot, table: int) -> None:
+    def _wait_for_largest(self, slot: GroupSlot, table: int) -> None:
         """Let a slot wait until the largest entry of a whole table is known, and bring it to the device."""
         origin = self._origins[table]
         if origin.facts.added_up == table:
@@ -290,14 +292,14 @@ class GpuRun:
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
 
-    def _wait_before(self, work: Underway, slot: Slot, table: int) -> None:
+    def _wait_before(self, work: PassInFlight, slot: GroupSlot, table: int) -> None:
         """Let a slot wait until nobody needs what lay where a table goes in a pass."""
         found = self.gpu.before.resident if self.gpu.stays(table, work.number) else self.gpu.before.pinned
         before = found.get(table, -1)
         if before >= 0:
             slot.wait(self._ends[before])
 
-    def _save(self, work: Underway, slot: Slot, table: int, states: States) -> None:
+    def _save(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> None:
         if table in work.calls[slot.on].there:
             return
         self._wait_before(work, slot, table)
@@ -312,14 +314,14 @@ class GpuRun:
             work.late.append((target, part_))
         self._copy(slot, target, slot.at + work.facts.places[table], to_slot=False)
 
-    def _take_term(self, work: Underway, slot: Slot, states: States) -> None:
+    def _take_term(self, work: PassInFlight, slot: GroupSlot, states: States) -> None:
         entries = part(self.chunks.plan, work.each.out, work.each.fixed)
         term = self._staged(work, entries * self.gpu.dtype.itemsize).view(self.gpu.dtype)
         slot.stored += term.nbytes
         work.terms[tuple(states[v] for v in work.each.fixed)] = term
         self._copy(slot, term, slot.at + work.facts.places[work.each.out], to_slot=False)
 
-    def _staged(self, work: Underway, size: int) -> Array:
+    def _staged(self, work: PassInFlight, size: int) -> Array:
         """Return bytes of the host that copies under way may use until the pass is closed."""
         staging = self.gpu.staging
         while (staged := staging.take(size, work.number)) is None:
@@ -333,7 +335,7 @@ class GpuRun:
             work.held.append(staged)
         return staged
 
-    def _exchange(self, work: Underway, slot: Slot, table: int, states: States, to_slot: bool) -> int:
+    def _exchange(self, work: PassInFlight, slot: GroupSlot, table: int, states: States, to_slot: bool) -> int:
         """Enqueue the copies of a part of a table that stays on devices; returns its bytes."""
         each = self.launches.exchange(work.number, table, states, to_slot)
         by = (slot.at - ORIGIN, 0) if to_slot else (0, slot.at - ORIGIN)
@@ -342,7 +344,7 @@ class GpuRun:
         slot.exchanged += size
         return size
 
-    def _copy(self, slot: Slot, table: Array, at: int, to_slot: bool) -> None:
+    def _copy(self, slot: GroupSlot, table: Array, at: int, to_slot: bool) -> None:
         """Enqueue the copies of an array of the host to a place in a slot or from there."""
         if table.nbytes <= CARRIED_BYTES and table.flags.c_contiguous and self.gpu.reaches(table):
             ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
@@ -381,7 +383,7 @@ class GpuRun:
         work.late.clear()
         work.held.clear()
 
-    def _add_up(self, work: Underway) -> float:
+    def _add_up(self, work: PassInFlight) -> float:
         """Add up the results that came to the host, in order of configurations; returns the largest entry."""
         each, totals, largest = work.each, dict[tuple[int, ...], Array](), 0.0
         kept = len(each.fixed) - len(each.summed)

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from junctor_kernels.gpu import chains as chains_gpu
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.chains import Chain
-from junctor_kernels.gpu.entries import Launch, Runs, carried, in_place, launches_of, out_panels
+from junctor_kernels.gpu.entries import EntryLaunch, PartRuns, carried, in_place, launches_of, out_panels
 from junctor_kernels.tables.axes import Contraction
 
 from junctor.out_of_core.gpu.staging import addresses_of, packed
 
 if TYPE_CHECKING:
-    from junctor_kernels.gpu.blocks import CudaDevice
+    from junctor_kernels.gpu.blocks import CudaBlockDevice
 
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ STAGING_BYTES = 1 << 25
 MOST_KEPT = 1 << 15
 
 
-class Mark(NamedTuple):
+class StreamMark(NamedTuple):
     """A point of a slot's stream: the how many-th, and the event there."""
 
     slot: int
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class GroupSlot:
     """Memory and stream of the groups of tasks that a device does one after the other.
 
     loaded, stored: bytes that came in and went out; exchanged: those of tables on devices among them. waited: the last
@@ -54,23 +54,23 @@ class Slot:
     """
 
     number: int
-    on: OneGpu
+    on: DeviceSlots
     at: int
     stream: Any
     loaded: int = 0
     stored: int = 0
     exchanged: int = 0
-    last: Mark | None = None
+    last: StreamMark | None = None
     waited: dict[int, int] = field(default_factory=dict)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """Mark what has been handed in so far."""
         event = self.on.event()
         event.record(self.stream)
-        self.last = Mark(self.number, self.last.number + 1 if self.last else 0, event)
+        self.last = StreamMark(self.number, self.last.number + 1 if self.last else 0, event)
         return self.last
 
-    def wait(self, marks: Iterable[Mark]) -> None:
+    def wait(self, marks: Iterable[StreamMark]) -> None:
         """Let what is handed in from now on wait for marks of any slots."""
         for mark in marks:
             if mark.slot != self.number and self.waited.get(mark.slot, -1) < mark.number:
@@ -84,13 +84,13 @@ def enqueue_kernel(kernel: Any, blocks: int, words: Array) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class Prepared:
+class PreparedLaunches:
     """Launches of a contraction, and where on a device their offsets lie: of operands, of panels of the result (or 0).
 
     used: the last pass that needed them.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[EntryLaunch, ...]
     at: list[list[tuple[int, ...]]]
     out_panels: int
     memory: Any
@@ -98,13 +98,13 @@ class Prepared:
 
 
 # A contraction or a chain, and how each operand and the result lie, None for one piece.
-Lying = tuple[Contraction | Chain, tuple[Runs | None, ...], Runs | None]
+Lying = tuple[Contraction | Chain, tuple[PartRuns | None, ...], PartRuns | None]
 
 
-class OneGpu:
+class DeviceSlots:
     """Slots on one device, and launches that are prepared there. Raises MemoryError where not even one slot fits."""
 
-    def __init__(self, algebra: str, device: CudaDevice, slot: int, slots: int) -> None:
+    def __init__(self, algebra: str, device: CudaBlockDevice, slot: int, slots: int) -> None:
         import cupy
 
         self.cupy, self.number, self.queue, self.algebra = cupy, device.number, device.queue, algebra
@@ -112,7 +112,7 @@ class OneGpu:
         self.count = min(slots, (device.room - OFFSET_BYTES) // slot)
         if self.count < 1:
             raise MemoryError(f"a task takes {slot + OFFSET_BYTES:,} bytes of the GPU, {device.room:,} are allowed")
-        self._prepared: dict[Lying, Prepared] = {}
+        self._prepared: dict[Lying, PreparedLaunches] = {}
         # Bytes that their offsets take.
         self._taken = 0
         self._kernels: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class OneGpu:
         """Return the address on the host that the words of a step are reported to."""
         return self._reports + 4 * step * self._word.itemsize
 
-    def report(self, marks: Iterable[Mark], first: int, steps: int) -> Any:
+    def report(self, marks: Iterable[StreamMark], first: int, steps: int) -> Any:
         """Bring the words of some steps to the host once slots are through; returns the event behind that."""
         with self.cupy.cuda.Device(self.number), self._reporter:
             for mark in marks:
@@ -174,7 +174,7 @@ class OneGpu:
             event.record(self._reporter)
         return event
 
-    def prepared(self, lying: Lying, number: int, take: Callable[[int], Array]) -> Prepared:
+    def prepared(self, lying: Lying, number: int, take: Callable[[int], Array]) -> PreparedLaunches:
         """Return the launches of a contraction, with their offsets on the device.
 
         number: of the pass. take: for memory that copies may come from. Who launches has to wait for `uploaded`.
@@ -184,7 +184,7 @@ class OneGpu:
             whole, starts = packed(launches, [] if panels is None else [panels], take)
             memory = self._uploaded(whole)
             places, (out_panels,) = addresses_of(launches, int(memory.data.ptr), starts, 1)
-            self._prepared[lying] = Prepared(launches, places, out_panels, memory, number)
+            self._prepared[lying] = PreparedLaunches(launches, places, out_panels, memory, number)
             self._taken += memory.nbytes
         self._prepared[lying].used = number
         return self._prepared[lying]
@@ -221,7 +221,7 @@ class OneGpu:
         return self._kernels[name]
 
 
-def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
+def launches_in_place(lying: Lying) -> tuple[tuple[EntryLaunch, ...], Array | None]:
     """Return the launches of a contraction and where the panels of its result begin, if not one after the other.
 
     Raises ValueError where an operand or the result cannot lie so.
@@ -245,7 +245,7 @@ def launches_in_place(lying: Lying) -> tuple[tuple[Launch, ...], Array | None]:
     return launches, panels
 
 
-def _chain_in_place(what: Chain, tables: Iterable[Runs | None]) -> Launch:
+def _chain_in_place(what: Chain, tables: Iterable[PartRuns | None]) -> EntryLaunch:
     launch = chains_gpu.launch_of(what)
     for k, runs in enumerate(tables):
         found = launch if runs is None else chains_gpu.in_place(launch, k, runs)

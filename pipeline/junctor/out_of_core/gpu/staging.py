@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.entries import Launch
+from junctor_kernels.gpu.entries import EntryLaunch
 
 from junctor.placement.placement import aligned
 from junctor.runtime.machine import usable_cores
@@ -61,7 +61,9 @@ class Staging:
             self._free = self._parts.popleft()[1]
 
 
-def packed(launches: Sequence[Launch], more: Sequence[Array], take: Callable[[int], Array]) -> tuple[Array, list[int]]:
+def packed(
+    launches: Sequence[EntryLaunch], more: Sequence[Array], take: Callable[[int], Array]
+) -> tuple[Array, list[int]]:
     """Return all offsets of some launches, and more arrays, in one piece, and where each array begins in it.
 
     There are thousands of them: one copy for each would take long. take: for the memory.
@@ -76,7 +78,7 @@ def packed(launches: Sequence[Launch], more: Sequence[Array], take: Callable[[in
 
 
 def addresses_of(
-    launches: Sequence[Launch], memory: int, starts: Sequence[int], more: int = 0
+    launches: Sequence[EntryLaunch], memory: int, starts: Sequence[int], more: int = 0
 ) -> tuple[list[list[tuple[int, ...]]], list[int]]:
     """Return where on a device the offsets of every operand of some launches lie, and so many more arrays (0: none)."""
     at = iter([memory + start for start in starts])
