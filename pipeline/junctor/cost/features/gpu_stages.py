@@ -96,7 +96,7 @@ class SideWork(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StageWork:
-    """The contractions of a launch: rows of `Bytecode.steps`; of each, all terms and those of its longest entry or tile.
+    """The contractions of a launch: rows of `Bytecode.steps`; of each all terms, and those of its longest entry.
 
     along: whether neighbouring threads that share an entry have neighbouring terms. apart: [2, contractions], parts of
     a line that neighbouring threads touch for a number, where they have neighbouring entries, and terms.
