@@ -30,7 +30,7 @@ from junctor.cost.dataset import Measured, MeasuredDevice, write
 from junctor.cost.model import cpu_name, speeds_here
 from junctor.engine.engine import shape_of
 from junctor.formats import read_network
-from junctor.model.generate import grid
+from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.memory_splits import SLOTS, CpuSplit, CpuSplits, GpuSplits, MemoryLimits

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid
+from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun

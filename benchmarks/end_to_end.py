@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from junctor import generate
 from junctor.backends import blocks as execution
 from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
@@ -35,7 +36,6 @@ from junctor.engine import engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
-from junctor.model import generate
 from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.results import answers_table

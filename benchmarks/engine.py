@@ -24,7 +24,7 @@ from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
-from junctor.model.generate import sample
+from junctor.generate import sample
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor_kernels.tables.reference import Algebra

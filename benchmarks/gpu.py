@@ -36,8 +36,8 @@ from junctor.backends.numpy import Program
 from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
+from junctor.generate import sample
 from junctor.model.answers import Answers, posteriors_in
-from junctor.model.generate import sample
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan

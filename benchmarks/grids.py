@@ -30,9 +30,9 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import shape_of
+from junctor.generate import grid
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.errors import BudgetError
-from junctor.model.generate import grid
 from junctor.model.network import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan

@@ -25,8 +25,8 @@ from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import speeds_here
 from junctor.engine.engine import shape_of
+from junctor.generate import grid
 from junctor.model.errors import Place
-from junctor.model.generate import grid
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.memory_splits import MemoryLimits

@@ -34,8 +34,8 @@ from agrum import States, Tables, fastest_peer, limit_memory, peer_model, rows_o
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
+from junctor.generate import sample
 from junctor.model.answers import OK, Answers
-from junctor.model.generate import sample
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory

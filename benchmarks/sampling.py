@@ -81,7 +81,7 @@ def prepare(folder: Path, output: Path, seed: int, also: Sequence[Path]) -> None
 
 def evidence(network: Network, kind: str, count: int, seed: int) -> Iterator[Hard]:
     """Yield cases whose evidence is possible; a count of 0 is a tenth of all variables, not only of leaves."""
-    from junctor.model.generate import sample
+    from junctor.generate import sample
 
     rng = np.random.default_rng((seed, count))
     parents = {p for factor in network.factors for p in factor.scope[:-1]}

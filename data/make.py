@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+from junctor import generate
 from junctor.formats import read_network, write_network
-from junctor.model import generate
 from junctor.model.errors import JunctorError
 from junctor.model.network import Network
 from junctor.model.pumping_station import SENSORS, plant

@@ -15,12 +15,12 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runs import run as steps
 from junctor.runs.storage import spec_of
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.devices import DeviceChoice
 from junctor.runtime.progress import Progress, Silence
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact

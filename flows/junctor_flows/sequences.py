@@ -9,10 +9,10 @@ from typing import Any
 from junctor.hmm import run as steps
 from junctor.hmm.engine import SequenceKind
 from junctor.model.errors import JunctorError
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision
 from junctor.runs.run import Manifest, RunEstimate, RunStats, check_resources
 from junctor.runtime.dask_cluster import Resources
-from junctor.runtime.devices import DeviceChoice
 from junctor.runtime.progress import Progress
 from prefect import flow
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.network import Network
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
 from junctor.planning.budget import parse_bytes
-from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.engine.engine import shape_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import layered
 from junctor.model.errors import Place
-from junctor.model.generate import layered
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern

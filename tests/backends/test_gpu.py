@@ -25,8 +25,8 @@ from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, 
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
-from junctor.model.generate import hmm, layered, sample
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget

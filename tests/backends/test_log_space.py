@@ -12,9 +12,9 @@ from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.engine import engine as engine_module
 from junctor.engine.engine import Engine, shape_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import grid, layered, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import Place
-from junctor.model.generate import grid, layered, sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan

@@ -14,9 +14,9 @@ from junctor.backends import plan_memory as memory
 from junctor.engine import engine as engine_module
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import grid, layered, sample
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError, Place
-from junctor.model.generate import grid, layered, sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 from junctor_kernels.cpu import entries

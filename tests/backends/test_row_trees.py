@@ -12,9 +12,9 @@ from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import chain, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import Place
-from junctor.model.generate import chain, sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.cliques.host import kernels_for, natural_table
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid, hmm, layered
+from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
 from junctor_kernels.tables.reference import SINGLE
 from oracle import joint_table

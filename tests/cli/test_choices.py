@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from junctor import write_network
 from junctor.cli import app
-from junctor.model.generate import grid, layered
+from junctor.generate import grid, layered
 from typer.testing import CliRunner
 
 ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from junctor.cli import app, prefect_server
 from junctor.cli.display import duration
-from junctor.model.generate import evidence_batches, grid, random_network
+from junctor.generate import evidence_batches, grid, random_network
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 

@@ -19,8 +19,8 @@ from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
 from junctor.cost.features.cliques import StoredForecast
 from junctor.engine.engine import shape_of
+from junctor.generate import grid, layered
 from junctor.model.errors import Place
-from junctor.model.generate import grid, layered
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored

@@ -17,7 +17,7 @@ from junctor.cost.features import cliques as stored_work
 from junctor.cost.features.cliques import STORED_WORK, case_work, making_work, stored_forecast
 from junctor.cost.model import Coefficients
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid, layered
+from junctor.generate import grid, layered
 from junctor.planning.cliques import CliquePass, StoredClique, StoredPlan, plan_stored
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import permute

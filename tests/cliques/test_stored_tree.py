@@ -24,8 +24,8 @@ from junctor.cliques.host import COMPILED_ENTRIES, HostExecutor, Initial, initia
 from junctor.cliques.streamed import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
 from junctor.cliques.tree import StoredTree
 from junctor.engine.engine import shape_of
+from junctor.generate import sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
-from junctor.model.generate import sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
 from junctor_kernels.gpu import stored_tasks

@@ -48,12 +48,12 @@ from junctor.cost.model import CostModel, CostModels, FittedCoefficients, learne
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import layered
 from junctor.model.errors import RunError
-from junctor.model.generate import layered
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
 from junctor.runs import partition
 from junctor.runs.run import Job, ingest_network
-from junctor.runtime.devices import DeviceChoice
 from junctor.runtime.machine import own_measurements
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES

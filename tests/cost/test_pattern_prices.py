@@ -14,7 +14,7 @@ from junctor.engine import pattern_prices as pricing
 from junctor.engine.engine import Engine, shape_of
 from junctor.engine.patterns import PatternChoice, patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.model.generate import layered
+from junctor.generate import layered
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.planning import compile as planning

@@ -16,9 +16,9 @@ from junctor.engine import engine
 from junctor.engine import pattern_prices as pricing
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.generate import chain, sample
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
 from junctor.model.errors import EvidenceError, Place
-from junctor.model.generate import chain, sample
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 from junctor_kernels.tables import reference

@@ -15,7 +15,7 @@ from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.deduplicate import distinct_rows
-from junctor.model.generate import chain, sample
+from junctor.generate import chain, sample
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
 from test_threads import assert_same

@@ -14,13 +14,15 @@ from emulation.stored import EmulatedStored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor_kernels.cpu import stored as stored_cpu
+from junctor_kernels.cpu.stored import permute_parallel
 from junctor_kernels.gpu import stored as stored_gpu
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.gpu.stored import upload_batch
 from junctor_kernels.gpu.stored_tasks import SeparatorTable, TaskBatch, swaps_back
 from junctor_kernels.tables import stored
-from junctor_kernels.tables.permutation import backwards, permute, permute_parallel, permuted, swapped, swaps_to_front
+from junctor_kernels.tables.permutation import permute, permuted, swapped
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.tables.swaps import backwards, swaps_to_front
 from junctor_kernels.tables.views import View, boxes, place, view, whole
 from test_gpu_source import compiles
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import strategies
 from hypothesis import given, settings
-from junctor.model import generate
+from junctor import generate
 from junctor.model.errors import EvidenceError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.pumping_station import CAUSES, SENSORS, plant

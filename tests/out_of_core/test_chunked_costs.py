@@ -23,8 +23,9 @@ from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_
 from junctor.cost.model import Coefficients, CostModel, CostModels
 from junctor.engine.chunking_choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.engine.engine import Engine, shape_of
+from junctor.generate import grid
 from junctor.model.errors import BudgetError
-from junctor.model.generate import grid
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
@@ -38,7 +39,6 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
-from junctor.runtime.devices import DeviceChoice
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
 from junctor_kernels.gpu import entries as entries_gpu

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.engine.engine import shape_of
+from junctor.generate import grid
 from junctor.model.errors import RunError
-from junctor.model.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.cluster import remote_tables as chunk_stock
 from junctor.out_of_core.cluster import run as chunk_cluster

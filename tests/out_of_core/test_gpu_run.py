@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.engine.engine import shape_of
 from junctor.formats import read_network
-from junctor.model.generate import grid
+from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.engine.engine import Engine, shape_of
+from junctor.generate import grid
 from junctor.model.errors import DeviceError
-from junctor.model.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid
+from junctor.generate import grid
 from junctor.placement.pass_order import PassOrder
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan

@@ -23,9 +23,9 @@ from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
+from junctor.generate import grid, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
-from junctor.model.generate import grid, sample
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from junctor.cli import app
 from junctor.engine.engine import Engine
+from junctor.generate import grid
 from junctor.model.errors import BudgetError
-from junctor.model.generate import grid
 from junctor.model.query import Query
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
 from junctor.out_of_core.cluster.workers import WorkerPool

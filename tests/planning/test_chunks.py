@@ -9,7 +9,7 @@ import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid
+from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.planning import chunks as chunks_module
 from junctor.planning.chunk_search import (

@@ -21,8 +21,8 @@ from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.encoded import read_partition
+from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.generate import evidence_table, random_network, sample
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions

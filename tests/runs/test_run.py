@@ -19,8 +19,8 @@ from junctor.engine.engine import Engine
 from junctor.engine.forecast import Forecast, forecast, survey
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.errors import BudgetError, EvidenceError, RunError
-from junctor.model.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 from junctor.runs import run as steps

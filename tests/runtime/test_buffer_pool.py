@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.generate import random_network, sample
+from junctor.generate import random_network, sample
 from junctor.model.query import Query
 from junctor.runtime.arrow import list_array
 from junctor.runtime.buffer_pool import BufferPool, fresh

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from junctor import generate
 from junctor.cli import app
 from junctor.engine import engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
-from junctor.model import generate
 from junctor.model.errors import DeviceError
 from junctor.model.query import Query
 from junctor.runs import run as steps

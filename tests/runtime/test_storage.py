@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from junctor.model.errors import RunError
-from junctor.runs.storage import RunDirectory, RunSpec, aside, explained, write_json
+from junctor.runs.storage import RunDirectory, RunSpec
+from junctor.runtime.files import aside, explained, write_json
 
 SPEC = RunSpec("n1", "e1", "posteriors", ("a", "b"), "double", 100, None, False, False, "0.1.0")
 

@@ -15,8 +15,8 @@ from junctor.backends.row_trees import RowEngine, room_bytes
 from junctor.engine import engine
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import layered, sample
 from junctor.model.answers import Answers
-from junctor.model.generate import layered, sample
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution

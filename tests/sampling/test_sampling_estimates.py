@@ -9,9 +9,9 @@ import numpy as np
 import oracle
 import pytest
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
-from junctor.model.generate import grid
 from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines

@@ -14,8 +14,8 @@ import pytest
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import write_network
+from junctor.generate import grid
 from junctor.model.errors import EvidenceError, ModelError, RunError
-from junctor.model.generate import grid
 from junctor.model.network import Network, Variable
 from junctor.model.query import Query, Sampling
 from junctor.runs.run import Job, run

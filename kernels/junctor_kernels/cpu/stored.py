@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit
+from junctor_kernels.tables.permutation import swap_array
+from junctor_kernels.tables.swaps import Swap, backwards
 from junctor_kernels.tables.views import Axis, View
 
 Array = npt.NDArray[Any]
@@ -184,3 +186,10 @@ def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
             between = index % upper - below - a * lower
             index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
         out[k] = table[index]
+
+
+def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
+    """Return what `permute` returns, computed on all cores."""
+    out = np.empty_like(table)
+    permute_into(table, out, swap_array(backwards(swaps)))
+    return out

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.tables.permutation import Swap, backwards, swap_array
+from junctor_kernels.tables.permutation import swap_array
+from junctor_kernels.tables.swaps import Swap, backwards
 from junctor_kernels.tables.views import Axis, View
 
 # Threads of a block, and entries of a table that it keeps in shared memory (a multiple of 16 bytes for each thread).

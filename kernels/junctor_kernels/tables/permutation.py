@@ -7,51 +7,18 @@ the entry's index alone (their Proposition 1), so all entries move independently
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from junctor_kernels.tables.swaps import Swap
 
 Array = npt.NDArray[Any]
 
 # Entries whose new places NumPy computes at a time.
 PIECE = 1 << 16
-
-
-class Swap(NamedTuple):
-    """A swap of two positions of a mixed-radix index: what one step at either is worth before it, and their sizes.
-
-    above: what a step is worth at the position above the upper one.
-    """
-
-    lower: int
-    lower_size: int
-    upper: int
-    upper_size: int
-    above: int
-
-    def reversed(self) -> Swap:
-        """Return the swap that takes every entry back."""
-        upper = self.upper // self.lower_size * self.upper_size
-        return Swap(self.lower, self.upper_size, upper, self.lower_size, self.above)
-
-
-def swaps_to_front(layout: Sequence[int], front: Sequence[int], sizes: Sequence[int]) -> tuple[list[Swap], list[int]]:
-    """Return the swaps that bring the variables `front` to the most significant positions, and the layout they lead to.
-
-    layout: variables of a table, the most significant first. front: those wanted first, in that order. sizes: by
-    variable. At most one swap for each variable of `front` (Algorithm 3).
-    """
-    now, swaps = list(layout), []
-    for place, wanted in enumerate(front):
-        found = now.index(wanted)
-        if found != place:
-            upper, lower = (math.prod(sizes[v] for v in now[at + 1 :]) for at in (place, found))
-            swaps.append(Swap(lower, sizes[wanted], upper, sizes[now[place]], upper * sizes[now[place]]))
-            now[place], now[found] = now[found], now[place]
-    return swaps, now
 
 
 def swapped(index: Any, swap: Swap) -> Any:
@@ -75,13 +42,8 @@ def permuted(index: Any, swaps: Sequence[Swap]) -> Any:
     return index
 
 
-def backwards(swaps: Sequence[Swap]) -> list[Swap]:
-    """Return the swaps that undo a sequence."""
-    return [swap.reversed() for swap in reversed(swaps)]
-
-
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return a flat table with every entry where the swaps take it; the specification of `permute_parallel`."""
+    """Return a flat table with every entry where the swaps take it; what `cpu.stored.permute_parallel` is held against."""
     out = np.empty_like(table)
     for first in range(0, len(table), PIECE):
         piece = table[first : first + PIECE]
@@ -92,13 +54,3 @@ def permute(table: Array, swaps: Sequence[Swap]) -> Array:
 def swap_array(swaps: Sequence[Swap]) -> npt.NDArray[np.int64]:
     """Return swaps as compiled code reads them, int64 [swaps, 5]."""
     return np.array(swaps, dtype=np.int64).reshape(-1, 5)
-
-
-def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return what `permute` returns, computed on all cores."""
-    # Numba takes half a second to load, which whoever has a GPU or small tables is spared.
-    from junctor_kernels.cpu.stored import permute_into
-
-    out = np.empty_like(table)
-    permute_into(table, out, swap_array(backwards(swaps)))
-    return out

@@ -14,6 +14,7 @@ from junctor_kernels.cpu.vectors import BYTES
 
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
+from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
 
 
@@ -69,6 +70,10 @@ class CompiledProgram:
         log_value = found[0, :cases] + self._program.constants(block)
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
+
+    def work(self, rows: int) -> npt.NDArray[np.float64]:
+        """Return the counts of work that so many rows take, in the order of `cost.features.cpu_blocks.CPU_WORK`."""
+        return cpu_work(self.code, self._plan, self.cases, self.itemsize, self.arena_bytes, rows)
 
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0

@@ -22,13 +22,12 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.register_tiles import Shapes
 from junctor.backends.row_trees import RowEngine
 from junctor.cost.dataset import Measured, MeasuredDevice
-from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
 from junctor.cost.model import CostModel, plan_work
 from junctor.engine.engine import LADDERS, shape_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.generate import grid, hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
-from junctor.model.generate import grid, hmm, layered, sample
 from junctor.model.network import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
@@ -170,7 +169,7 @@ def _measure_blocks(case: CalibrationCase) -> list[Measured]:
             if compiled is None:
                 continue
             seconds = _fewest_seconds(prepared, case, rows)
-            work = cpu_work(compiled, case.plan, rows)
+            work = compiled.work(rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
             found.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
     return found

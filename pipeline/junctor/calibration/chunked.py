@@ -20,7 +20,7 @@ from junctor.cost.dataset import Measured
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work
 from junctor.cost.features.chunked_gpu import gpu_chunk_work
 from junctor.engine.engine import shape_of
-from junctor.model.generate import grid, layered
+from junctor.generate import grid, layered
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from junctor.cli.options import AsJson, NetworkFile, NetworkFormat
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Architecture, Precision
-from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     import numpy as np

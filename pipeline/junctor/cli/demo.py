@@ -58,9 +58,9 @@ def _make_input(network: Network, network_file: Path, evidence_file: Path, rows:
     from pyarrow import parquet
 
     from junctor.formats import write_network
-    from junctor.model.generate import evidence_batches
+    from junctor.generate import evidence_batches
     from junctor.model.pumping_station import SENSORS
-    from junctor.runs.storage import aside
+    from junctor.runtime.files import aside
 
     with aside(network_file) as temporary:
         write_network(network, temporary, format="bif")

@@ -22,8 +22,8 @@ from junctor.cli.options import (
     NetworkFormat,
     Spill,
 )
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision, QueryKind
-from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine

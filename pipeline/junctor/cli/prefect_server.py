@@ -17,7 +17,7 @@ from pathlib import Path
 
 from junctor.model.errors import RunError
 from junctor.planning.budget import format_bytes
-from junctor.runs.storage import aside, explained
+from junctor.runtime.files import aside, explained
 
 # What the embedded server's database may come to. Without it the server would not start, time and again.
 LEAST_SPACE = 64 << 20

@@ -27,8 +27,8 @@ from junctor.cli.options import (
     StagesOption,
     Strict,
 )
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Method, Precision, QueryKind
-from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.model.query import Sampling

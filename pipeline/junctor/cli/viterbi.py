@@ -9,8 +9,8 @@ import typer
 
 from junctor.cli.options import AsJson, DeviceMemory, Disk, Spill
 from junctor.cli.run import resources_of, score
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision
-from junctor.runtime.devices import DeviceChoice
 
 if TYPE_CHECKING:
     from junctor.hmm.engine import SequenceKind

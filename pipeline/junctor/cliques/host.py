@@ -10,20 +10,29 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import stored
-from junctor_kernels.tables.permutation import Swap, permute, permute_parallel
+from junctor_kernels.tables.permutation import permute
 from junctor_kernels.tables.reference import DOUBLE, Algebra
+from junctor_kernels.tables.swaps import Swap
 from junctor_kernels.tables.views import View, boxes, place, view
 
 from junctor.model.network import Network
-from junctor.planning.cliques import DOWN, EVIDENCE, UP, CliqueOperand, CliquePass, StoredPlan, passes
+from junctor.planning.cliques import (
+    CHUNK,
+    COMPILED_ENTRIES,
+    DOWN,
+    EVIDENCE,
+    UP,
+    CliqueOperand,
+    CliquePass,
+    StoredPlan,
+    passes,
+)
 
 Array = npt.NDArray[Any]
 Likelihoods = Mapping[int, npt.NDArray[np.float64]]
 
-# Entries from which on compiled kernels are worth loading.
-COMPILED_ENTRIES = 1 << 20
-# Entries of a table that kernels take at a time, and arrays of that size that they need beside the table.
-CHUNK, CHUNK_ARRAYS = 1 << 20, 4
+# Arrays of CHUNK entries that kernels need beside the table.
+CHUNK_ARRAYS = 4
 
 
 class Kernels(NamedTuple):
@@ -54,15 +63,19 @@ class Executor(Protocol):
 
 def kernels_for(algebra: Algebra, entries: int) -> Kernels:
     """Return the compiled kernels where the tables are worth it and the algebra has them, else those of NumPy."""
-    if entries < COMPILED_ENTRIES or not algebra.tiny:
-        return Kernels(
-            lambda table, view, values: stored.scatter(table, view, values, algebra),
-            lambda table, view, sums: stored.reduce(table, view, sums, algebra),
-            permute if entries < COMPILED_ENTRIES else permute_parallel,
-        )
+    plain = Kernels(
+        lambda table, view, values: stored.scatter(table, view, values, algebra),
+        lambda table, view, sums: stored.reduce(table, view, sums, algebra),
+        permute,
+    )
+    if entries < COMPILED_ENTRIES:
+        return plain
+    # Numba takes half a second to load, which whoever has a GPU or small tables is spared.
     from junctor_kernels.cpu import stored as stored_cpu
 
-    return Kernels(stored_cpu.scatter, stored_cpu.reduce, permute_parallel)
+    if not algebra.tiny:
+        return plain._replace(permute=stored_cpu.permute_parallel)
+    return Kernels(stored_cpu.scatter, stored_cpu.reduce, stored_cpu.permute_parallel)
 
 
 class Initial(NamedTuple):

@@ -31,11 +31,12 @@ from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayou
 from junctor.cliques.streaming_choice import Streaming, streamings
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
 from junctor.model.network import Network
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision, one_of
 from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import Shape
-from junctor.runtime.devices import DeviceChoice, check_device, has_gpu
+from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]

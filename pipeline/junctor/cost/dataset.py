@@ -20,7 +20,7 @@ from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK
 from junctor.cost.features.cliques import STORED_WORK
 from junctor.cost.features.cpu_blocks import CPU_WORK
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK
-from junctor.runs.storage import aside
+from junctor.runtime.files import aside
 from junctor.runtime.machine import own_measurements
 
 Floats = npt.NDArray[np.float64]

@@ -26,6 +26,7 @@ from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query, target_names
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.out_of_core.programs import SingleCaseProgram, answer_one_by_one, cut, program_of
@@ -34,7 +35,7 @@ from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape
 from junctor.runtime.buffer_pool import BufferPool, fresh
-from junctor.runtime.devices import DeviceChoice, count_gpus, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
+from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu, open_gpu, open_other_gpus
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 

@@ -19,6 +19,7 @@ from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import answer_width
 from junctor.model.errors import BudgetError
 from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import Budget
@@ -28,7 +29,6 @@ from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, mask_of
-from junctor.runs.results import answer_width
 
 if TYPE_CHECKING:
     from junctor.cost.model import CostModel
@@ -202,7 +202,6 @@ def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled
     plan, first = memory.plan, engine.ladder[0]
     if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
         return rows * plain_seconds(plan)
-    from junctor.cost.features.cpu_blocks import cpu_work
     from junctor.cost.model import plan_work
 
     if _is_on_gpu(engine, compiled):
@@ -220,7 +219,7 @@ def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled
     prepared.memory = memory
     program = prepared.compiled()
     assert program is not None
-    return prices.of_work(cpu_work(program, plan, rows))
+    return prices.of_work(program.work(rows))
 
 
 def _on_gpu(engine: Engine, memory: PlanMemory, rows: int, bind: bool) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 UNOBSERVED = -1
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,3 +40,10 @@ class EvidenceBatch:
     states: dict[int, npt.NDArray[np.int32]] = field(default_factory=dict)
     likelihoods: dict[int, SoftEvidence] = field(default_factory=dict)
     invalid: dict[int, str] = field(default_factory=dict)
+
+
+def span_of(rows: Rows) -> Rows | slice:
+    """Return ascending rows as a slice where they have no gaps: arrays are cut several times faster along one."""
+    if rows.size and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

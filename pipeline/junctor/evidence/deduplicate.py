@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.blocks import span_of
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import EvidenceBatch, Rows, span_of
 from junctor.model.answers import OK, Answers
 from junctor.planning.shape import Pattern
 
-Rows = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 # Fewer rows are not worth looking at.

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
-from junctor.runs.storage import aside
 from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
+from junctor.runtime.files import aside
 
 FORMAT_VERSION = 1
 _METADATA = b"junctor"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision
 from junctor.planning.budget import parse_bytes
-from junctor.runtime.devices import DeviceChoice, check_device
+from junctor.runtime.devices import check_device
 from junctor.runtime.machine import usable_cores
 
 if TYPE_CHECKING:

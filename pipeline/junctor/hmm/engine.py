@@ -19,8 +19,9 @@ from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
 from junctor.hmm.smooth import GpuLimits, Smoother
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK
 from junctor.model.errors import BudgetError, DeviceError, EvidenceError
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Precision
-from junctor.runtime.devices import DeviceChoice, has_gpu
+from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
 from junctor.runtime.threads import in_threads
 

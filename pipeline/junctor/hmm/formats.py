@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix, build_model
 from junctor.model.errors import ModelError, Place
-from junctor.runs.storage import aside
+from junctor.runtime.files import aside
 
 if TYPE_CHECKING:
     import pyarrow as pa

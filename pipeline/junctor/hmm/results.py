@@ -25,8 +25,8 @@ from junctor.hmm.sequences import EncodedSequences
 from junctor.model.answers import OK, STATUS_NAMES
 from junctor.model.errors import RunError
 from junctor.runs.results import METADATA_KEY, PART_KEY
-from junctor.runs.storage import aside
 from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
+from junctor.runtime.files import aside
 
 FORMAT_VERSION = 1
 _ENCODED = b"junctor.sequences"

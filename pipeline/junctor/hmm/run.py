@@ -23,8 +23,9 @@ from junctor.model.errors import BudgetError, RunError
 from junctor.model.query import Precision
 from junctor.runs import run as steps
 from junctor.runs.partition import Part, StageTimings, read_part, refuse_strange_worker
-from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested, aside, explained, write_json
+from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
+from junctor.runtime.files import aside, explained, write_json
 from junctor.runtime.progress import Progress, Silence
 
 # A partition has at most this many sequences, and this many bytes of answers, or one longer sequence.

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.model.network import Network
+from junctor.model.query import Query, target_names
+
 OK, IMPOSSIBLE, INVALID, MISSED = 0, 1, 2, 3
 # What rows are before anybody has answered them.
 UNANSWERED = -1
@@ -17,6 +20,8 @@ NO_PROBABILITY = "the evidence has probability 0"
 STATUS_NAMES = ("ok", "impossible", "invalid")
 # The same where rows are sampled, which may all have missed the evidence.
 SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed")
+# Bytes of a logarithm and a status; of what comes with them where rows are sampled.
+_BESIDE, _SAMPLED_BESIDE = 9, 34
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,3 +93,12 @@ def sources_of(
     rows = [sources[n][v] for n, v in zip(which, targets, strict=True)]
     sizes = [cardinalities[v] for v in targets]
     return np.array([which, rows, sizes, np.cumsum([0, *sizes])[:-1]], dtype=np.int64).T.copy()
+
+
+def answer_width(network: Network, query: Query) -> int:
+    """Return the bytes that the answers to one row take in memory."""
+    cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
+    if query.kind == "mpe":
+        return 4 * len(cardinalities) + _BESIDE
+    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _BESIDE
+    return width if query.method == "exact" else 2 * width + _SAMPLED_BESIDE

@@ -12,12 +12,16 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from junctor_kernels.tables.permutation import Swap, swaps_to_front
+from junctor_kernels.tables.swaps import Swap, swaps_to_front
 
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.shape import Shape, mask_of
 
+# Entries from which on compiled kernels are worth loading.
+COMPILED_ENTRIES = 1 << 20
+# Entries of a table that kernels take at a time.
+CHUNK = 1 << 20
 UP: Final = "up"
 DOWN: Final = "down"
 EVIDENCE: Final = "evidence"

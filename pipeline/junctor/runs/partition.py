@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import BudgetError, RunError
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
-from junctor.runs.storage import Directory, RunDirectory, aside, explained, read_json
+from junctor.runs.storage import Directory, RunDirectory
 from junctor.runtime.dask_cluster import Resources, threads_here
-from junctor.runtime.devices import DeviceChoice
+from junctor.runtime.devices import when_gpu_is_needed
+from junctor.runtime.files import aside, explained, read_json
 from junctor.runtime.machine import spill_folder, usable_cores
 
 if TYPE_CHECKING:
@@ -205,7 +207,8 @@ class _Partition:
 
     def answer(self, memory: int, waiting: int = 0) -> None:
         """Propagate with `memory` bytes, of which answers that wait to be written take `waiting` partitions' worth."""
-        from junctor.runs.results import answer_width, answers_table
+        from junctor.model.answers import answer_width
+        from junctor.runs.results import answers_table
 
         task, evidence = self.task, self._evidence
         assert evidence is not None
@@ -237,7 +240,7 @@ class _Partition:
 
     def writers(self, memory: int) -> int:
         """Return how many partitions may be written at a time: as many as the memory has room for."""
-        from junctor.runs.results import answer_width
+        from junctor.model.answers import answer_width
 
         network = network_for(str(self._directory.network), self.task.network_digest)
         each = self.task.partition_rows * answer_width(network, self.task.query)
@@ -325,6 +328,9 @@ def engine_for(
 
     network, speeds = network_for(network_file, digest), partial(_speeds_of, Path(network_file).parent)
     return network, Engine(network, query, memory, rows, threads, speeds=speeds)
+
+
+when_gpu_is_needed(engine_for.cache_clear)
 
 
 def _speeds_of(directory: Path) -> CostModels:

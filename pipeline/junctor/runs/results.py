@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers
+from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers, answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runtime.arrow import list_array, number_array, string_array
@@ -38,9 +38,6 @@ PART_KEY = b"junctor.part"
 PARTITION_ROWS = 65_536
 SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 64 * 2**20
-
-# Bytes of a logarithm and a status; of what comes with them where rows are sampled.
-_BESIDE, _SAMPLED_BESIDE = 9, 34
 
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
@@ -90,15 +87,6 @@ def default_partition_rows(network: Network, query: Query) -> int:
     most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
     fitting = max(1, min(most, PARTITION_BYTES // answer_width(network, query)))
     return 1 << (fitting.bit_length() - 1)
-
-
-def answer_width(network: Network, query: Query) -> int:
-    """Return the bytes that the answers to one row take in memory."""
-    cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
-    if query.kind == "mpe":
-        return 4 * len(cardinalities) + _BESIDE
-    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _BESIDE
-    return width if query.method == "exact" else 2 * width + _SAMPLED_BESIDE
 
 
 def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import BudgetError, RunError
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
 from junctor.planning.budget import format_bytes
 from junctor.runs.partition import (
@@ -31,18 +32,7 @@ from junctor.runs.partition import (
     read_part,
     sampler_for,
 )
-from junctor.runs.storage import (
-    FORMAT_VERSION,
-    Directory,
-    Ingested,
-    RunDirectory,
-    RunSpec,
-    aside,
-    explained,
-    read_json,
-    spec_of,
-    write_json,
-)
+from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested, RunDirectory, RunSpec, spec_of
 from junctor.runtime.dask_cluster import (
     Resources,
     allowed_memory,
@@ -53,7 +43,8 @@ from junctor.runtime.dask_cluster import (
     threads_for,
     workers_of,
 )
-from junctor.runtime.devices import DeviceChoice, check_device, count_gpus, gpu_at_hand, has_gpu
+from junctor.runtime.devices import check_device, count_gpus, gpu_at_hand, has_gpu
+from junctor.runtime.files import aside, explained, read_json, write_json
 from junctor.runtime.machine import allowed_disk, has_own_measurements, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence
 

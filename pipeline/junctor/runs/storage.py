@@ -15,12 +15,9 @@ Every file is written under another name, synced and renamed, so one that has it
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import json
 import os
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -30,13 +27,13 @@ from typing import IO, Any, ClassVar, Generic, TypeVar
 from junctor.model.errors import RunError
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
+from junctor.runtime.files import explained, read_json, write_json
 
 FORMAT_VERSION = 1
 # Of runs of either kind: one directory holds one run, whatever it is of.
 _KINDS = ("posteriors", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,70 +260,10 @@ class RunDirectory(Directory[RunSpec]):
         return spec_of(record)
 
 
-@contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to; afterwards the file is synced and takes its name.
-
-    Raises RunError where the disk is full or the place cannot be written; then `path` is as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            _sync(temporary)
-            os.replace(temporary, path)
-            _sync(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses at `path` into a RunError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise RunError(
-                f"{path}: no space left: free some and run the same command again, finished parts are kept"
-            ) from error
-        raise RunError(f"{path}: {error.strerror or error}: mend that, or name another --output") from error
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`, None where there is no such file; raises RunError for anything else."""
-    with explained(path):
-        try:
-            found = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise RunError(f"{path}: not JSON ({error}): start afresh with --overwrite") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: expected a JSON object: start afresh with --overwrite")
-    return found
-
-
 def spec_of(record: dict[str, Any]) -> RunSpec:
     """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
     targets = record["targets"]
     return RunSpec(**{**record, "targets": None if targets is None else tuple(targets)})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `path`, whole or not at all."""
-    with aside(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _difference(path: Path, old: Any, new: Any) -> str:

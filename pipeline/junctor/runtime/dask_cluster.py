@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from junctor.model.errors import DeviceError, JunctorError, RunError
-from junctor.runtime.devices import DeviceChoice, count_gpus
+from junctor.model.options import DeviceChoice
+from junctor.runtime.devices import count_gpus
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory, usable_cores
 
 if TYPE_CHECKING:

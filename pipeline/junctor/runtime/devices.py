@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from junctor.model.errors import DeviceError
+from junctor.model.options import DEVICE_CHOICES, DeviceChoice
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice, CudaBlockDevice
 
-DeviceChoice = Literal["cpu", "gpu", "auto"]
-CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
+
 # The oldest architecture that CUDA 13 and its compiler know.
 LEAST_CAPABILITY = 75
 # Of the driver: multiprocessors, major and minor compute capability.
@@ -64,8 +65,8 @@ def check_device(choice: DeviceChoice) -> None:
     """Raise DeviceError where a GPU is asked for and there is none, or nothing to use it with, and for other names."""
     from importlib.util import find_spec
 
-    if choice not in CHOICES:
-        raise DeviceError(f"found device {choice!r}, expected {' or '.join(CHOICES)}")
+    if choice not in DEVICE_CHOICES:
+        raise DeviceError(f"found device {choice!r}, expected {' or '.join(DEVICE_CHOICES)}")
     if choice != "gpu":
         return
     if not count_gpus():
@@ -75,6 +76,23 @@ def check_device(choice: DeviceChoice) -> None:
         )
     if find_spec("cupy") is None:
         raise DeviceError(f"found a GPU, but not CuPy: {_INSTALL}, or use --device cpu")
+
+
+# Called before one piece of work takes all of a GPU: each drops what it keeps there.
+_holders: list[Callable[[], None]] = []
+
+
+def when_gpu_is_needed(release: Callable[[], None]) -> None:
+    """Have `release` called before one piece of work takes all of the GPU; it drops programs that are kept there."""
+    _holders.append(release)
+
+
+def open_whole_gpu(memory: int | None) -> CudaBlockDevice:
+    """Return the first GPU with at most `memory` bytes, after everything kept there was dropped; raises DeviceError."""
+    for release in _holders:
+        release()
+    open_gpu.cache_clear()
+    return open_one(0, memory)
 
 
 @lru_cache(maxsize=1)

@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
+from junctor.model.options import DeviceChoice
 from junctor.planning.budget import parse_bytes
-from junctor.runtime.devices import DeviceChoice
 
 PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"

@@ -23,11 +23,12 @@ from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, SampledAnswers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
 from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.shape import Pattern
-from junctor.runs.storage import RunDirectory, read_json, write_json
-from junctor.runtime.devices import DeviceChoice
+from junctor.runs.storage import RunDirectory
+from junctor.runtime.files import read_json, write_json
 from junctor.runtime.machine import allowed_disk, spill_folder
 from junctor.sampling.engine import SamplingEngine
 

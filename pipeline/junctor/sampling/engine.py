@@ -17,9 +17,10 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
+from junctor.model.options import DeviceChoice
 from junctor.model.query import Query, target_names
 from junctor.planning.budget import format_bytes
-from junctor.runtime.devices import DeviceChoice, has_gpu
+from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, slots_of

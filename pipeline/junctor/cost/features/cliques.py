@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
 
-from junctor.cliques.host import CHUNK, COMPILED_ENTRIES
-from junctor.planning.cliques import StoredPlan, passes
+from junctor.planning.cliques import CHUNK, COMPILED_ENTRIES, StoredPlan, passes
 
 if TYPE_CHECKING:
     from junctor.cost.model import Coefficients

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import (
@@ -28,9 +26,6 @@ from junctor_kernels.cpu.bytecode import (
 
 from junctor.planning.plan import Plan
 
-if TYPE_CHECKING:
-    from junctor.backends.cpu import CompiledProgram
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -53,18 +48,24 @@ CPU_WORK = (
 )
 
 
-def cpu_work(compiled: CompiledProgram, plan: Plan, rows: int) -> Floats:
-    """Return what answering `rows` cases takes, in the order of CPU_WORK."""
-    lanes, itemsize = compiled.cases, compiled.itemsize
+def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes: int, rows: int) -> Floats:
+    """Return what answering cases in blocks takes, in the order of CPU_WORK.
+
+    code: the lowered `plan`.
+    lanes: cases of a block.
+    itemsize: bytes of an entry.
+    arena_bytes: of all tables of a block.
+    rows: cases to answer.
+    """
     blocks = -(-rows // lanes)
     vectors = blocks * lanes * itemsize / STRIDE_BYTES
     parts = [
-        _terms(compiled.code) * vectors,
-        _evidence(compiled.code) * blocks * lanes,
+        _terms(code) * vectors,
+        _evidence(code) * blocks * lanes,
         np.array([sum(plan.shape.cardinalities), len(plan.pattern.sliced)]) * float(rows),
-        _steps(compiled.code, blocks, lanes, rows),
-        _loads(compiled.code, plan, lanes * itemsize) * vectors,
-        _traffic(plan, compiled.arena_bytes) * vectors,
+        _steps(code, blocks, lanes, rows),
+        _loads(code, plan, lanes * itemsize) * vectors,
+        _traffic(plan, arena_bytes) * vectors,
     ]
     return np.concatenate(parts)
 

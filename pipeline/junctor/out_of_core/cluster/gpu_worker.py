@@ -380,12 +380,9 @@ def open_device(room: int | None) -> CudaBlockDevice:
 
     What earlier partitions have there is given back: rows in chunks need all of it.
     """
-    from junctor.runs import partition
-    from junctor.runtime import devices
+    from junctor.runtime.devices import open_whole_gpu
 
-    partition.engine_for.cache_clear()
-    devices.open_gpu.cache_clear()
-    return devices.open_one(0, room)
+    return open_whole_gpu(room)
 
 
 @cache
