@@ -8,7 +8,6 @@ import pytest
 import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.planning import chunks as chunks_module
@@ -24,7 +23,7 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 ENDLESS = 1 << 60
 NOTHING = Pattern(frozenset(), frozenset())
