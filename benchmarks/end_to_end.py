@@ -32,7 +32,7 @@ from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
-from junctor.engine import engine
+from junctor.engine import engine, routes
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
@@ -46,7 +46,7 @@ from pyarrow import parquet
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
-    "patterns and plans": (engine.Engine, "groups"),
+    "patterns and plans": (routes.Router, "groups"),
     "gathering evidence": (execution, "block_of"),
     "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
     "contraction and marginals, NumPy": (propagation.Program, "run"),
@@ -151,7 +151,7 @@ def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -
     """Yield a row of a table for each way to write one partition of answers: MB and CPU seconds for a million rows."""
     network, query = read_network(network_file), Query(precision=precision)
     partition = read_partition(evidence)
-    answers = engine.Engine(network, query, rows=10**7).answer(partition.batch)
+    answers = engine.Engine(network, query, expected_rows=10**7).answer(partition.batch)
     table = answers_table(answers, partition.case_ids, network, query)
     posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
     words = [name for name in table.column_names if name not in posteriors]

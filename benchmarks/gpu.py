@@ -229,9 +229,9 @@ def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
 
 def engine_on(device: CudaBlockDevice, network: Network, precision: Precision) -> Engine:
     """Return an engine that answers every row on its own: what is measured is the GPU."""
-    engine = Engine(network, Query(precision=precision), rows=10**7, device=device)
-    groups_of = engine.groups
-    engine.groups = lambda batch: [replace(group, few=None) for group in groups_of(batch)]  # type: ignore[method-assign]
+    engine = Engine(network, Query(precision=precision), expected_rows=10**7, gpu=device)
+    groups_of, router = engine.router.groups, engine.router
+    router.groups = lambda batch: [replace(group, unique=None) for group in groups_of(batch)]  # type: ignore[method-assign]
     return engine
 
 

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor.formats import read_network
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampler, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling.engine import SamplingEngine
@@ -106,7 +107,9 @@ def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[
     from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 
     columns = {v: np.array([case.get(v, UNOBSERVED) for case in cases], dtype=np.int32) for v in set().union(*cases)}
-    answers = Engine(network, Query(), threads=2).answer(EvidenceBatch(len(cases), columns))
+    answers = Engine(network, Query(), ComputeOptions(threads=2, device="cpu")).answer(
+        EvidenceBatch(len(cases), columns)
+    )
     rows = [row for row in range(len(cases)) if answers.status[row] == 0]
     if not check and len(rows) < len(cases):
         raise SystemExit("evidence that is impossible")

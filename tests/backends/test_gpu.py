@@ -174,7 +174,7 @@ def test_the_engine_answers_as_on_the_cpu(
     batch = batch_of(network, 300, missing)
     query = Query(precision=precision)
     expected = Engine(network, query).answer(batch)
-    found = Engine(network, query, device=on_device(device, room)).answer(batch)
+    found = Engine(network, query, gpu=on_device(device, room)).answer(batch)
     assert found.status.tolist() == expected.status.tolist()
     tolerance = 2e-6 if precision == "single" else 1e-12
     np.testing.assert_allclose(found.log_value, expected.log_value, atol=tolerance * 10)
@@ -187,9 +187,9 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.Bl
     # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
     network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
     batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
-    engine = Engine(network, Query(precision="single"), device=opened(device))
+    engine = Engine(network, Query(precision="single"), gpu=opened(device))
     answers = engine.answer(batch)
-    (prepared,) = engine._prepared.values()
+    (prepared,) = engine.programs
     assert {name for name, _ in prepared._on_device} == {"single", "double"}
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
@@ -208,7 +208,7 @@ def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
         raise MemoryError(f"{size:,} bytes of pinned memory")
 
     monkeypatch.setattr(short, "host", refuse)
-    found = Engine(network, Query(), device=short).answer(batch)
+    found = Engine(network, Query(), gpu=short).answer(batch)
     assert "the CPU takes over a batch" in caplog.text
     np.testing.assert_array_equal(found.log_value, Engine(network, Query()).answer(batch).log_value)
 
@@ -219,7 +219,7 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2)
     batch = batch_of(network, 50, 0.0)
-    found = Engine(network, Query(), device=on_device(device, 4096)).answer(batch)
+    found = Engine(network, Query(), gpu=on_device(device, 4096)).answer(batch)
     expected = Engine(network, Query()).answer(batch)
     assert "the CPU takes over" in caplog.text
     np.testing.assert_array_equal(found.log_value, expected.log_value)
@@ -232,8 +232,7 @@ def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Ca
 
     def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.BlockLaunch]]]]:
         prepared = ProgramCache(network, plan, [SINGLE])
-        prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
-        prepared.device = opened(device)
+        prepared.use(prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches)), opened(device))
         found = [prepared.on_device(SINGLE, rows) for rows in batches]
         return [(each.cases, each.work.tolist(), each.stages) for each in found if each is not None]
 
@@ -281,7 +280,7 @@ def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, caps
     for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
         monkeypatch.setattr(blocks, name, value)
     monkeypatch.setattr(costs, "_device", EmulatedDevice())
-    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    monkeypatch.setattr(gpu, "CudaBlockDevice", EmulatedDevice)
     case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
     _, found = blocks._tiles((case, 128))
     assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}

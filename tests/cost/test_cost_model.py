@@ -46,11 +46,11 @@ from junctor.cost.features.gpu_stages import (
 from junctor.cost.fit import fit, non_negative
 from junctor.cost.model import CostModel, CostModels, FittedCoefficients, learned, plan_work, speeds_here, speeds_of
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import forecast
+from junctor.engine.forecast import forecast, gpu_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.errors import RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs import partition
 from junctor.runs.run import Job, ingest_network
@@ -327,14 +327,15 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     network = layered(6, 5, states=3, seed=1)
     rows = 20_000
     batch = EvidenceBatch(rows, {v: (np.arange(rows, dtype=np.int32) + v) % 3 for v in range(3)})
-    engine = Engine(network, query, memory=1 << 30, rows=rows, device=device)
-    engine.groups = lambda batch: [  # type: ignore[method-assign]
-        replace(group, few=None) for group in Engine.groups(engine, batch)
+    engine = Engine(network, query, ComputeOptions(memory=1 << 30, device=device, threads=1), expected_rows=rows)
+    groups = engine.router.groups
+    engine.router.groups = lambda batch: [  # type: ignore[method-assign]
+        replace(group, unique=None) for group in groups(batch)
     ]
     gpu = speeds_here().gpu(MeasuredDevice("any"))
-    (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
+    (alone,), (bound,) = (forecast(engine, batch, bound=most) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
-    assert (alone.on_gpu is None) == (query.kind == "mpe")
+    assert (gpu_seconds(engine.router, alone, gpu) == alone.seconds) == (query.kind == "mpe")
     (half,) = forecast(
         engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
     )

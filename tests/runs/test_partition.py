@@ -24,6 +24,7 @@ from junctor.evidence.encoded import read_partition
 from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
 from junctor.runs.partition import WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
@@ -120,7 +121,7 @@ def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, 
     real = kind.answer
 
     def answer(engine: Any, *of: Any) -> Any:
-        found.append(engine.all_gpus)
+        found.append(engine.options.all_gpus if isinstance(engine, Engine) else engine.all_gpus)
         return real(engine, *of)
 
     monkeypatch.setattr(kind, "answer", answer)
@@ -269,7 +270,13 @@ def test_whoever_stops_asking_stops_it(job: Job) -> None:
 def least_memory(job: Job, network: Network) -> int:
     found = read_partition(job.directory.evidence_part(0)).batch
     assert isinstance(found, EvidenceBatch)
-    return max(each.least for each in forecast(Engine(network, job.query, MEMORY, ROWS), found))
+    return max(
+        route.memory.needed
+        for route in forecast(
+            Engine(network, job.query, ComputeOptions(memory=MEMORY, threads=1, device="cpu"), expected_rows=ROWS),
+            found,
+        )
+    )
 
 
 def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import Forecast, forecast, survey
+from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
+from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.network import Factor, Network, Variable
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
@@ -286,7 +288,8 @@ def grid_job(folder: Path, rows: list[int], query: Query, partition_rows: int = 
 
 def needed(network: Network, observed: int, query: Query) -> int:
     evidence = EvidenceBatch(1, {i: np.zeros(1, np.int32) for i in range(observed)})
-    return forecast(Engine(network, query, 1 << 40), evidence)[0].least
+    engine = Engine(network, query, ComputeOptions(memory=1 << 40, device="cpu"))
+    return forecast(engine, evidence)[0].memory.needed
 
 
 @pytest.mark.parametrize("query", [Query(), Query("posteriors", ("x_11_11",)), Query("mpe")])
@@ -305,7 +308,7 @@ def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: 
 def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
-    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Forecast]:
+    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Route]:
         planned.append(len(patterns_of(batch).counts))
         return forecast(engine, batch)
 
@@ -326,10 +329,10 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
     factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
     child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
     network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
-    engine = Engine(network, Query("posteriors", ("p0",)), 1 << 20)
+    engine = Engine(network, Query("posteriors", ("p0",)), ComputeOptions(memory=1 << 20, threads=1, device="cpu"))
     nothing = EvidenceBatch(1)
     seen = EvidenceBatch(1, {6: np.zeros(1, np.int32)})
-    assert survey(engine, [nothing, nothing], 2)[0] < 1 << 20
+    assert survey(engine, [nothing, nothing], 2).needed < 1 << 20
     with pytest.raises(BudgetError):
         survey(engine, [nothing, seen], 2)
 

@@ -10,11 +10,13 @@ import pytest
 from emulation.blocks import EmulatedDevice
 from junctor import generate
 from junctor.cli import app
-from junctor.engine import engine
+from junctor.engine import engine, routes
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.model.errors import DeviceError
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.planning.shape import Pattern
 from junctor.runs import run as steps
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import Resources, distribute
@@ -38,7 +40,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_THREADS", 32)
     monkeypatch.setattr(gpu, "MANY_THREADS", 64)
     opened = EmulatedDevice()
-    for module in (engine, steps):
+    for module in (routes, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr(steps, "check_device", lambda choice: None)
@@ -118,7 +120,7 @@ def test_a_run_on_a_gpu_answers_as_one_on_the_cpu(tmp_path: Path) -> None:
 def test_explanations_stay_on_the_cpu() -> None:
     network = read_network(ASIA)
     batch = EvidenceBatch(5, {network.index["smoke"]: np.zeros(5, dtype=np.int32)})
-    on_gpu = engine.Engine(network, Query("mpe"), device="gpu").answer(batch)
+    on_gpu = engine.Engine(network, Query("mpe"), ComputeOptions(device="gpu", threads=1)).answer(batch)
     on_cpu = engine.Engine(network, Query("mpe")).answer(batch)
     assert all((on_gpu.states[v] == on_cpu.states[v]).all() for v in on_cpu.states)
 
@@ -127,7 +129,7 @@ def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
     network = read_network(ASIA)
     seen = []
     for device in ("cpu", "gpu"):
-        made = engine.Engine(network, Query(), device=device)
-        made.plan(engine.Pattern(frozenset(), frozenset()), 4096)
-        seen.append(next(iter(made._plans))[1])
+        made = engine.Engine(network, Query(), ComputeOptions(device=device, threads=1))
+        made.router.plan(Pattern(frozenset(), frozenset()), 4096)
+        seen.append(next(iter(made.router.store.plans))[1])
     assert seen[1] < seen[0]
