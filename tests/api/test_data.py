@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from types import ModuleType
 
-import oracle
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from helpers import oracle
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.model.pumping_station import SENSORS

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
@@ -34,7 +35,6 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from test_cpu import blocks_of, compare, questions
 
 DEVICES = [
     pytest.param(

@@ -15,6 +15,8 @@ import pytest
 from baselines import index_mapping as mapping
 from baselines.index_mapping import Setting, all_settings, index_mapping
 from emulation.build import built
+from emulation.nvrtc import compiles
+from helpers.oracle import joint_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.cliques.host import kernels_for, natural_table
@@ -22,8 +24,6 @@ from junctor.engine.engine import shape_of
 from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
 from junctor_kernels.tables.reference import SINGLE
-from oracle import joint_table
-from test_gpu_source import compiles
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = """

@@ -1,4 +1,4 @@
-"""The comparison with pyAgrum runs and both agree: uv run --with pyagrum==3.3.1 pytest tests/test_peers.py."""
+"""The comparison with pyAgrum runs and both agree: uv run --with pyagrum==3.3.1 pytest tests/benchmarks/test_peers.py."""
 
 from __future__ import annotations
 

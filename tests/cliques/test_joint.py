@@ -8,8 +8,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.files import ASIA
+from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
@@ -24,10 +26,8 @@ from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored
-from strategies import networks
 from typer.testing import CliRunner
 
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from emulation.stored import EmulatedStored
+from helpers.oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
+from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import posteriors, read_network
@@ -30,8 +32,6 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
-from strategies import evidence_batches, networks, row_evidence
 
 PLACE = Place("made")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels for the CPU")

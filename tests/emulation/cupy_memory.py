@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
-from test_entries_gpu import compiled
+
+from emulation.entries import compiled
 
 
 class DeviceArray(np.ndarray[Any, Any]):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.engine_cases import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -18,7 +19,6 @@ from junctor.evidence.deduplicate import distinct_rows
 from junctor.generate import chain, sample
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
-from test_threads import assert_same
 
 
 @pytest.mark.parametrize("compiled", [False, True])

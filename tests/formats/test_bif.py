@@ -10,6 +10,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from helpers.mutation import mutated
+from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import bif
@@ -17,8 +19,6 @@ from junctor.formats._bytes import decode
 from junctor.formats._text import MAX_FILLED
 from junctor.model.errors import ModelError
 from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
-from mutation import mutated
-from strategies import networks
 
 VARIABLES = """\
 network n {}

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import EXTENSIONS, _bytes, read_network, store, uai, write_network

@@ -7,12 +7,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from helpers.mutation import mutated
 from junctor.formats import hugin
 from junctor.formats._bytes import decode
 from junctor.formats._text import MAX_FILLED
 from junctor.model.errors import ModelError
 from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
-from mutation import mutated
 
 NODES = """\
 net { }

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from junctor.formats import store
 from junctor.model.errors import Place

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from emulation.chains import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TrellisMemory

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation.nvrtc import compiles
 from emulation.stored import EmulatedStored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from junctor_kernels.tables.permutation import permute, permuted, swapped
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.swaps import backwards, swaps_to_front
 from junctor_kernels.tables.views import View, boxes, place, view, whole
-from test_gpu_source import compiles
 
 DEVICES = [
     pytest.param(

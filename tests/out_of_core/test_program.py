@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.chunk_plans import ENDLESS, least_working, spilling
+from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
@@ -36,8 +38,6 @@ from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.tables import reference
-from test_chunks import ENDLESS, least_working, spilling
-from test_engine import TOLERANCE, check_posteriors, markov
 
 NOTHING = Pattern(frozenset(), frozenset())
 SIZES = [1 << 16, 1 << 20, 1 << 24]

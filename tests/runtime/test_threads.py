@@ -9,6 +9,7 @@ import time
 import distributed
 import numpy as np
 import pytest
+from helpers.engine_cases import assert_same
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
@@ -16,7 +17,6 @@ from junctor.engine import engine
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered, sample
-from junctor.model.answers import Answers
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
@@ -76,16 +76,6 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
     states = sample(network, rows, seed).astype(np.int32)
     states[np.random.default_rng(seed).random(states.shape) > share] = UNOBSERVED
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
-
-
-def assert_same(found: Answers, expected: Answers) -> None:
-    for name in ("status", "log_value"):
-        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
-    for v in expected.posteriors:
-        assert found.posteriors[v].tobytes() == expected.posteriors[v].tobytes()
-    for v in expected.states:
-        assert found.states[v].tobytes() == expected.states[v].tobytes()
-    assert found.reasons == expected.reasons
 
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.evidence.batch import EvidenceBatch
 from junctor.model.network import Network
 from junctor.sampling.engine import PLAIN_LIMIT
 from junctor.sampling.importance import (
@@ -26,16 +26,6 @@ from junctor_kernels.sampling import reference as sampling
 from junctor_kernels.sampling.layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
 from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import settle
-from sampling_cases import Hard, Soft, case_of, mixed, network_of
-from strategies import evidence_batches, networks, row_evidence
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> tuple[Network, Hard, Soft]:
-    network = draw(networks(kind="bayes"))
-    batch: EvidenceBatch = draw(evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
-    hard, soft = row_evidence(batch, 0)
-    return network, hard, soft
 
 
 @given(rows(), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1))

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation.nvrtc import ARCHITECTURES, compiles
 from emulation.sampling import EmulatedSampling
+from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
@@ -23,8 +25,6 @@ from junctor.sampling.sampler import CpuSampling, SamplingRequest
 from junctor_kernels.sampling import gpu as sampling_gpu
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
-from sampling_cases import Hard, Soft, case_of, mixed, network_of
-from test_gpu_source import ARCHITECTURES, compiles
 
 SOFT = {1: np.array([0.1, 1.0, 0.4])}
 HARD = {6: 1, 3: 0}
