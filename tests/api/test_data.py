@@ -12,11 +12,12 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from helpers import oracle
+from helpers.files import ROOT
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.model.pumping_station import SENSORS
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = ROOT / "data"
 NETWORKS = sorted([*DATA.glob("*.bif"), *DATA.glob("*.uai")])
 
 # File, evidence, variable=state, published probability with the digits that were published.

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,7 +271,6 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: p
 
 
 def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
     monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
     monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])

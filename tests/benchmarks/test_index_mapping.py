@@ -25,7 +25,6 @@ from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
 from junctor_kernels.tables.reference import SINGLE
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = """
 extern "C" void reduce(int blocks, int threads, const real *clique, const int *mapping, real *separator,
                        real *ratio, int entries, int terms, int together) {
@@ -117,7 +116,6 @@ def test_kernels_compile(architecture: str) -> None:
 
 
 def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     mapped_tree = importlib.import_module("mapped_tree")
     network = layered(layers=3, width=3, states=3, parents=2, seed=2, zeros=0.3)
     plan = plan_stored(shape_of(network))
@@ -137,7 +135,6 @@ def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_long_tree_stays_within_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     mapped_tree = importlib.import_module("mapped_tree")
     start, *rows = np.split(np.random.default_rng(1).dirichlet(np.full(9, 50.0), 19), (1, 10))
     network = hmm(300, start[0], *rows)
@@ -180,7 +177,6 @@ def test_the_table_of_whole_propagations(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     launch = importlib.import_module("launch")
     network = layered(layers=4, width=3, states=3, parents=2, seed=2)
     plan = plan_stored(shape_of(network))

@@ -394,7 +394,6 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
 def test_the_benchmark_measures_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("chunk_costs")
     for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
         monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))
