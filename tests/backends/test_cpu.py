@@ -97,14 +97,14 @@ def test_support_covers_everything_that_evidence_can_make_positive(
     pattern, block = blocks_of(network, batch, likelihoods)
     program = Program(compile_plan(shape_of(network), pattern), network, DOUBLE)
     seen: dict[int, np.ndarray] = {}
-    make = program._make
+    perform = program.perform
 
     def watching(step: object, *rest: object) -> object:
-        value = make(step, *rest)
+        value = perform(step, *rest)
         seen[step.out] = value.table
         return value
 
-    program._make = watching
+    program.perform = watching
     program.run(block)
     for table, numbers in seen.items():
         assert not (numbers > 0).any(axis=1)[~program.support.tables[table]].any()

@@ -130,7 +130,7 @@ def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(table / table.sum(), joint.sum(axis=others).ravel(), atol=1e-14)
     gpu, single = Plain(np.dtype(np.float64)), lambda name, size: Setting(64, 4)
     assert tree.worst_sum(gpu, single) < 1e-12
-    tree._initial[0] *= 1.001
+    tree.initial[0] *= 1.001
     assert tree.worst_sum(gpu, single) > 1e-4
 
 
@@ -183,7 +183,7 @@ def test_the_table_of_whole_propagations(
     rows = [(*size, 64, 2) for _, size in launch.sizes_of(plan)[1:]]
     ways = dict.fromkeys(("reduce", "scatter"), rows)
     monkeypatch.setattr(launch, "Gpu", Plain)
-    monkeypatch.setattr(launch, "_ours", lambda plan, network, cpu: (0.5, 7.0))
+    monkeypatch.setattr(launch, "times_of_ours", lambda plan, network, cpu: (0.5, 7.0))
     record = {"device": "x", "chosen": {"net": {"some model": ways}}, "best": ways, "single": [64, 4]}
     launch.run([("net", network, plan)], record, cpu=True, rounds=2, plot=tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().count("net") >= 1

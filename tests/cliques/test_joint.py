@@ -89,7 +89,7 @@ def test_questions_of_too_many_combinations_are_refused(count: int, architecture
     question = names_of(network, tuple(range(count)))
     with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
         joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
-    assert JointQuestions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
+    assert JointQuestions(network, [question[:2], question], {}, memory="1GiB").messages_seconds() == math.inf
 
 
 @pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])

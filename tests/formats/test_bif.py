@@ -15,8 +15,8 @@ from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import bif
-from junctor.formats._bytes import decode
-from junctor.formats._text import MAX_FILLED
+from junctor.formats.files import decode
+from junctor.formats.text import MAX_FILLED
 from junctor.model.errors import ModelError
 from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.mutation import mutated
 from junctor.formats import hugin
-from junctor.formats._bytes import decode
-from junctor.formats._text import MAX_FILLED
+from junctor.formats.files import decode
+from junctor.formats.text import MAX_FILLED
 from junctor.model.errors import ModelError
 from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
 

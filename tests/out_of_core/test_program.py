@@ -207,14 +207,14 @@ def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypat
     expected = Engine(network, Query()).answer(EvidenceBatch(1))
     engine = Engine(network, Query(), memory=MEMORY, spill=tmp_path)
     sizes: list[int] = []
-    real = chunk_store._reserve
+    real = chunk_store.reserve
 
     def reserve(descriptor: int, size: int) -> None:
         sizes.append(size)
         real(descriptor, size)
         assert not os.listdir(tmp_path)
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     answers, peak, held = measured(engine, EvidenceBatch(1), monkeypatch)
     (chunking,) = engine._chunkings.values()
     assert held <= chunking.working + INTERPRETER_BYTES
@@ -234,7 +234,7 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     def reserve(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     network = grid(12, 12, states=2, seed=1)
     with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill") as failed:
         Engine(network, Query(), memory=MEMORY, spill=tmp_path).answer(EvidenceBatch(1))

@@ -161,7 +161,7 @@ def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
-    drawn = rows_[0]._draw(RandomStream(4, 5, 0), 4_000)
+    drawn = rows_[0].draw(RandomStream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
     assert (again.slots == rows_[1].sums(RandomStream(4, 5, 0), 0, 4_000)().slots).all()
     parts = add(
