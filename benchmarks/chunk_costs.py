@@ -28,7 +28,6 @@ from junctor.calibration.blocks import fewest
 from junctor.calibration.chunked import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
 from junctor.cost.dataset import Measured, MeasuredDevice, write
 from junctor.cost.model import cpu_name, speeds_here
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -39,7 +38,7 @@ from junctor.out_of_core.programs import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from oversize import NOT_HERE, complete
 

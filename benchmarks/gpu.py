@@ -33,7 +33,7 @@ import numpy as np
 from junctor.backends.blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import Program
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
@@ -42,7 +42,7 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 from timeline import TimedDevice, show

@@ -29,7 +29,6 @@ import numpy as np
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import PlanMemory
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.errors import BudgetError
@@ -38,7 +37,7 @@ from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.machine import available_memory
 from junctor_kernels.tables.reference import DOUBLE, LOG, Algebra
 

@@ -24,7 +24,6 @@ import numpy as np
 from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import speeds_here
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
@@ -38,7 +37,7 @@ from junctor.placement.sharding import agreement
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
 from junctor.planning.budget import parse_bytes
 
@@ -139,10 +140,19 @@ def _answerer(
     network: Network, query: Query, rows: int, threads: int, device: DeviceChoice, limits: Mapping[str, Any]
 ) -> Callable[[EvidenceBatch, int], Answers]:
     """Return what answers a batch whose first row has a number."""
+    options = ComputeOptions(
+        limits["memory"],
+        threads,
+        device,
+        limits.get("device_memory"),
+        None if limits.get("spill") is None else Path(limits["spill"]),
+        limits.get("disk"),
+        all_gpus=True,
+    )
     if query.method == "exact":
         from junctor.engine.engine import Engine
 
-        engine = Engine(network, query, rows=rows, threads=threads, device=device, all_gpus=True, **limits)
+        engine = Engine(network, query, options, expected_rows=rows)
         return lambda batch, first: engine.answer(batch)
     if query.method == "sampling":
         from junctor.sampling.engine import SamplingEngine
@@ -152,9 +162,7 @@ def _answerer(
         return lambda batch, first: sampler.answer(batch, first_row=first)
     from junctor.sampling.auto import AutoEngine
 
-    both = AutoEngine(network, query, limits["memory"], rows, threads)
-    where = device, limits.get("device_memory"), limits.get("spill"), limits.get("disk")
-    both.configure(*where, all_gpus=True)
+    both = AutoEngine(network, query, options, expected_rows=rows)
     return lambda batch, first: both.answer(batch, first_row=first)
 
 

@@ -12,13 +12,12 @@ from junctor.backends import lowering
 from junctor.backends import register_tiles as tiles
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import EvidenceBlock, Program
-from junctor.engine.engine import shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables.axes import contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algebra
 

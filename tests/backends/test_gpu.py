@@ -23,7 +23,7 @@ from junctor.calibration import blocks as tuning
 from junctor.cost.dataset import BACKENDS
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
 from junctor.cost.model import CostModel
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
@@ -31,7 +31,7 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.engine import engine as engine_module
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
@@ -19,7 +19,7 @@ from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 

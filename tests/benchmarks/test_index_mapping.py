@@ -20,9 +20,9 @@ from helpers.oracle import joint_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.cliques.host import kernels_for, natural_table
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.tables.reference import SINGLE
 
 LAUNCH = """

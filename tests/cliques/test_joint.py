@@ -20,12 +20,12 @@ from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
 from junctor.cost.features.cliques import StoredForecast
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 from typer.testing import CliRunner
 
 BOTH: tuple[Architecture, ...] = ("messages", "stored")

@@ -16,9 +16,9 @@ from junctor.cost.dataset import BACKENDS
 from junctor.cost.features import cliques as stored_work
 from junctor.cost.features.cliques import STORED_WORK, case_work, making_work, stored_forecast
 from junctor.cost.model import Coefficients
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.planning.cliques import CliquePass, StoredClique, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import permute
 from junctor_kernels.tables.reference import DOUBLE, LOG

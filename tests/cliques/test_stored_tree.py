@@ -27,11 +27,11 @@ from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import COMPILED_ENTRIES, HostExecutor, Initial, initial_table, kernels_for, natural_table
 from junctor.cliques.streamed import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
 from junctor.cliques.tree import StoredTree
-from junctor.engine.engine import shape_of
 from junctor.generate import sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 

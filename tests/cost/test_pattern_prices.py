@@ -11,7 +11,7 @@ from junctor.backends import sparsity as support
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
 from junctor.engine import pattern_prices as pricing
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.engine.patterns import PatternChoice, patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered
@@ -20,7 +20,7 @@ from junctor.model.query import Query
 from junctor.planning import compile as planning
 from junctor.planning.elimination import EliminationOrder, cliques_of, moral_graph
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern, mask_of
+from junctor.planning.shape import Pattern, mask_of, shape_of
 from junctor_kernels.tables import reference
 
 NOTHING: frozenset[int] = frozenset()

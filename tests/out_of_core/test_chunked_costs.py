@@ -22,7 +22,7 @@ from junctor.cost.features.chunked_cpu import CHUNK_WORK, Arithmetic, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
 from junctor.cost.model import Coefficients, CostModel, CostModels
 from junctor.engine.chunking_choice import beats_one_piece, chosen_chunking, one_piece_seconds
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import DeviceChoice
@@ -38,7 +38,7 @@ from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
 from junctor_kernels.gpu import entries as entries_gpu

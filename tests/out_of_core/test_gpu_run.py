@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -32,7 +31,7 @@ from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import open_gpu, open_other_gpus
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.tables import reference

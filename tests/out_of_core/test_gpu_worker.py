@@ -15,7 +15,7 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import DeviceError
 from junctor.model.network import Network
@@ -34,7 +34,7 @@ from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runs.run import Job, run
 from junctor.runtime.dask_cluster import Resources, silent_dask
 from junctor_kernels.gpu import entries as entries_gpu

@@ -9,7 +9,6 @@ from helpers import strategies
 from helpers.chunk_plans import ENDLESS, least_working, spilling
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.planning import chunks as chunks_module
@@ -25,7 +24,7 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.

@@ -43,7 +43,7 @@ def permuted(index: Any, swaps: Sequence[Swap]) -> Any:
 
 
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return a flat table with every entry where the swaps take it; what `cpu.stored.permute_parallel` is held against."""
+    """Return a flat table with every entry where the swaps take it; NumPy, which `cpu.stored` is held against."""
     out = np.empty_like(table)
     for first in range(0, len(table), PIECE):
         piece = table[first : first + PIECE]

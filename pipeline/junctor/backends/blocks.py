@@ -65,7 +65,7 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Backend:
         return _Plain(faster.explain, faster.cases, faster.threads)
     program = prepared.program(algebra)
     run = program.explain if explains else program.run
-    return _Plain(lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize))
+    return _Plain(lambda block, _: run(block), prepared.sizes.cases(algebra.dtype.itemsize))
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from junctor.backends.blocks import answer_in, block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
 from junctor.backends.lowering import Lowering
+from junctor.backends.number_formats import LADDERS
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.register_tiles import Shapes
@@ -24,7 +25,6 @@ from junctor.backends.row_trees import RowEngine
 from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
 from junctor.cost.model import CostModel, plan_work
-from junctor.engine.engine import LADDERS, shape_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
@@ -33,7 +33,7 @@ from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 Lowered = tuple[Lowering, Bytecode]
 
@@ -164,7 +164,7 @@ def _measure_blocks(case: CalibrationCase) -> list[Measured]:
         for rows in CPU_ROWS:
             rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
-            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9)
+            prepared.use(prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9))
             compiled = prepared.compiled()
             if compiled is None:
                 continue
@@ -183,8 +183,8 @@ def _measure_alone(case: CalibrationCase) -> list[Measured]:
             if rows * case.plan.case_operations > ALONE_OPERATIONS:
                 continue
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
-            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
-            prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
+            sizes = prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
+            prepared.use(replace(sizes, lanes=0, entry_threads=int(kind == "entries")))
             seconds = _fewest_seconds(prepared, case, rows)
             plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
             found.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, np.array(plan), plan))

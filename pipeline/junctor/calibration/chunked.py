@@ -19,7 +19,6 @@ from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.dataset import Measured
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work
 from junctor.cost.features.chunked_gpu import gpu_chunk_work
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
@@ -31,7 +30,7 @@ from junctor.planning.chunk_search import candidates, operations_of
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 ENDLESS = 1 << 60
 # Bytes of a task, and the share of the stored tables that is in memory; on a GPU all of them are.

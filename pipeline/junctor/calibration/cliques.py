@@ -12,10 +12,10 @@ from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 from junctor.cliques.host import HostExecutor, initial_table, kernels_for
 from junctor.cost.dataset import Measured
 from junctor.cost.features.cliques import case_work, making_work
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.model.network import Network
 from junctor.planning.cliques import COMPILED_ENTRIES, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 
 # Entries of all tables, at the most: twice as many are in memory in double precision.
 MOST_ENTRIES = 1e8

@@ -20,15 +20,16 @@ from junctor.cliques.host import projected_bytes
 from junctor.cliques.tree import LADDERS, Evidence, StoredTree, likelihoods_of
 from junctor.cost.features.cliques import asking_work, stored_forecast
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import Forecast, forecast
+from junctor.engine.forecast import forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
+from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision, Query
 from junctor.planning.budget import Budget, approximate, parse_bytes
 from junctor.planning.cliques import plan_stored
-from junctor.runtime.machine import usable_cores
 
 # Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
 BOUND_OPERATIONS = 10**9
@@ -143,28 +144,28 @@ class JointQuestions:
         """Return about what messages take, infinite where they do not fit the memory."""
         if self._needed > self._engine.allowed:
             return math.inf
-        groups = forecast(self._engine, self._batch, refuse=False, bound=BOUND_OPERATIONS)
-        if any(each.refused is not None for each in groups):
+        routes = forecast(self._engine, self._batch, bound=BOUND_OPERATIONS)
+        if any(route.refused is not None for route in routes):
             return math.inf
-        return sum(each.seconds + self._preparing(each) for each in groups)
+        return sum(route.seconds + self._preparing(route) for route in routes)
 
-    def _preparing(self, each: Forecast) -> float:
+    def _preparing(self, route: Route) -> float:
         """Return about what binding the plan of a group to its numbers takes."""
-        if each.plan is None:
+        if route.plan is None:
             return 0.0
-        tables, entries = len(each.plan.tables), sum(table.entries for table in each.plan.tables if table.per_case)
+        tables, entries = len(route.plan.tables), sum(table.entries for table in route.plan.tables if table.per_case)
         return tables * ONCE_TABLE_SECONDS + min(entries, 10**30) * ONCE_ENTRY_SECONDS
 
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
         """Return what stored tables take, and why they cannot be had."""
-        plan, algebra = plan_stored(self._engine.shape), LADDERS[self.precision][0]
+        plan, algebra = plan_stored(self._engine.router.shape), LADDERS[self.precision][0]
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
             return math.inf, "variables that are asked about share no clique"
         if projected_bytes(plan, algebra, 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
-        prices = self._engine.cpu_speeds.prices
+        prices = self._engine.router.cpu_costs.prices
         found = stored_forecast(plan, frozenset(self._likelihoods), algebra, prices)
         if found is None:
             return math.inf, "small tables, and those in log space, have no forecast"
@@ -175,7 +176,8 @@ class JointQuestions:
     def _engine(self) -> Engine:
         targets = tuple(dict.fromkeys(self.network.variables[v].name for v in self._answered))
         query = Query("posteriors", targets, self.precision)
-        return Engine(self.network, query, self._memory, self._rows[-1].stop, usable_cores(), "cpu")
+        options = ComputeOptions(self._memory, device="cpu")
+        return Engine(self.network, query, options, expected_rows=self._rows[-1].stop)
 
     @cached_property
     def _rows(self) -> list[slice]:

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs.storage import Directory, RunDirectory
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import aside, explained, read_json
-from junctor.runtime.machine import spill_folder, usable_cores
+from junctor.runtime.machine import usable_cores
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -228,15 +228,17 @@ class _Partition:
     def _answer(self, evidence: EncodedPartition, what: tuple[str, str, Query, int, int, int], held: int) -> Answers:
         task = self.task
         if task.query.method != "exact":
-            _, sampler = sampler_for(*what)
-            where = task.device, task.device_memory, task.spill, task.disk, self._directory.path
-            sampler.configure(*where, all_gpus=self._all_gpus)
+            options = self._options(what[3], what[5])
+            sampler = sampler_for(*what[:3], what[4], options, self._directory.budget)
             return sampler.answer(evidence.batch, held, evidence.first_row)
-        _, engine = engine_for(*what)
-        engine.device, engine.device_memory = task.device, task.device_memory
-        engine.all_gpus, engine.crew = self._all_gpus, self._crew
-        engine.spill, engine.disk = spill_folder(task.spill), task.disk
+        network_file, digest, query, memory, rows, threads = what
+        engine = engine_for(network_file, digest, query, rows).with_options(self._options(memory, threads), self._crew)
         return engine.answer(evidence.batch, held)
+
+    def _options(self, memory: int, threads: int) -> ComputeOptions:
+        task, spill = self.task, self.task.spill
+        folder = None if spill is None else Path(spill)
+        return ComputeOptions(memory, threads, task.device, task.device_memory, folder, task.disk, self._all_gpus)
 
     def writers(self, memory: int) -> int:
         """Return how many partitions may be written at a time: as many as the memory has room for."""
@@ -320,14 +322,12 @@ def network_for(network_file: str, digest: str) -> Network:
 
 
 @lru_cache(maxsize=1)
-def engine_for(
-    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
-) -> tuple[Network, Engine]:
-    """Return network and engine, kept for the next partition of the same run in this process."""
+def engine_for(network_file: str, digest: str, query: Query, rows: int) -> Engine:
+    """Return an engine, kept for the next partition of the same run in this process; `with_options` is what runs."""
     from junctor.engine.engine import Engine
 
     network, speeds = network_for(network_file, digest), partial(_speeds_of, Path(network_file).parent)
-    return network, Engine(network, query, memory, rows, threads, speeds=speeds)
+    return Engine(network, query, ComputeOptions(), speeds, rows)
 
 
 when_gpu_is_needed(engine_for.cache_clear)
@@ -345,19 +345,21 @@ def _speeds_of(directory: Path) -> CostModels:
         raise RunError(f"{path}: not the speeds of devices ({error}): start afresh with --overwrite") from error
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def sampler_for(
-    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
-) -> tuple[Network, SamplingEngine | AutoEngine]:
-    """Return network and engine of a run that samples rows, or those that exact answers do not fit."""
+    network_file: str, digest: str, query: Query, rows: int, options: ComputeOptions, budget_file: Path
+) -> SamplingEngine | AutoEngine:
+    """Return the engine of a run that samples rows, or those that exact answers do not fit."""
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
     network = network_for(network_file, digest)
     if query.method == "auto":
         speeds = partial(_speeds_of, Path(network_file).parent)
-        return network, AutoEngine(network, query, memory, rows, threads, speeds)
-    return network, SamplingEngine(network, query, memory, threads)
+        return AutoEngine(network, query, options, speeds, rows, budget_file)
+    sampler = SamplingEngine(network, query, options.memory, options.threads or usable_cores())
+    sampler.configure(options.device, options.device_memory, all_gpus=options.all_gpus)
+    return sampler
 
 
 def refuse_strange_worker(junctor_version: str, directory: Directory[Any]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.planning.budget import format_bytes
 from junctor.runs.partition import (
@@ -51,6 +51,7 @@ from junctor.runtime.progress import Progress, Silence
 if TYPE_CHECKING:
     from junctor.cost.model import CostModel
     from junctor.engine.engine import Engine
+    from junctor.engine.forecast import RunForecast
     from junctor.evidence.batch import EvidenceBatch
 
 # Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
@@ -264,7 +265,7 @@ def plan(job: Job, resources: Resources, progress: Progress) -> RunEstimate:
         return _plan_on_scheduler(directory, spec, resources, first, batches, len(pending))
     engine = _planning(directory, spec, resources, allowed_memory(resources))
     gpu = _gpu_speeds(engine) if resources.device == "auto" and has_gpu() else None
-    outlook = RunEstimate(*survey(engine, batches, len(pending), gpu))
+    outlook = _estimate_of(survey(engine, batches, len(pending), gpu))
     # One process would answer such rows: each takes all the memory.
     workers = resources.workers or 1
     spreads = workers > 1 and _is_mostly_in_chunks(outlook) and _pays(engine, first, resources, workers)
@@ -272,13 +273,18 @@ def plan(job: Job, resources: Resources, progress: Progress) -> RunEstimate:
 
 
 def _planning(directory: RunDirectory, spec: RunSpec, resources: Resources, memory: int) -> Engine:
-    """Return the very engine that goes on where this process does the work itself."""
-    threads, rows = threads_for(resources, 1) or 1, ingested(directory).rows
-    _, engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
-    engine.device = resources.device if resources.device != "auto" else "cpu"
-    engine.device_memory, engine.crew = resources.device_memory, None
-    engine.spill, engine.disk = spill_folder(resources.spill), resources.disk
-    return engine
+    """Return an engine that shares its plans with the one that goes on where this process does the work itself."""
+    rows = ingested(directory).rows
+    engine = engine_for(str(directory.network), spec.network_digest, spec.as_query(), rows)
+    return engine.with_options(_options(resources, memory))
+
+
+def _options(resources: Resources, memory: int) -> ComputeOptions:
+    device = resources.device if resources.device != "auto" else "cpu"
+    spill = None if resources.spill is None else Path(resources.spill)
+    return ComputeOptions(
+        memory, threads_for(resources, 1) or 1, device, resources.device_memory, spill, resources.disk
+    )
 
 
 def _plan_on_scheduler(
@@ -297,7 +303,7 @@ def _plan_on_scheduler(
     memory = memory_of_each(workers.values(), resources)
     engine = _planning(directory, spec, replace(resources, device="cpu"), memory)
     try:
-        outlook = RunEstimate(*survey(engine, batches, count))
+        outlook = _estimate_of(survey(engine, batches, count))
     except BudgetError:
         return RunEstimate(spreads=len(workers) > 1)
     spreads = count < len(workers) and _is_mostly_in_chunks(outlook)
@@ -316,15 +322,14 @@ def _pays(engine: Engine, batch: EvidenceBatch, resources: Resources, workers: i
         # What GPUs of workers do is not known here.
         return True
 
-    def seconds() -> float:
-        return sum(each.seconds for each in forecast(engine, batch) if each.chunking is not None)
+    def seconds(asked: Engine) -> float:
+        return sum(route.seconds for route in forecast(asked, batch) if route.chunks is not None)
 
-    alone = seconds()
-    engine.crew = WorkerPool(workers, memory)
-    try:
-        return seconds() < alone
-    finally:
-        engine.crew = None
+    return seconds(engine.with_options(engine.options, WorkerPool(workers, memory))) < seconds(engine)
+
+
+def _estimate_of(found: RunForecast) -> RunEstimate:
+    return RunEstimate(found.needed, found.seconds, found.gpu_seconds, found.chunked_seconds)
 
 
 def _is_mostly_in_chunks(outlook: RunEstimate) -> bool:
@@ -334,7 +339,7 @@ def _is_mostly_in_chunks(outlook: RunEstimate) -> bool:
 def _gpu_speeds(engine: Engine) -> CostModel:
     from junctor.cost.dataset import MeasuredDevice
 
-    return engine.known_speeds.gpu(MeasuredDevice(*gpu_at_hand()))
+    return engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand()))
 
 
 def _plan_sampling(
@@ -345,10 +350,9 @@ def _plan_sampling(
     from junctor.sampling.auto import AutoEngine, explain
 
     rows = ingested(directory).rows
-    threads = threads_for(resources, 1) or 1
-    _, engine = sampler_for(str(directory.network), spec.network_digest, spec.as_query(), memory, rows, threads)
+    query, options = spec.as_query(), _options(replace(resources, device="cpu"), memory)
+    engine = sampler_for(str(directory.network), spec.network_digest, query, rows, options, directory.budget)
     if isinstance(engine, AutoEngine):
-        engine.configure("cpu", resources.device_memory, resources.spill, resources.disk, directory.path)
         explain(engine, read_partition(directory.evidence_part(pending[0])).batch)
     return RunEstimate(engine.least, engine.seconds(rows))
 
