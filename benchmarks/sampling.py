@@ -185,7 +185,7 @@ def times(options: argparse.Namespace) -> None:
         for group in (0, 32, None):
             engine = engine_for(each, sampler, options)
             if group is not None:
-                gpu: Any = engine._gpu
+                gpu: Any = engine.gpu
                 gpu.way = lambda *_, group=group: group
             found.append(middle(engine, each, options.cases))
         ratios = " | ".join(f"{found[0] / ms:.0f}" for ms in found[1:])
@@ -230,7 +230,7 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     from junctor.sampling.cases import Evidence
     from junctor.sampling.sampler import SamplingRequest
 
-    gpu: Any = engine._gpu
+    gpu: Any = engine.gpu
     gpu.way = lambda *_: group
     case = each.cases["unlikely"][0]
     layout = engine._layout(Evidence(frozenset(case), frozenset()))

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
@@ -34,7 +34,6 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from test_cpu import blocks_of, compare, questions
 
 DEVICES = [
     pytest.param(
@@ -251,7 +250,7 @@ def test_small_blocks_have_small_tiles(
         compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
     )
     on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
-    assert on_gpu._tile_shapes() == shapes
+    assert on_gpu.tile_shapes() == shapes
 
 
 @ON
@@ -271,18 +270,17 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: p
 
 
 def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
-    monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
+    monkeypatch.setattr(tiles, "tiles_that_pay", blocks.rule_before)
     monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])
     monkeypatch.setattr(tuning, "GPU_REPEATS", 1)
     ways = {name: blocks.WAYS[name] for name in ("rule before", "small")}
     for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
         monkeypatch.setattr(blocks, name, value)
-    monkeypatch.setattr(costs, "_device", EmulatedDevice())
+    monkeypatch.setattr(costs, "opened", EmulatedDevice())
     monkeypatch.setattr(gpu, "CudaBlockDevice", EmulatedDevice)
     case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
-    _, found = blocks._tiles((case, 128))
+    _, found = blocks.measure_tiles((case, 128))
     assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}
     assert len({row.work for row in found}) == 4
     blocks.show_tiles([row for row in found if row.backend == "many-single"])

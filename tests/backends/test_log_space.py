@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -22,7 +23,6 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from test_engine import check_posteriors
 
 LOG_QUERY = Query(precision="log")
 

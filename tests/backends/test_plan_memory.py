@@ -5,9 +5,8 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory

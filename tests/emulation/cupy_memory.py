@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
-from test_entries_gpu import compiled
+
+from emulation.entries import compiled
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -168,7 +169,7 @@ def zeros(shape: Any, dtype: Any) -> DeviceArray:
 
 
 class Device:
-    """What `CudaDevice` shows of itself."""
+    """What `CudaBlockDevice` shows of itself."""
 
     def __init__(self, room: int, number: int = 0) -> None:
         self.room, self.number, self.queue = room, number, Lock()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
+from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -17,38 +17,17 @@ from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
-from junctor.model.errors import EvidenceError, Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK
+from junctor.model.errors import EvidenceError
+from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor_kernels.tables import reference
-
-TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
 
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
     network = draw(strategies.networks(max_variables=6, max_joint=512))
     return network, draw(strategies.evidence_batches(network, max_rows=8))
-
-
-def check_posteriors(network: Network, batch: EvidenceBatch, answers: Answers, tolerance: float) -> None:
-    for row in range(batch.rows):
-        if row in batch.invalid:
-            assert answers.status[row] == INVALID
-            assert answers.reasons[row] == batch.invalid[row]
-            continue
-        hard, soft = strategies.row_evidence(batch, row)
-        log_evidence, expected = oracle.enumerate_posteriors(network, hard, soft)
-        if np.isneginf(log_evidence):
-            assert answers.status[row] == IMPOSSIBLE
-            assert answers.reasons[row]
-            continue
-        assert answers.status[row] == OK
-        assert row not in answers.reasons
-        assert answers.log_value[row] == pytest.approx(log_evidence, rel=tolerance, abs=10 * tolerance)
-        for variable in answers.targets:
-            np.testing.assert_allclose(answers.posteriors[variable][row], expected[variable], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
@@ -126,16 +105,6 @@ def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[N
         patch.setattr(pricing, "ONCE_ENTRY_SECONDS", 0)
         answers = Engine(network, Query()).answer(batch)
     check_posteriors(network, batch, answers, 1e-12)
-
-
-def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
-    names = sorted({name for scope, _ in tables for name in scope})
-    return build_network(
-        "hand-made",
-        "markov",
-        [DraftVariable(name, ("0", "1"), Place()) for name in names],
-        [DraftTable(scope, np.asarray(values, dtype=float), Place()) for scope, values in tables],
-    )
 
 
 @pytest.mark.parametrize("precision", ["double", "single"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, patterns_of

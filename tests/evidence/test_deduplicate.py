@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.engine_cases import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -19,7 +20,6 @@ from junctor.generate import chain, sample
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
-from test_threads import assert_same
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.formats import EXTENSIONS, _bytes, read_network, store, uai, write_network
-from junctor.formats._bytes import decode, place_at
-from junctor.formats._numbers import BadNumber, parse_numbers
+from junctor.formats import EXTENSIONS, files, read_network, store, uai, write_network
+from junctor.formats.files import decode, place_at
+from junctor.formats.numbers import BadNumber, parse_numbers
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
@@ -150,7 +150,7 @@ def test_a_file_without_permission_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bytes, "MAX_BYTES", 2**21)
+    monkeypatch.setattr(files, "MAX_BYTES", 2**21)
     path = tmp_path / "n.parquet.gz"
     path.write_bytes(gzip.compress(bytes(2**24)))
     assert "the file holds more than the 2,097,152 bytes that are allowed" in error_of(lambda: read_network(path))
@@ -197,7 +197,7 @@ def test_numbers_are_those_that_were_written(numbers: list[float], space: str) -
 @pytest.mark.parametrize("word", ["x", "1_0", "1,5", "0x1", "1e", "--1", "٣", "1.2.3", "1é"])
 def test_the_first_bad_number_is_found(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (2**20, 3):
-        monkeypatch.setattr("junctor.formats._numbers._BLOCK", block)
+        monkeypatch.setattr("junctor.formats.numbers.BLOCK", block)
         with pytest.raises(BadNumber) as caught:
             parse_numbers(f"0.5 1e-5\n  7 {word} 8 y")
         assert (caught.value.word, caught.value.offset) == (word, 13)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SHARED
+from helpers.files import SHARED
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.read import open_evidence

@@ -104,7 +104,7 @@ def test_smaller_tasks_are_more_and_nothing_is_less_than_the_least() -> None:
 @pytest.mark.parametrize(("size", "states"), [(14, 2), (9, 3), (7, 4)])
 def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[str] = []
-    real = entries._walk
+    real = entries.panel_walk
 
     def walk(*given: Any) -> Any:
         found, panels = real(*given)
@@ -113,7 +113,7 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
             wanted.append("near" if mode == "apart" and each[COPIED] else mode)
         return found, panels
 
-    monkeypatch.setattr(entries, "_walk", walk)
+    monkeypatch.setattr(entries, "panel_walk", walk)
     monkeypatch.setattr(contraction_work, "VECTOR_BYTES", entries.BYTES)
     chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
@@ -133,8 +133,8 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
 
 def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    real = entries._walk
-    monkeypatch.setattr(entries, "_walk", lambda *given: made.append(given) or real(*given))
+    real = entries.panel_walk
+    monkeypatch.setattr(entries, "panel_walk", lambda *given: made.append(given) or real(*given))
     chunks = chunk_plan(planned(12, 12), 1 << 13, ENDLESS, 0)
     entries.forget()
     ChunkedProgram(chunks, grid(12, 12, states=2, seed=1), reference.DOUBLE, entry_threads=1).run(
@@ -150,10 +150,8 @@ def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: py
     chunks = chunk_plan(planned(6, 6, 3), 1 << 12, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
     blocks: list[Any] = []
-    real = reference._combined
-    monkeypatch.setattr(
-        reference, "_combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1]
-    )
+    real = reference.combined
+    monkeypatch.setattr(reference, "combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1])
     gathered: list[tuple[Any, Any]] = []
     algebra = replace(reference.DOUBLE, gather=lambda block, into: gathered.append((blocks[-1], block)) or block[0])
     for what in {step.what for body in program.bodies for step in body.steps}:
@@ -400,7 +398,6 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
 def test_the_benchmark_measures_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("chunk_costs")
     for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
         monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.chunk_plans import ENDLESS, least_working, spilling
+from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
@@ -38,8 +40,6 @@ from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.tables import reference
-from test_chunks import ENDLESS, least_working, spilling
-from test_engine import TOLERANCE, check_posteriors, markov
 
 NOTHING = Pattern(frozenset(), frozenset())
 SIZES = [1 << 16, 1 << 20, 1 << 24]
@@ -209,14 +209,14 @@ def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypat
     expected = Engine(network, Query()).answer(EvidenceBatch(1))
     engine = Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu"))
     sizes: list[int] = []
-    real = chunk_store._reserve
+    real = chunk_store.reserve
 
     def reserve(descriptor: int, size: int) -> None:
         sizes.append(size)
         real(descriptor, size)
         assert not os.listdir(tmp_path)
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     answers, peak, held = measured(engine, EvidenceBatch(1), monkeypatch)
     (chunking,) = engine.router.store.chunk_routes.values()
     assert held <= chunking.working + INTERPRETER_BYTES
@@ -244,7 +244,7 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     def reserve(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     network = grid(12, 12, states=2, seed=1)
     with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill") as failed:
         Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu")).answer(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from helpers.files import ASIA
 from junctor import generate
 from junctor.cli import app
 from junctor.engine import engine, routes
@@ -23,8 +24,6 @@ from junctor.runtime.dask_cluster import Resources, distribute
 from junctor_kernels.gpu import blocks as gpu
 from pyarrow import parquet
 from typer.testing import CliRunner
-
-ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
 
 
 @pytest.fixture
