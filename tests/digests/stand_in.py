@@ -16,7 +16,7 @@ from emulated import EmulatedDevice
 from emulated_sampling import EmulatedSampling
 from emulated_stored import EmulatedStored
 from emulated_viterbi import SIDE, EmulatedViterbi
-from junctor import devices, engine, gpu_items, stored_stream
+from junctor import devices, engine, gpu_items, memory, stored_stream
 from junctor import run as steps
 from junctor.chunks import cluster as chunk_cluster
 from junctor.chunks import slots as chunk_slots
@@ -55,10 +55,14 @@ WORKING = 16
 
 
 @contextmanager
-def compiled_at_once() -> Iterator[None]:
-    """Have compiled code, and trees for rows, as if every job were a long one."""
+def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
+    """Have compiled code as if every job were a long one: blocks of rows where asked, or else a tree for each row."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "COMPILED_SECONDS", 0.0)
+        if blocks:
+            patch.setattr(memory, "LOWERING_SECONDS", 0.0)
+        if alone:
+            patch.setattr(engine, "alone_seconds", lambda *_: 0.0)
         yield
 
 
