@@ -1,0 +1,239 @@
+"""What jobs reach inside the package for: devices that stand in for GPUs, and choices made earlier than by size."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from emulated import EmulatedDevice
+from emulated_sampling import EmulatedSampling
+from emulated_stored import EmulatedStored
+from emulated_viterbi import SIDE, EmulatedViterbi
+from junctor import devices, engine, gpu_items, memory, stored_stream
+from junctor import run as steps
+from junctor.chunks import cluster as chunk_cluster
+from junctor.chunks import slots as chunk_slots
+from junctor.chunks import worker_gpu
+from junctor.chunks.cluster import ClusterRun
+from junctor.chunks.gpus import ChunkGpu
+from junctor.chunks.groups import one_by_one
+from junctor.chunks.places import slot_bytes
+from junctor.chunks.program import ChunkedProgram
+from junctor.chunks.worker_gpu import OnGpu
+from junctor.distribution import silent_dask
+from junctor.engine import Engine, shape_of
+from junctor.evidence.encode import encode_table
+from junctor.model import Network
+from junctor.planning.chunks import ChunkPlan, chunk_plan
+from junctor.planning.compile import compile_plan
+from junctor.planning.shape import Pattern
+from junctor.propagation import Block, Outcome
+from junctor.query import Query, Sampling
+from junctor.results import answers_table
+from junctor.sampling import gpu as sampling_gpu
+from junctor.sampling.engine import SamplingEngine
+from junctor.sampling.gpu import GpuSampling
+from junctor.speeds import DeviceSpeeds
+from junctor.stored import StoredTree
+from junctor_kernels import beliefs_gpu, entries_gpu, gpu, hmm_gpu, stored_tasks
+from junctor_kernels.reference import DOUBLE, LOG, SINGLE
+from test_chunked import cut_for
+from test_formats import CONTENT
+from test_gpu import small_items
+
+ALGEBRAS = {"double": DOUBLE, "single": SINGLE, "log": LOG}
+ROOM = 1 << 28
+# Entries that a task of these small networks has in memory.
+WORKING = 16
+
+
+@contextmanager
+def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
+    """Have compiled code as if every job were a long one: blocks of rows where asked, or else a tree for each row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "COMPILED_SECONDS", 0.0)
+        if blocks:
+            patch.setattr(memory, "LOWERING_SECONDS", 0.0)
+        if alone:
+            patch.setattr(engine, "alone_seconds", lambda *_: 0.0)
+        yield
+
+
+@contextmanager
+def chunks_on_disk() -> Iterator[None]:
+    """Send every row in chunks, most of its tables through files."""
+    with cut_for(50, disk=True):
+        yield
+
+
+@contextmanager
+def no_gpu() -> Iterator[None]:
+    """Plan for the GPU that is known best, whatever is here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (devices, engine, steps):
+            if hasattr(module, "has_gpu"):
+                patch.setattr(module, "has_gpu", lambda: False)
+        patch.setattr(devices, "count_gpus", lambda: 0)
+        devices.gpu_at_hand.cache_clear()
+        yield
+    devices.gpu_at_hand.cache_clear()
+
+
+@contextmanager
+def block_gpu() -> Iterator[EmulatedDevice]:
+    """Have a device for blocks of rows, with few threads, each of which is one of this machine's."""
+    few = {"FEW_THREADS": 32, "MANY_THREADS": 64, "WRITE_THREADS": 32, "WRITE_BLOCKS": 3, "WRITE_CASES": 17, "RUN": 4}
+    device = EmulatedDevice()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in few.items():
+            patch.setattr(gpu, name, value)
+        patch.setattr(gpu_items, "MAKE_ROWS", 3)
+        patch.setattr(DeviceSpeeds, "launching", lambda speeds, algebra: small_items())
+        for module in (engine, steps):
+            patch.setattr(module, "has_gpu", lambda: True)
+        patch.setattr(engine, "open_gpu", lambda memory: device)
+        patch.setattr(steps, "check_device", lambda choice: None)
+        yield device
+
+
+def answers_on(device: EmulatedDevice, network: Network, table: pa.Table, precision: Any) -> pa.Table:
+    """Return the posteriors that a device has for rows of evidence."""
+    query, encoded = Query(precision=precision), encode_table(table, network)
+    found = Engine(network, query, 1 << 30, rows=table.num_rows, threads=2, device=device)  # type: ignore[arg-type]
+    return answers_table(found.answer(encoded.batch), encoded.case_ids, network, query)
+
+
+@contextmanager
+def sequence_gpu() -> Iterator[None]:
+    """Have a device for sequences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hmm_gpu, "SIDE", SIDE)
+        for module in ("decode_gpu", "smooth_gpu"):
+            patch.setattr(f"junctor.hmm.{module}.open_device", EmulatedViterbi)
+        patch.setattr(steps, "check_device", lambda choice: None)
+        yield
+
+
+@contextmanager
+def chunk_gpus() -> Iterator[Any]:
+    """Have CuPy's stand-in, which runs streams in an order by chance, but in the same one every time."""
+    import emulated_cupy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", emulated_cupy)
+        patch.setattr(entries_gpu, "THREADS", 32)
+        patch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
+        patch.setattr(worker_gpu, "_opened", None)
+        patch.setattr(worker_gpu, "open_device", lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM)))
+        _forget_kernels()
+        emulated_cupy.chance.seed(0)
+        yield emulated_cupy
+    _forget_kernels()
+
+
+def _forget_kernels() -> None:
+    for module in (chunk_slots, worker_gpu):
+        module._module.cache_clear()
+
+
+def cut(network: Network, working: int = WORKING) -> ChunkPlan:
+    """Return the plan of a network without evidence, cut for so many entries a task."""
+    plan = compile_plan(shape_of(network), Pattern(frozenset(), frozenset()), rows=1)
+    return chunk_plan(plan, working, 1 << 40, 0)
+
+
+def chunks_on_gpus(network: Network, precision: str, count: int, room: int | None = None) -> pa.Table:
+    """Return the posteriors of one row over so many devices; room: bytes that each has for tables."""
+    chunks, algebra = cut(network), ALGEBRAS[precision]
+    beside = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot_bytes(chunks, algebra.dtype.itemsize)
+    with chunk_gpus() as cupy:
+        found = [cupy.Device(ROOM, n) for n in range(count)]
+        for device in found if room is not None else []:
+            device.room = beside + (room or 0)
+        program = ChunkedProgram(chunks, network, algebra, gpu=ChunkGpu(chunks, algebra.name, *found))
+        return table_of(network, program.run(Block(1, {}, {})))
+
+
+def chunks_over_workers(network: Network, precision: str) -> pa.Table:
+    """Return the posteriors of one row over workers on CPUs."""
+    with workers() as client:
+        run = ClusterRun(client, ChunkedProgram(cut(network, 60), network, ALGEBRAS[precision], as_summed=True))
+        return table_of(network, run.outcome(Block(1, {}, {})))
+
+
+def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
+    """Return the posteriors of one row over workers, each with a device."""
+    chunks, algebra = cut(network), ALGEBRAS[precision]
+    device = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), ROOM)
+    with chunk_gpus(), workers() as client:
+        run = ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=device)
+        found = table_of(network, run.outcome(Block(1, {}, {})))
+        del run
+        gc.collect()
+        return found
+
+
+@contextmanager
+def workers() -> Iterator[Any]:
+    """Have two workers that are threads of this process and send small tables away as if they were large."""
+    from distributed import Client, LocalCluster
+
+    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        silent_dask(),
+        LocalCluster(n_workers=2, threads_per_worker=2, memory_limit=0, **options) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        for name, value in (("SMALL_TABLE", 0), ("SMALL_ENTRIES", 0), ("SMALL_WORK", -1)):
+            patch.setattr(chunk_cluster, name, value)
+        yield client
+
+
+def table_of(network: Network, outcome: Outcome) -> pa.Table:
+    """Return what a propagation of one row gives."""
+    columns: dict[str, Any] = {"log_value": np.atleast_1d(outcome.log_value), "doubtful": np.array(outcome.doubtful)}
+    rows = {network.variables[v].name: [each[:, 0]] for v, each in sorted(outcome.posteriors.items())}
+    return pa.table({name: pa.array(list(values)) for name, values in (columns | rows).items()})
+
+
+def samples_on_gpu(network: Network, table: pa.Table, sampler: Any) -> pa.Table:
+    """Return estimates that a device makes for rows of evidence."""
+    query = Query(method="sampling", sampling=Sampling(sampler, 200, seed=11))
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((sampling_gpu, "THREADS"), (sampling_gpu, "WAVE_THREADS"), (beliefs_gpu, "THREADS")):
+            patch.setattr(module, name, 64)
+        found = SamplingEngine(network, query, device="gpu")
+        found.__dict__["_gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found._cpu)  # type: ignore[arg-type]
+        encoded = encode_table(table, network)
+        return answers_table(found.answer(encoded.batch, first_row=0), encoded.case_ids, network, query)
+
+
+def stored_on_gpu(
+    network: Network, said: Mapping[str, Any], size: str, names: tuple[str, ...]
+) -> Mapping[str, float | list[float]]:
+    """Return log P(evidence) and a joint posterior from clique tables on a device with so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+            (stored_tasks, "THREADS", 64),
+            (stored_tasks, "TILE", 256),
+            (stored_tasks, "BLOCKS", 8),
+            (stored_stream, "GROUP", 3),
+        ):
+            patch.setattr(module, name, value)
+        device: Any = EmulatedStored()
+        found = StoredTree(network, device=device, device_memory=size, pipeline="one-engine").propagate(said)
+        return {"log_evidence": found.log_evidence, "posterior": found.posterior(*names).reshape(-1).tolist()}
+
+
+def network_files() -> dict[str, bytes]:
+    """Return one small network in every format that can be read, by a name that says which."""
+    endings = {"hugin": "net", "xmlbif": "xmlbif", "xdsl": "xdsl", "bif": "bif", "uai": "uai", "parquet": "parquet"}
+    return {f"small.{endings[name]}": content for name, content in CONTENT.items()}
