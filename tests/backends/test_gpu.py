@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from emulation.blocks import EmulatedDevice
+from emulation.blocks import EmulatedDevice, small_items
 from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
@@ -21,7 +21,7 @@ from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.dataset import BACKENDS
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
+from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
@@ -66,18 +66,6 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
     yield
     patch.undo()
-
-
-@cache
-def small_items() -> LaunchTuner:
-    """Launch parameters that differ from stage to stage, with terms that are shared."""
-    prices = np.random.default_rng(1)
-    few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
-    settings = (
-        (EntryParallel(1, 1), EntryParallel(3, 2), EntryParallel(8, 1)),
-        (CaseParallel(1, 5), CaseParallel(16, 20), CaseParallel(4, 1000)),
-    )
-    return LaunchTuner(few, many, *settings)
 
 
 @cache

@@ -21,7 +21,7 @@ from junctor import hmm
 from junctor.cli import app
 from junctor.generate import chain, evidence_table, grid, layered, random_network, sample
 from junctor.generate import hmm as unrolled
-from junctor.model import Network
+from junctor.model.network import Network
 from pyarrow import ipc, parquet
 from typer.testing import CliRunner
 

@@ -12,41 +12,49 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from emulated import EmulatedDevice
-from emulated_sampling import EmulatedSampling
-from emulated_stored import EmulatedStored
-from emulated_viterbi import SIDE, EmulatedViterbi
-from junctor import devices, engine, gpu_items, memory, stored_stream
-from junctor import run as steps
-from junctor.chunks import cluster as chunk_cluster
-from junctor.chunks import slots as chunk_slots
-from junctor.chunks import worker_gpu
-from junctor.chunks.cluster import ClusterRun
-from junctor.chunks.gpus import ChunkGpu
-from junctor.chunks.groups import one_by_one
-from junctor.chunks.places import slot_bytes
-from junctor.chunks.program import ChunkedProgram
-from junctor.chunks.worker_gpu import OnGpu
-from junctor.distribution import silent_dask
-from junctor.engine import Engine, shape_of
+from emulation.blocks import EmulatedDevice, small_items
+from emulation.chains import SIDE, EmulatedViterbi
+from emulation.sampling import EmulatedSampling
+from emulation.stored import EmulatedStored
+from helpers.chunk_plans import cut_for
+from helpers.format_helpers import CONTENT
+from junctor.backends import gpu_items
+from junctor.backends import plan_memory as memory
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.cliques import streamed as stored_stream
+from junctor.cliques.tree import StoredTree
+from junctor.cost.model import CostModel
+from junctor.engine import engine, routes
+from junctor.engine.engine import Engine
 from junctor.evidence.encode import encode_table
-from junctor.model import Network
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query, Sampling
+from junctor.out_of_core.cluster import gpu_worker as worker_gpu
+from junctor.out_of_core.cluster import run as chunk_cluster
+from junctor.out_of_core.cluster.gpu_worker import GpuTasks
+from junctor.out_of_core.cluster.run import ClusterRun
+from junctor.out_of_core.gpu import slots as chunk_slots
+from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.program import ChunkedProgram
+from junctor.placement.fusion import one_by_one
+from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
-from junctor.propagation import Block, Outcome
-from junctor.query import Query, Sampling
-from junctor.results import answers_table
+from junctor.planning.shape import Pattern, shape_of
+from junctor.runs import run as steps
+from junctor.runs.results import answers_table
+from junctor.runtime import devices
+from junctor.runtime.dask_cluster import silent_dask
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
-from junctor.speeds import DeviceSpeeds
-from junctor.stored import StoredTree
-from junctor_kernels import beliefs_gpu, entries_gpu, gpu, hmm_gpu, stored_tasks
-from junctor_kernels.reference import DOUBLE, LOG, SINGLE
-from test_chunked import cut_for
-from test_formats import CONTENT
-from test_gpu import small_items
+from junctor_kernels.gpu import blocks as gpu
+from junctor_kernels.gpu import entries as entries_gpu
+from junctor_kernels.gpu import stored_tasks
+from junctor_kernels.hmm import device as hmm_gpu
+from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
+from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 
 ALGEBRAS = {"double": DOUBLE, "single": SINGLE, "log": LOG}
 ROOM = 1 << 28
@@ -58,11 +66,11 @@ WORKING = 16
 def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
     """Have compiled code as if every job were a long one: blocks of rows where asked, or else a tree for each row."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "COMPILED_SECONDS", 0.0)
+        patch.setattr(routes, "COMPILED_SECONDS", 0.0)
         if blocks:
             patch.setattr(memory, "LOWERING_SECONDS", 0.0)
         if alone:
-            patch.setattr(engine, "alone_seconds", lambda *_: 0.0)
+            patch.setattr(routes, "alone_seconds", lambda *_: 0.0)
         yield
 
 
@@ -77,7 +85,7 @@ def chunks_on_disk() -> Iterator[None]:
 def no_gpu() -> Iterator[None]:
     """Plan for the GPU that is known best, whatever is here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, engine, steps):
+        for module in (devices, routes, steps):
             if hasattr(module, "has_gpu"):
                 patch.setattr(module, "has_gpu", lambda: False)
         patch.setattr(devices, "count_gpus", lambda: 0)
@@ -95,8 +103,8 @@ def block_gpu() -> Iterator[EmulatedDevice]:
         for name, value in few.items():
             patch.setattr(gpu, name, value)
         patch.setattr(gpu_items, "MAKE_ROWS", 3)
-        patch.setattr(DeviceSpeeds, "launching", lambda speeds, algebra: small_items())
-        for module in (engine, steps):
+        patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
+        for module in (routes, steps):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)
         patch.setattr(steps, "check_device", lambda choice: None)
@@ -106,7 +114,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
 def answers_on(device: EmulatedDevice, network: Network, table: pa.Table, precision: Any) -> pa.Table:
     """Return the posteriors that a device has for rows of evidence."""
     query, encoded = Query(precision=precision), encode_table(table, network)
-    found = Engine(network, query, 1 << 30, rows=table.num_rows, threads=2, device=device)  # type: ignore[arg-type]
+    found = Engine(network, query, ComputeOptions(1 << 30, 2, "cpu"), expected_rows=table.num_rows, gpu=device)  # type: ignore[arg-type]
     return answers_table(found.answer(encoded.batch), encoded.case_ids, network, query)
 
 
@@ -124,7 +132,7 @@ def sequence_gpu() -> Iterator[None]:
 @contextmanager
 def chunk_gpus() -> Iterator[Any]:
     """Have CuPy's stand-in, which runs streams in an order by chance, but in the same one every time."""
-    import emulated_cupy
+    from emulation import cupy_memory as emulated_cupy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", emulated_cupy)
@@ -157,24 +165,24 @@ def chunks_on_gpus(network: Network, precision: str, count: int, room: int | Non
         found = [cupy.Device(ROOM, n) for n in range(count)]
         for device in found if room is not None else []:
             device.room = beside + (room or 0)
-        program = ChunkedProgram(chunks, network, algebra, gpu=ChunkGpu(chunks, algebra.name, *found))
-        return table_of(network, program.run(Block(1, {}, {})))
+        program = ChunkedProgram(chunks, network, algebra, gpu=DeviceGroup(chunks, algebra.name, *found))
+        return table_of(network, program.run(EvidenceBlock(1, {}, {})))
 
 
 def chunks_over_workers(network: Network, precision: str) -> pa.Table:
     """Return the posteriors of one row over workers on CPUs."""
     with workers() as client:
         run = ClusterRun(client, ChunkedProgram(cut(network, 60), network, ALGEBRAS[precision], as_summed=True))
-        return table_of(network, run.outcome(Block(1, {}, {})))
+        return table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
 
 
 def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
     """Return the posteriors of one row over workers, each with a device."""
     chunks, algebra = cut(network), ALGEBRAS[precision]
-    device = OnGpu(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), ROOM)
+    device = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), ROOM)
     with chunk_gpus(), workers() as client:
         run = ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=device)
-        found = table_of(network, run.outcome(Block(1, {}, {})))
+        found = table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
         del run
         gc.collect()
         return found
@@ -197,7 +205,7 @@ def workers() -> Iterator[Any]:
         yield client
 
 
-def table_of(network: Network, outcome: Outcome) -> pa.Table:
+def table_of(network: Network, outcome: BlockOutcome) -> pa.Table:
     """Return what a propagation of one row gives."""
     columns: dict[str, Any] = {"log_value": np.atleast_1d(outcome.log_value), "doubtful": np.array(outcome.doubtful)}
     rows = {network.variables[v].name: [each[:, 0]] for v, each in sorted(outcome.posteriors.items())}
@@ -211,7 +219,7 @@ def samples_on_gpu(network: Network, table: pa.Table, sampler: Any) -> pa.Table:
         for module, name in ((sampling_gpu, "THREADS"), (sampling_gpu, "WAVE_THREADS"), (beliefs_gpu, "THREADS")):
             patch.setattr(module, name, 64)
         found = SamplingEngine(network, query, device="gpu")
-        found.__dict__["_gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found._cpu)  # type: ignore[arg-type]
+        found.__dict__["gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found.cpu)  # type: ignore[arg-type]
         encoded = encode_table(table, network)
         return answers_table(found.answer(encoded.batch, first_row=0), encoded.case_ids, network, query)
 

@@ -9,21 +9,19 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import strategies
-from helpers.chunk_plans import ENDLESS, least_working, spilling
+from helpers.chunk_plans import ENDLESS, cut_for, least_working
 from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
 from junctor.backends.plan_memory import PlanMemory
 from junctor.engine.engine import Engine
-from junctor.engine.routes import Router
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.formats import read_network
 from junctor.generate import grid, sample
@@ -34,7 +32,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
-from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, MemoryLimits, backend_of
+from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
@@ -43,26 +41,6 @@ from junctor_kernels.tables import reference
 
 NOTHING = Pattern(frozenset(), frozenset())
 SIZES = [1 << 16, 1 << 20, 1 << 24]
-
-
-@contextmanager
-def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
-    """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
-
-    def chunk_route(
-        router: Router, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
-    ) -> ChunkRoute:
-        plan = router.plan(pattern, uses)
-        chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
-        if disk:
-            chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
-        limits = MemoryLimits(free, None, ENDLESS, router.spill_dir)
-        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Router, "in_chunks", lambda *_: True)
-        patch.setattr(Router, "chunk_route", chunk_route)
-        yield
 
 
 @st.composite
