@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from junctor.backends.numpy import EvidenceBlock
 from junctor.calibration import chunked as chunk_tuning
+from junctor.cost.constants import GPU
 from junctor.cost.dataset import BACKENDS, MeasuredDevice, read
 from junctor.cost.features import chunked_cpu as chunk_work
 from junctor.cost.features import chunked_gpu as chunk_gpu_work
@@ -234,7 +235,7 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
     least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
     assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
     # At the rate of the bus it would be more.
-    monkeypatch.setattr(chunk_gpu_work, "LINK", chunk_gpu_work.BUS)
+    monkeypatch.setattr(chunk_gpu_work, "GPU", replace(GPU, link=GPU.bus))
     assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
 
 

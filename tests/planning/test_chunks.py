@@ -29,7 +29,7 @@ from junctor.planning.shape import Pattern
 ENDLESS = 1 << 60
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.
-MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
+MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored, 1e-4)
 
 
 def least_working(plan: Plan) -> int:

@@ -14,6 +14,7 @@ from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes as TileShapes
+from junctor.cost.constants import GPU
 from junctor.cost.model import CostModel, plan_work
 from junctor.planning.first_fit import arena
 from junctor.planning.levels import LaunchLevels, stages_of
@@ -33,9 +34,6 @@ BLOCKS, BLOCK_BYTES = 4, 350_000_000
 STATES = np.int16
 # Arrays begin at multiples of so many bytes.
 ALIGNED = 256
-
-# Bytes of answers a second that leave a GPU while others are computed (measured on an H100).
-BUS_RATE = 3.8e10
 
 Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
@@ -82,7 +80,7 @@ class GpuBlocks:
         """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
         prices = self.speeds.prices[f"{'many' if self.many else 'few'}-{self._program.algebra.name}"]
         answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
-        return max(-(-rows // self.cases) * prices.of_work(self.work), answers / BUS_RATE)
+        return max(-(-rows // self.cases) * prices.of_work(self.work), answers / GPU.answers)
 
     def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
         """Return the arrays of the plan."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from junctor_kernels.tables.reference import Algebra
 
+from junctor.cost.constants import GPU
 from junctor.model.errors import BudgetError
 from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits
 from junctor.planning.plan import Plan
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # Number formats that tasks may have on a GPU.
 CHUNK_FORMATS = ("single", "double")
-# Seconds that a byte of pinned memory takes, once for a group of rows (20 GiB take 7 s).
-PINNED_SECONDS = 3.3e-10
 
 
 def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: bool) -> ChunkRoute:
@@ -49,7 +48,7 @@ def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebr
 
 def on_gpu_seconds(chunking: ChunkRoute, rows: int) -> float:
     """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
-    return rows * chunking.seconds + chunking.memory * PINNED_SECONDS
+    return rows * chunking.seconds + chunking.memory * GPU.pinned_byte
 
 
 def beats_one_piece(engine: Engine, pattern: Pattern, uses: int, free: int) -> bool:

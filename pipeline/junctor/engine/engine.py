@@ -17,7 +17,8 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import answer_rows
-from junctor.backends.plan_memory import OPERATION_SECONDS, PlanMemory, ProgramCache
+from junctor.backends.plan_memory import PlanMemory, ProgramCache
+from junctor.cost.constants import CPU, GPU
 from junctor.engine.chunking_choice import CHUNK_FORMATS, beats_one_piece, chosen_chunking
 from junctor.engine.pattern_prices import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
@@ -62,13 +63,8 @@ KEPT_CHUNKINGS = 16
 KEPT_WORK = 512
 # The share of the memory beyond what a plan needs at the least that answers to the different rows of a group may take.
 DISTINCT_SHARE = 0.25
-# Seconds of work in NumPy from which compiled code, ten times faster, pays for being loaded (half a second; some more
-# the first time on a machine).
-COMPILED_SECONDS = 1.0
-# How much longer NumPy takes in log space.
-LOG_SECONDS = 4.0
-# Rows that a GPU answers in the time of one on a core.
-DEVICE_GAIN = 64
+# Seconds of work in NumPy from which compiled code is loaded; tests replace it.
+COMPILED_SECONDS = CPU.compiled_work
 
 logger = logging.getLogger("junctor")
 
@@ -129,7 +125,7 @@ class Engine:
         What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
         """
         # A search pays in proportion to what a row takes.
-        worth = rounded(max(1, rows // DEVICE_GAIN) if self.has_device else rows)
+        worth = rounded(max(1, rows // GPU.gain) if self.has_device else rows)
         key = pattern, worth
         if key not in self._plans:
             if len(self._plans) >= KEPT_PLANS:
@@ -306,7 +302,7 @@ class Engine:
         for group in groups:
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
             seconds += once + self.to_come(batch, group.answered) * row
-        return seconds * (LOG_SECONDS if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
+        return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
 
     def to_come(self, batch: EvidenceBatch, rows: int) -> int:
         """Return how many rows like these `rows` of a batch are to come in all batches."""
@@ -326,7 +322,7 @@ class Engine:
 
         def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
             plan = self.plan(pattern, uses)
-            return plain_seconds(plan), min(plan.shared_operations, 10**30) * OPERATION_SECONDS
+            return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
 
         return lru_cache(KEPT_PLANS)(seconds)
 

@@ -13,7 +13,8 @@ from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, PlanMemory, ProgramCache
+from junctor.backends.plan_memory import PlanMemory, ProgramCache
+from junctor.cost.constants import CPU
 from junctor.engine.chunking_choice import chosen_chunking
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
@@ -35,12 +36,8 @@ if TYPE_CHECKING:
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
-# What a row takes beside its arithmetic: reading its evidence and writing its answers.
-ROW_SECONDS = 5e-6
-# Seconds of work in NumPy below which an outlook is not worth learning prices for: reading measurements takes a tenth.
-WORTH_SECONDS = 0.5
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
-SURVEY_SECONDS = 5.0
+SURVEY_SECONDS = CPU.survey
 SURVEY_SHARE = 0.1
 # Rows that the order of the tree that is shown is searched for: a fraction of a second.
 TREE_ROWS = 100
@@ -158,11 +155,11 @@ def _planned(
         if refuse:
             raise
         least = memory.least + budget.reserved
-        seconds = min(operations, MOST_OPERATIONS) * OPERATION_SECONDS
+        seconds = min(operations, MOST_OPERATIONS) * CPU.numpy_operation
         return Forecast(group, plan, operations, least, least, seconds, None, str(error))
     copied = 0 if group.few is None else group.few.nbytes + rows * width
     projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
-    once = min(plan.shared_operations, MOST_OPERATIONS) * OPERATION_SECONDS + len(group.rows) * ROW_SECONDS
+    once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + len(group.rows) * CPU.row
     seconds = once + _seconds(engine, memory, rows, bool(plan.case_operations <= bound), compiled)
     least, loops = memory.least + budget.reserved, _loops(engine, memory, rows, compiled)
     return Forecast(group, plan, operations, least, projected, seconds, loops=loops)
@@ -200,7 +197,7 @@ def _is_on_gpu(engine: Engine, compiled: bool) -> bool:
 def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled: bool) -> float:
     """Return what rows of a plan take on the backend that will answer them."""
     plan, first = memory.plan, engine.ladder[0]
-    if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
+    if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
     from junctor.cost.model import plan_work
 
@@ -211,7 +208,7 @@ def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled
         work = plan_work(plan, len(plan.steps), memory.cases(first.dtype.itemsize), rows)
         return engine.speeds.prices[backend].of_plan(work)
     if engine.query.kind == "mpe":
-        return min(rows * plan.case_operations, MOST_OPERATIONS) * COMPILED_OPERATION_SECONDS
+        return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
     prices = engine.speeds.prices["cpu"]
     if not bind:
         return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))
@@ -246,7 +243,7 @@ def _elsewhere(engine: Engine, each: Forecast, gpu: CostModel) -> float | None:
     if each.plan is None or each.chunking is not None or engine.query.kind == "mpe":
         return None
     seconds = _plan_on_gpu(each.plan, engine.ladder[0], each.group.answered, gpu)
-    return seconds + each.rows * ROW_SECONDS
+    return seconds + each.rows * CPU.row
 
 
 def _chunked(engine: Engine, group: PatternGroup, uses: int, budget: Budget) -> Forecast:
@@ -255,7 +252,7 @@ def _chunked(engine: Engine, group: PatternGroup, uses: int, budget: Budget) -> 
     on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(algebra)
     chunking = chosen_chunking(engine, group.pattern, uses, algebra, budget.free, on_gpu)
     plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
-    seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
+    seconds = group.answered * chunking.seconds + len(group.rows) * CPU.row
     way = "slots of a GPU" if chunking.limits.on_gpu else "compiled" if chunking.entry_threads else "NumPy"
     loops, operations = f"in chunks, {way}: the plan exceeds the memory", group.answered * operations_of(plan)
     return Forecast(group, plan, operations, bytes_, bytes_, seconds, chunking, loops=loops)

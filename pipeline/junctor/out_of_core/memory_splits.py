@@ -17,6 +17,7 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.plan_memory import STEP_BYTES
+from junctor.cost.constants import CPU
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
 from junctor.cost.model import Coefficients
@@ -44,11 +45,6 @@ NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 INTERPRETER_BYTES = 1 << 19
 # A launch that is kept for the next case, with what Python takes for it.
 LAUNCH_BYTES = 3072
-# Seconds that compiled contractions have to save to be worth being loaded, which takes 0.4 s here.
-COMPILED_SECONDS = 0.5
-# Seconds of a byte to a disk or from there, beside what the process does for it; not measured, as disks differ.
-DISK_SECONDS = 1e-9
-
 
 # A GPU of which nothing was measured in chunks: what is busiest of a pass takes as long as its rates say.
 NOMINAL = Coefficients(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
@@ -101,7 +97,7 @@ class CpuSplits:
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
         found: list[CpuSplit] = []
         for task in sizes:
-            kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task
+            kept = compiled_bytes(task) if saved > CPU.compiled_saving else task
             if kept < task:
                 threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
                 found.append(self._room(free, task, kept, reference.SCRATCH_ENTRIES, threads))
@@ -234,7 +230,7 @@ class ChunkRoute:
 
 def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
     """Return about what a disk takes to write and read the tables that go there."""
-    return 2 * itemsize * DISK_SECONDS * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
+    return 2 * itemsize * CPU.disk_byte * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
 
 
 def compiled_bytes(task: int) -> int:

@@ -16,6 +16,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import block_of, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
@@ -60,7 +61,8 @@ def cut(
         return ways.rooms(plan)
 
     try:
-        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, ChunkPrices(ways.least, ways.seconds), rows)
+        pricing = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
+        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, pricing, rows)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
+from junctor.cost.constants import GPU
 from junctor.placement.fusion import groups_of
 from junctor.placement.placement import Resident, crosses, leaf_places, outer_variables, spreads
 from junctor.placement.residency import resident_places
@@ -19,10 +20,6 @@ from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
-# About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
-# seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
-BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.2e12, 2e12
-LAUNCH, COPY, PASS = 4e-5, 4e-5, 1.5e-4
 # Loads for an entry of what a chain of eliminations makes.
 CHAIN_LOADS = 4
 # What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
@@ -43,7 +40,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
     dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt)
+    resident = resident_places(chunks, itemsize, room - size, dealt, bus=GPU.bus, device=GPU.memory)
     found = defaultdict[str, float](float, cases=1.0)
     host = 0.0
     for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
@@ -51,9 +48,9 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
         whole = plan.shape.entries(each.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, each, itemsize, there)
-        host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + PASS
+        host += whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
         # As much as the bus would bring while others send that.
-        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * BUS / LINK
+        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus / GPU.link
         for name, count in task.items():
             found[name] += tasks * count
         groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
@@ -75,7 +72,11 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
 def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
     """Return the seconds of a pass whose tasks overlap in so many slots."""
     loads = task["quads"] + task["entries"] + task["terms"]
-    ways = task["loaded"] / BUS, task["stored"] / BUS, max(task["touched"] / DEVICE, loads / LOADS)
+    ways = (
+        task["loaded"] / GPU.bus,
+        task["stored"] / GPU.bus,
+        max(task["touched"] / GPU.kernel_memory, loads / GPU.loads),
+    )
     busiest, one = max(ways), sum(ways)
     # The first task comes in and the last one goes out alone.
     return max(tasks * busiest, tasks * one / slots) + one - busiest
