@@ -17,7 +17,7 @@ from junctor.cli import app
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
-from junctor.cost.features.cliques import StoredForecast
+from junctor.cost.model import StoredForecast
 from junctor.engine.engine import shape_of
 from junctor.generate import grid, layered
 from junctor.model.errors import Place

@@ -175,7 +175,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chunked.PassWork, "group", group)
     # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
     for compiled in (True, False):
-        assert any(engine.cpu_speeds.prices[backend_of(engine.ladder[0], compiled)].work)
+        assert any(engine.cpu_speeds.coefficients[backend_of(engine.ladder[0], compiled)].work)
     for found in engine.groups(batch):
         if engine.in_chunks(found.pattern, 1, engine.allowed):
             engine.plan(found.pattern)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.cost.constants import GPU
+from junctor.cost.features.plans import PLAN_WORK
 from junctor.model.errors import BudgetError
 from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from junctor.cost.model import Coefficients
+    from junctor.cost.model import CostModel
     from junctor.engine.engine import Engine
     from junctor.planning.shape import Pattern
 
@@ -36,7 +37,7 @@ def chosen_chunking(engine: Engine, pattern: Pattern, uses: int, algebra: Algebr
     except BudgetError:
         return engine.chunking(pattern, uses, algebra, free)
     # Cutting takes seconds, so not where the operations alone take longer.
-    least = CpuSplits(there.limits, algebra, engine.cpu_speeds.prices, uses).least(there.chunks.plan)
+    least = CpuSplits(there.limits, algebra, engine.cpu_speeds, uses).least(there.chunks.plan)
     if uses * least >= on_gpu_seconds(there, uses):
         return there
     try:
@@ -63,13 +64,13 @@ def beats_one_piece(engine: Engine, pattern: Pattern, uses: int, free: int) -> b
         chunking = engine.chunking(pattern, uses, algebra, free, on_gpu=True)
     except BudgetError:
         return False
-    plan, prices = engine.plan(pattern, uses), engine.cpu_speeds.prices["entries-double"]
-    return on_gpu_seconds(chunking, uses) < one_piece_seconds(plan, prices, uses)
+    plan = engine.plan(pattern, uses)
+    return on_gpu_seconds(chunking, uses) < one_piece_seconds(plan, engine.cpu_speeds, uses)
 
 
-def one_piece_seconds(plan: Plan, prices: Coefficients, rows: int) -> float:
-    """Return what rows of a plan take on one thread of a CPU whose memory it fits; prices: of contractions."""
+def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:
+    """Return the forecast of rows of a plan on one thread of a CPU whose memory it fits."""
     steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
     operations = plan.shared_operations + rows * plan.case_operations
     counts = (1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
-    return prices.of_plan([float(count) for count in counts])
+    return costs.seconds("entries-double", dict(zip(PLAN_WORK, map(float, counts), strict=True)))

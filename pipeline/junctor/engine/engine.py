@@ -243,9 +243,9 @@ class Engine:
                 disk = self.disk if self.disk is not None else allowed_disk(self.spill)
                 task = self._device_room if on_gpu else self.device_memory
                 limits = MemoryLimits(free, task, disk, self.spill, self.threads, on_gpu)
-                prices = (self.speeds if on_gpu else self.cpu_speeds).prices
+                costs = self.speeds if on_gpu else self.cpu_speeds
                 gpus = count_gpus() if on_gpu and self.all_gpus else 1
-                chunking = cut(problem, algebra, limits, prices, rounded(uses), gpus)
+                chunking = cut(problem, algebra, limits, costs, rounded(uses), gpus)
             self._chunkings[key] = chunking
         return self._chunkings[key]
 
@@ -346,15 +346,15 @@ class Engine:
     @cached_property
     def known_speeds(self) -> CostModels:
         """What is known of devices."""
-        from junctor.cost.model import speeds_here
+        from junctor.cost.model import local_cost_models
 
-        return self._speeds() if self._speeds is not None else speeds_here()
+        return self._speeds() if self._speeds is not None else local_cost_models()
 
     @property
     def row_price(self) -> tuple[float, float]:
         """Seconds of an entry operation and of a table of the row engine's tree, for a row of a plan."""
         backend = f"many-{'single' if self.query.precision == 'single' else 'double'}" if self.has_device else "cpu"
-        return self.speeds.prices[backend].row
+        return self.speeds.coefficients[backend].row
 
     @property
     def _has_row_engine(self) -> bool:

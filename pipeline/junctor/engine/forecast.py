@@ -199,24 +199,23 @@ def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled
     plan, first = memory.plan, engine.ladder[0]
     if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
     if _is_on_gpu(engine, compiled):
         return _on_gpu(engine, memory, rows, bind)
     if not memory.lanes:
         backend = f"{'entries' if memory.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
         work = plan_work(plan, len(plan.steps), memory.cases(first.dtype.itemsize), rows)
-        return engine.speeds.prices[backend].of_plan(work)
+        return engine.speeds.seconds(backend, work)
     if engine.query.kind == "mpe":
         return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
-    prices = engine.speeds.prices["cpu"]
     if not bind:
-        return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))
+        return engine.speeds.seconds("cpu", plan_work(plan, len(plan.steps), memory.lanes, rows))
     prepared = ProgramCache(engine.network, plan, engine.ladder)
     prepared.memory = memory
     program = prepared.compiled()
     assert program is not None
-    return prices.of_work(program.work(rows))
+    return engine.speeds.seconds("cpu", program.work(rows))
 
 
 def _on_gpu(engine: Engine, memory: PlanMemory, rows: int, bind: bool) -> float:
@@ -232,10 +231,10 @@ def _on_gpu(engine: Engine, memory: PlanMemory, rows: int, bind: bool) -> float:
 
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
     backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
-    return speeds.prices[backend].of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+    return speeds.seconds(backend, plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
 def _elsewhere(engine: Engine, each: Forecast, gpu: CostModel) -> float | None:

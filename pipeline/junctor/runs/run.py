@@ -184,10 +184,10 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
         if has_own_measurements():
-            from junctor.cost.model import speeds_here
+            from junctor.cost.model import local_cost_models
 
             # What is measured later must not change what is left of this run.
-            write_json(job.directory.speeds, speeds_here().to_record())
+            write_json(job.directory.speeds, local_cost_models().to_record())
         with aside(job.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(network))
     return spec

@@ -1,4 +1,4 @@
-"""What a case in chunks takes of a CPU, in counts whose prices a cost model learns; from a cut plan alone."""
+"""Features of a case in chunks on a CPU, counted from a cut plan alone."""
 
 from __future__ import annotations
 
@@ -32,15 +32,20 @@ ONCE = ("prepared", "tabulated")
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How contractions are done: bytes of an entry, entries of a block in NumPy, whether large ones are compiled."""
+    """How contractions are done.
+
+    itemsize: bytes of an entry.
+    scratch: entries of a block in NumPy.
+    compiled: whether large ones are done by compiled code.
+    """
 
     itemsize: int
     scratch: int
     compiled: bool
 
 
-def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
-    """Return what a case takes, in the order of CHUNK_WORK."""
+def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> dict[str, float]:
+    """Return CHUNK_WORK of a case."""
     plan, found, known = chunks.plan, Counter[str](), dict[Contraction, dict[str, int]]()
     steps = [step for step in plan.steps if isinstance(step, Reduce)]
     leaves = {table for step in steps for table in step.operands} - {step.out for step in steps}
@@ -51,21 +56,21 @@ def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
     found["spilled"] = sum(plan.tables[table].entries for table in chunks.on_disk)
     for each in chunks.passes:
         found.update(_pass_work(chunks, each, how, known))
-    return tuple(float(found[name]) for name in CHUNK_WORK)
+    return {name: float(found[name]) for name in CHUNK_WORK}
 
 
-def least_work(plan: Plan, how: Arithmetic) -> tuple[float, ...]:
-    """Return what a case takes at the least, however its plan is cut: every contraction once, its tables at hand."""
+def least_work(plan: Plan, how: Arithmetic) -> dict[str, float]:
+    """Return a lower bound of CHUNK_WORK, however a plan is cut: every contraction once, its tables at hand."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
     found = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
-    return tuple(0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK)
+    return {name: 0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK}
 
 
 def _pass_work(
     chunks: ChunkPlan, each: ChunkPass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
 ) -> dict[str, int]:
-    """Return what the tasks of a pass take; known: what contractions of the case take, those of the pass are added."""
+    """Return the counts of all tasks of a pass; known: those of contractions so far, to which new ones are added."""
     plan, fixed, sizes = chunks.plan, frozenset(each.fixed), dict(enumerate(chunks.plan.shape.cardinalities))
     parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
     task, once = Counter[str](tasks=1, contractions=len(each.steps)), Counter[str](passes=1, steps=len(each.steps))
@@ -103,6 +108,6 @@ def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapp
 
 
 def scatters(cuts: Sequence[int], fixed: frozenset[int]) -> bool:
-    """Tell whether a part lies in several pieces: a chunk variable that varies comes before one that is constant."""
+    """Return True if a slice lies in several pieces: a chunk variable that varies comes before one that is fixed."""
     varies = [v not in fixed for v in cuts]
     return any(varies[n] and not varies[n + 1] for n in range(len(varies) - 1))

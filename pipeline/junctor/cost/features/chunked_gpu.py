@@ -1,8 +1,8 @@
-"""What a case in chunks takes of a GPU, in counts whose prices a cost model learns; from a cut plan alone.
+"""Features of a case in chunks on a GPU, counted from a cut plan alone.
 
-While a task computes, another one comes in and a third one goes out: of copies in, copies out and the device, the
-busiest counts in every pass, and what the others take is hidden behind it as far as there are slots. The host hands all
-of it in ahead, so only what it takes longer than everything else together counts.
+While a task computes, the next one is copied to the device and the one before to the host: in every pass the busiest of
+both copies and the device counts, and hides the others as far as there are slots. The host submits all of it ahead, so
+only the seconds that it takes longer than everything else count. Rates say which is busiest; coefficients correct them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ from junctor.planning.plan import Plan, Reduce
 
 # Loads for an entry of what a chain of eliminations makes.
 CHAIN_LOADS = 4
-# What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
-# forecast what was measured no better, and other plans worse.
+# A case, seconds of the busiest way of each pass, and by how much the host takes longer. More features forecast what
+# was measured no better, and other plans worse.
 GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 
 
-def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> tuple[float, ...]:
-    """Return what a case takes, in the order of GPU_CHUNK_WORK; others as for `gpu_counts`."""
+def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
+    """Return GPU_CHUNK_WORK of a case; arguments as of `gpu_counts`."""
     found = gpu_counts(chunks, itemsize, slots, room, gpus)
-    return tuple(found[name] for name in GPU_CHUNK_WORK)
+    return {name: found[name] for name in GPU_CHUNK_WORK}
 
 
 def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
-    """Return the counts of a case, of several GPUs those of the one that has most.
+    """Return all counts of a case, of several GPUs those of the busiest one.
 
-    slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
+    chunks: its cut plan.
+    itemsize: bytes of an entry.
+    slots: groups of tasks in flight.
+    room: bytes of the device in addition to the slots, where stored tables may stay.
+    gpus: devices that share the tasks.
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
     dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
@@ -108,14 +112,14 @@ def _task_work(chunks: ChunkPlan, each: ChunkPass, itemsize: int, there: Contain
 
 
 def kind_of(entries: int, terms: int, operands: int) -> str:
-    """Return which loop a contraction has, as far as its sizes tell (`entries_gpu.launches_of`)."""
+    """Return the loop of a contraction, as far as its sizes tell (`junctor_kernels.gpu.entries.launches_of`)."""
     if entries < MANY_ENTRIES and terms > max(NEAR, entries // TERMS_WORTH_THREADS):
         return "terms"
     return "quads" if terms <= NEAR and operands <= MOST_IN_QUADS else "entries"
 
 
-def least_gpu_work(plan: Plan, itemsize: int) -> tuple[float, ...]:
-    """Return what a case takes at the least, however its plan is cut: every contraction once, nothing over the bus."""
+def least_gpu_work(plan: Plan, itemsize: int) -> dict[str, float]:
+    """Return a lower bound of GPU_CHUNK_WORK, however a plan is cut: every contraction once, nothing over the bus."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
     return gpu_chunk_work(whole, itemsize, 1, 0)

@@ -1,4 +1,4 @@
-"""What one contraction of a task takes of a CPU: the loops that NumPy or compiled code goes through, counted."""
+"""Features of one contraction of a task on a CPU: the loops of NumPy or compiled code, counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block of cases takes of the compiled CPU backend, in counts whose prices a cost model learns."""
+"""Features of blocks of cases on the compiled CPU backend."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ CPU_WORK = (
 )
 
 
-def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes: int, rows: int) -> Floats:
-    """Return what answering cases in blocks takes, in the order of CPU_WORK.
+def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes: int, rows: int) -> dict[str, float]:
+    """Return CPU_WORK of cases in blocks.
 
     code: the lowered `plan`.
     lanes: cases of a block.
@@ -67,7 +67,7 @@ def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes:
         _loads(code, plan, lanes * itemsize) * vectors,
         _traffic(plan, arena_bytes) * vectors,
     ]
-    return np.concatenate(parts)
+    return dict(zip(CPU_WORK, np.concatenate(parts).tolist(), strict=True))
 
 
 def spans(reductions: Ints, code: Bytecode) -> Ints:

@@ -1,7 +1,7 @@
-"""What a stage of a plan takes on a GPU, in counts whose prices a cost model learns, and the launch parameters it gets.
+"""Features of a stage of a plan on a GPU, and its launch parameters.
 
-A stage is one launch: as fast as its longest thread, and as all its work. Launch parameters trade one for the other;
-they are those for which the model says the least, of a few that are tried.
+A stage is one launch: as fast as its longest thread, and as all its work. Launch parameters trade one for the other; of
+a few that are tried `LaunchTuner` takes those with the lowest forecast.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _strides(step: Ints, code: Bytecode) -> list[tuple[int, int]]:
 
 
 def terms_follow(strides: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether more operands have the next term beside an entry than the next kept entry."""
+    """Return True if more operands have the next term beside an entry than the next kept entry."""
     return sum((terms == 1) - (kept == 1) for kept, terms in strides) > 0
 
 
@@ -227,9 +227,9 @@ def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -
 
 @dataclass(frozen=True, eq=False)
 class LaunchTuner:
-    """How launch parameters are chosen: by prices of FEW_WORK or MANY_WORK, of the settings that are tried.
+    """The choice of launch parameters, by coefficients of FEW_WORK and MANY_WORK, among settings.
 
-    With a single setting there is nothing to choose, and prices do not matter.
+    With a single setting there is nothing to choose, and coefficients do not matter.
     """
 
     few: Floats
