@@ -6,7 +6,7 @@
     uv run python benchmarks/costs.py merge FILE.parquet ... --output FILE.parquet   of one device, for the package
 
 `measure --gpu` lowers plans in several processes, which take turns on the device. A forecast of a network is made with
-prices learned from all others. `check` prints for every backend how many forecasts are within 25 % of what was
+coefficients fitted to all others. `check` prints for every backend how many forecasts are within 25 % of what was
 measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below. Where several
 launch parameters were measured of the same blocks it prints how those that the model chooses do against the best of
 each block and against those that are best for all blocks together. `check --by OTHER.parquet` learns prices from the

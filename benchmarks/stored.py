@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from junctor.calibration.cliques import built_in, stored_measured
+from junctor.calibration.cliques import built_in, calibrate_cliques
 from junctor.calibration.harness import local_device, save
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
@@ -242,7 +242,7 @@ def measure(
 def costs(paths: list[str], output: Path) -> None:
     """Measure networks and those that are made here; `costs.py check` says how good forecasts are."""
     rows: list[Measured] = []
-    for name, found in stored_measured([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
+    for name, found in calibrate_cliques([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
         print(name, " ".join(f"{row.seconds:.3f}" for row in found), flush=True)
         rows += found
     save(local_device("cpu"), rows, output)

@@ -72,12 +72,12 @@ def test_forecasts_are_sums_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_tuning, "COMPILED_ENTRIES", 1)
-    ((name, rows),) = stored_tuning.stored_measured([("a", grid(4, 4, seed=1))])
+    ((name, rows),) = stored_tuning.calibrate_cliques([("a", grid(4, 4, seed=1))])
     assert name == "a, stored tables"
     assert {row.backend for row in rows} == {name for name in BACKENDS if name.startswith("stored")}
     assert {row.label for row in rows} == {"making", "0 observed", "0.2 observed"}
     assert all(row.seconds > 0 and len(row.work) == len(STORED_WORK) for row in rows)
-    assert list(stored_tuning.stored_measured([("a", grid(4, 4, seed=1))], -1.0)) == []
+    assert list(stored_tuning.calibrate_cliques([("a", grid(4, 4, seed=1))], -1.0)) == []
     assert kernels_for(DOUBLE, 1).permute is permute
 
 

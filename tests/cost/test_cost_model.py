@@ -276,9 +276,9 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
-    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
-    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: iter([("all", rows)]))
+    monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
@@ -291,9 +291,11 @@ def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
-    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
-    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    monkeypatch.setattr(
+        tuning, "calibrate_blocks", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])])
+    )
+    monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
@@ -301,7 +303,7 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: pytest.fail("measured"))
+    monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     result = CliRunner().invoke(app, ["tune"])

@@ -244,7 +244,7 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
     least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
     assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
     # At the rate of the bus it would be more.
-    monkeypatch.setattr(chunk_gpu_work, "GPU", replace(GPU, link=GPU.bus))
+    monkeypatch.setattr(chunk_gpu_work, "GPU", replace(GPU, link_rate=GPU.bus_rate))
     assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
 
 
@@ -351,10 +351,10 @@ def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     networks = [(name, grid(3, 3, seed=n)) for n, name in enumerate("ab")]
     monkeypatch.setattr(chunk_tuning, "built_in", lambda: iter(networks))
     monkeypatch.setattr(chunk_tuning, "measure_on_cpu", lambda case: [case])
-    found = list(chunk_tuning.chunks_measured_here(None, 60.0))
+    found = list(chunk_tuning.calibrate_chunks(None, 60.0))
     assert [name[0] for name, _ in found[:4]] == ["a", "b", "a", "b"]
     assert len(found) == len(list(chunk_tuning.cpu_cases(networks)))
-    assert list(chunk_tuning.chunks_measured_here(None, -1.0)) == []
+    assert list(chunk_tuning.calibrate_chunks(None, -1.0)) == []
 
 
 @pytest.fixture

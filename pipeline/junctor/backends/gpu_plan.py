@@ -83,7 +83,7 @@ class GpuBlocks:
         backend = f"{'many' if self.many else 'few'}-{self._program.algebra.name}"
         block = self.speeds.seconds(backend, dict(zip(BACKENDS[backend].work, self.work.tolist(), strict=True)))
         answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
-        return max(-(-rows // self.cases) * block, answers / GPU.answers)
+        return max(-(-rows // self.cases) * block, answers / GPU.answer_rate)
 
     def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
         """Return the arrays of the plan."""

@@ -112,15 +112,15 @@ def built_in() -> Iterator[tuple[str, Network]]:
 
 def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[CalibrationCase]:
     """Yield the plans that are measured, one of each network before the next; none that takes too long."""
-    known = list(networks)
+    pairs = list(networks)
     for observed, cut, seed in PATTERNS:
-        for name, network in known:
+        for name, network in pairs:
             case = case_of(name, network, observed, cut, seed)
             if case.plan.case_operations <= MOST_OPERATIONS:
                 yield case
 
 
-def measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def calibrate_blocks(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of built-in networks on a GPU, or on this machine's CPU; none begins after so many seconds.
 
     On a CPU they come again while there is time, because what else runs there comes and goes.
@@ -131,12 +131,12 @@ def measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[
 
 def _passes(number: int) -> Iterator[CalibrationCase]:
     """Yield all plans so often; each is made when it is wanted first."""
-    known = []
+    cases = []
     for case in cases_of(built_in()):
-        known.append(case)
+        cases.append(case)
         yield case
     for _ in range(number - 1):
-        yield from known
+        yield from cases
 
 
 def measure_cpu(case: CalibrationCase) -> list[Measured]:
@@ -145,7 +145,7 @@ def measure_cpu(case: CalibrationCase) -> list[Measured]:
 
 
 def _measure_blocks(case: CalibrationCase) -> list[Measured]:
-    found = []
+    measured = []
     for precision in ("double", "single"):
         for rows in CPU_ROWS:
             rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
@@ -157,13 +157,13 @@ def _measure_blocks(case: CalibrationCase) -> list[Measured]:
             seconds = _fewest_seconds(prepared, case, rows)
             work = compiled.work(rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
-            found.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
-    return found
+            measured.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
+    return measured
 
 
 def _measure_alone(case: CalibrationCase) -> list[Measured]:
     """Measure contractions over entries for one case, and NumPy for one case and a block."""
-    found = []
+    measured = []
     for precision in ("double", "log"):
         for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
             if rows * case.plan.case_operations > ALONE_OPERATIONS:
@@ -173,8 +173,8 @@ def _measure_alone(case: CalibrationCase) -> list[Measured]:
             prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
             seconds = _fewest_seconds(prepared, case, rows)
             plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
-            found.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, plan, plan))
-    return found
+            measured.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, plan, plan))
+    return measured
 
 
 def _fewest_seconds(prepared: ProgramCache, case: CalibrationCase, rows: int) -> float:
@@ -211,13 +211,13 @@ def _tree(case: CalibrationCase) -> tuple[float, float, float]:
 
 
 class KeptProgram(GpuProgram):
-    """A program for a block of few cases or many, as told, whose launch parameters can be changed.
+    """A program for a block of few cases or many whose launch parameters can be changed.
 
-    known: what is lowered already of the same program, by its tiles.
+    lowered: what is lowered already of the same program, by its tiles.
     """
 
-    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, known: dict[Shapes, Lowered]):
-        self._few, self._known = few, known
+    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, lowered: dict[Shapes, Lowered]):
+        self._few, self._known = few, lowered
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
         super().__init__(program, rows, device, MEMORY, CostModel(MeasuredDevice(device.name), {}))
 
@@ -234,10 +234,10 @@ class KeptProgram(GpuProgram):
         self._all = lowering, code, stages
         return self.scheduled(self._launching)
 
-    def scheduled(self, launching: LaunchTuner) -> Schedule:
+    def scheduled(self, tuner: LaunchTuner) -> Schedule:
         """Return the work of a block with some launch parameters."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(*self._all, cases, chunks, launching)
+        return items_of(*self._all, cases, chunks, tuner)
 
     def block_seconds(self, schedule: Schedule) -> float:
         """Return what a block takes with some launch parameters; evidence is what the last block brought."""
@@ -259,17 +259,17 @@ def measure_gpu(
     case: CalibrationCase, device: BlockDevice, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)
 ) -> list[Measured]:
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for algebra in algebras:
         program = Program(case.plan, case.network, algebra)
-        known: dict[Shapes, Lowered] = {}
+        lowered: dict[Shapes, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
                 # What does not fit a small device, or its kernels, is not what it will be asked for.
                 with suppress(MemoryError, OverflowError):
-                    found += measure_block(case, KeptProgram(program, rows, device, few, known), algebra)
-    return found
+                    measured += measure_block(case, KeptProgram(program, rows, device, few, lowered), algebra)
+    return measured
 
 
 def _tried(program: KeptProgram) -> list[LaunchTuner]:
@@ -290,13 +290,13 @@ def measure_block(case: CalibrationCase, program: KeptProgram, algebra: Algebra)
     """Measure a block with several launch parameters."""
     bring(case, program, algebra)
     name = f"{'many' if program.many else 'few'}-{algebra.name}"
-    found = []
-    for launching in _tried(program):
-        schedule = program.scheduled(launching)
+    measured = []
+    for tuner in _tried(program):
+        schedule = program.scheduled(tuner)
         seconds = program.block_seconds(schedule)
         plan = plan_work(case.plan, len(program.stages), program.cases, program.cases)
-        setting = launching.many_settings[0] if program.many else launching.few_settings[0]
+        setting = tuner.many_settings[0] if program.many else tuner.few_settings[0]
         label = f"{case.label}, {setting}"
         work = dict(zip(BACKENDS[name].work, schedule.work.tolist(), strict=True))
-        found.append(_measured(name, case, label, program.cases, seconds, work, plan))
-    return found
+        measured.append(_measured(name, case, label, program.cases, seconds, work, plan))
+    return measured

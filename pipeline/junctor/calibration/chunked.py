@@ -73,17 +73,17 @@ def large() -> Iterator[tuple[str, Network]]:
     yield from harness.grids(((20, 20, 2), (22, 22, 2), (12, 30, 3), (14, 14, 3)))
 
 
-def chunks_measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def calibrate_chunks(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
-    each = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
-    for case in harness.within(seconds, _in_turns(each)):
+    networks = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
+    for case in harness.within(seconds, _in_turns(networks)):
         rows = measure_on_gpu(case, device) if isinstance(device, CudaBlockDevice) else measure_on_cpu(case)
         yield f"{case.name}, {case.label}", rows
 
 
-def _in_turns(each: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
+def _in_turns(networks: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
     """Yield a case of every network before the next one of any."""
-    waiting = deque(each)
+    waiting = deque(networks)
     while waiting:
         cases = waiting.popleft()
         for case in islice(cases, 1):
@@ -93,12 +93,12 @@ def _in_turns(each: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
 
 def plans_of(network: Network, most: float) -> list[Plan]:
     """Return plans of orders of different kinds, those with fewest of at most so many operations."""
-    found: dict[str, Plan] = {}
+    best: dict[str, Plan] = {}
     for plan in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
-        other = found.get(plan.criterion)
+        other = best.get(plan.criterion)
         if other is None or operations_of(plan) < operations_of(other):
-            found[plan.criterion] = plan
-    short = [plan for plan in found.values() if operations_of(plan) <= most]
+            best[plan.criterion] = plan
+    short = [plan for plan in best.values() if operations_of(plan) <= most]
     return sorted(short, key=operations_of)[:ORDERS]
 
 
@@ -117,12 +117,12 @@ def _cases(
 ) -> Iterator[ChunkCase]:
     for name, network in networks:
         for plan, algebra in product(plans_of(network, most), algebras):
-            known = set[object]()
+            seen = set[object]()
             for size, share in cuts:
                 chunks = cut_to(plan, size // algebra.dtype.itemsize, share)
                 key = chunks and (chunks.tasks, chunks.working, len(chunks.on_disk))
-                if chunks is not None and key not in known and contractions_of(chunks) <= MOST_CONTRACTIONS:
-                    known.add(key)
+                if chunks is not None and key not in seen and contractions_of(chunks) <= MOST_CONTRACTIONS:
+                    seen.add(key)
                     label = f"{plan.criterion}, tasks of {size:,}, {share} in memory"
                     yield ChunkCase(name, label, network, algebra, chunks)
 
@@ -140,7 +140,7 @@ def cut_to(plan: Plan, working: int, share: float) -> ChunkPlan | None:
 
 def contractions_of(chunks: ChunkPlan) -> int:
     """Return the contractions of all tasks."""
-    return sum(chunks.plan.shape.entries(each.fixed) * len(each.steps) for each in chunks.passes)
+    return sum(chunks.plan.shape.entries(pass_.fixed) * len(pass_.steps) for pass_ in chunks.passes)
 
 
 def measure_on_cpu(case: ChunkCase) -> list[Measured]:
@@ -149,7 +149,7 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
     Files are in memory where there is a folder for that: what a disk adds depends on what else it does.
     """
     operations = operations_of(case.chunks.plan) / (LOG_SHARE if case.algebra is LOG else 1)
-    found = []
+    rows = []
     for compiled in (True, False):
         if operations > MOST_OPERATIONS * (1 if compiled else PLAIN_SHARE):
             continue
@@ -158,13 +158,13 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
             program = ChunkedProgram(
                 case.chunks, case.network, case.algebra, how.scratch, Path(folder), entry_threads=int(compiled)
             )
-            found.append(measured(case, backend_of(case.algebra, compiled), chunk_work(case.chunks, how), program))
-    return found
+            rows.append(measured(case, backend_of(case.algebra, compiled), chunk_work(case.chunks, how), program))
+    return rows
 
 
 def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
     """Measure a case with several numbers of slots and with some or all of the stored tables on a GPU."""
-    itemsize, whole, found = case.algebra.dtype.itemsize, device.room, []
+    itemsize, whole, rows = case.algebra.dtype.itemsize, device.room, []
     slot, stored = slot_bytes(case.chunks, itemsize), case.chunks.peak(on_disk=False) * itemsize
     for slots, share in GPU_SETTINGS:
         beside = int(share * stored)
@@ -174,9 +174,9 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
             program = ChunkedProgram(case.chunks, case.network, case.algebra, gpu=gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
             setting = f"{slots} slots, {share} of the tables beside them"
-            found.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
+            rows.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
     device.room = whole
-    return found
+    return rows
 
 
 def measured(
@@ -197,7 +197,7 @@ def measured(
     setting: of the device, for people.
     """
     plan = case.chunks.plan
-    operations, steps = float(operations_of(plan)), float(sum(len(each.steps) for each in case.chunks.passes))
+    operations, steps = float(operations_of(plan)), float(sum(len(pass_.steps) for pass_ in case.chunks.passes))
     entries, answers = float(sum(table.entries for table in plan.tables)), float(sum(plan.shape.cardinalities))
     alone = dict(zip(PLAN_WORK, (1.0, steps, operations, entries, answers), strict=True))
     label = f"{case.label}, {setting}" if setting else case.label

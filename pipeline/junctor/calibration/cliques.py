@@ -31,7 +31,7 @@ def built_in() -> Iterator[tuple[str, Network]]:
     yield from harness.layered_networks(((10, 12, 2, 3), (20, 9, 3, 2)))
 
 
-def stored_measured(
+def calibrate_cliques(
     networks: Iterable[tuple[str, Network]], seconds: float = float("inf")
 ) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of networks whose trees are worth compiled code; none begins after so many seconds."""

@@ -25,9 +25,9 @@ def tune(
     What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
-    from junctor.calibration.blocks import measured_here
-    from junctor.calibration.chunked import chunks_measured_here
-    from junctor.calibration.cliques import built_in, stored_measured
+    from junctor.calibration.blocks import calibrate_blocks
+    from junctor.calibration.chunked import calibrate_chunks
+    from junctor.calibration.cliques import built_in, calibrate_cliques
     from junctor.calibration.harness import fewest, local_device, save
     from junctor.cost.dataset import file_name
     from junctor.runtime.devices import check_device, open_gpu
@@ -43,9 +43,9 @@ def tune(
     _check_writable(path.parent)
     typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
-    in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
-    stored = stored_measured(built_in() if opened is None else (), STORED_SHARE * seconds)
-    in_one_piece = measured_here(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
+    in_chunks = calibrate_chunks(opened, CHUNKS_SHARE * seconds)
+    stored = calibrate_cliques(built_in() if opened is None else (), STORED_SHARE * seconds)
+    in_one_piece = calibrate_blocks(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
     for name, measured in chain(in_one_piece, in_chunks, stored):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)

@@ -70,14 +70,14 @@ def _pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) ->
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
     stores = each.first or bool(each.factors)
-    there = size / chunks / GPU.bus
+    there = size / chunks / GPU.bus_rate
     back = there if stores else 0.0
-    work = size / chunks * (2 if stores else 1) / GPU.kernel_memory
+    work = size / chunks * (2 if stores else 1) / GPU.kernel_rate
     host = (1 + stores) * GPU.stream_copy + LAUNCHES * GPU.stream_launch
     alone = there + work + back
     if way.pipeline == "synchronous":
         return chunks * (alone + host)
-    together = max(there, back, size / chunks * 2 / GPU.bus_both_ways if stores else 0.0)
+    together = max(there, back, size / chunks * 2 / GPU.bus_rate_both_ways if stores else 0.0)
     copies = there + back if way.pipeline == "one-engine" else together
     # A slot is free again when its chunk is through.
     return alone + (chunks - 1) * max(copies, work, host, alone / way.in_flight) + host

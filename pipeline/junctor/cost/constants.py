@@ -93,7 +93,7 @@ class CpuConstants(DeviceConstants):
     # Seconds a variable of a sample. Estimate, for forecasts; 2026-11-21.
     draw: float = 1.5e-9
     # Transitions times time steps a second. Estimate; 2026-11-21.
-    transitions: float = 2e10
+    transition_rate: float = 2e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,33 +108,33 @@ class GpuConstants(DeviceConstants):
     # Rates of the bus, bytes a second.
     # Copies of pinned memory, one way. H100, docs/performance.md ("copies alone reach 55 GB/s"), by
     # benchmarks/stored_streams.py; 2026-11-21.
-    bus: float = 55e9
+    bus_rate: float = 55e9
     # The same both ways at once, together, from the same table; 2026-11-21.
-    bus_both_ways: float = 99.7e9
-    # Answers that a kernel writes to the host while a block is computed: less than `bus`, so that blocks are not held
-    # up. H100, docs/performance.md ("5.1e10 instead of 3.8e10"), by benchmarks/launch_blocks.py; 2026-11-21.
-    answers: float = 3.8e10
+    bus_rate_both_ways: float = 99.7e9
+    # Answers that a kernel writes to the host while a block is computed: less than `bus_rate`, because faster writing
+    # slows the block. H100, docs/performance.md (5.1e10 would be possible); 2026-11-21.
+    answer_rate: float = 3.8e10
     # Copies from another GPU of the host. Estimate, below what NVLink of an H100 or H200 is specified for; 2026-11-21.
-    link: float = 300e9
+    link_rate: float = 300e9
 
     # Rates of the device.
     # Bytes a second of a plain copy, read and written. H100, docs/performance.md (2.97 TB/s), rounded; 2026-11-21.
-    memory: float = 3e12
-    # Bytes a second that contraction kernels touch: less than `memory`. H100, benchmarks/chunk_costs.py. Coefficients
-    # of `chunks-gpu-*` were fitted to counts with this rate: another value needs another fit; 2026-11-21.
-    kernel_memory: float = 2.2e12
-    # Loads a second of contraction kernels whose tables lie in caches. As `kernel_memory`; 2026-11-21.
-    loads: float = 2e12
+    copy_rate: float = 3e12
+    # Bytes a second that contraction kernels touch: less than `copy_rate`. H100, benchmarks/chunk_costs.py. Counts of
+    # `chunks-gpu-*` go by this rate: another value needs another fit; 2026-11-21.
+    kernel_rate: float = 2.2e12
+    # Loads a second of contraction kernels. As `kernel_rate`; 2026-11-21.
+    load_rate: float = 2e12
 
     # Host.
-    # Seconds a launch of a task in chunks, arguments included. As `kernel_memory`; 2026-11-21.
+    # Seconds a launch of a task in chunks. As `kernel_rate`; 2026-11-21.
     chunk_launch: float = 4e-5
-    # Seconds a copy of such a task. As `kernel_memory`; 2026-11-21.
+    # Seconds a copy of such a task. As `kernel_rate`; 2026-11-21.
     chunk_copy: float = 4e-5
     # Seconds a pass over such tasks. H100 and H200, docs/forecasts.md ("0.15 ms of the host a pass"); 2026-11-22.
     chunk_pass: float = 1.5e-4
-    # Seconds a launch for a chunk of a streamed clique table: not that of a task, which has more arguments. Agrees with
-    # the rates of docs/performance.md (benchmarks/stored_streams.py); 2026-11-21.
+    # Seconds a launch for a chunk of a streamed clique table: other code than that of tasks. Agrees with the rates of
+    # docs/forecasts.md ("Stored tables"), which were measured on an H100; 2026-11-21.
     stream_launch: float = 2e-5
     # Seconds a copy for a streamed clique table. As `stream_launch`; 2026-11-21.
     stream_copy: float = 2e-5
@@ -144,7 +144,7 @@ class GpuConstants(DeviceConstants):
 
     # Choice of the device.
     # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.
-    ready: float = 4.0
+    start: float = 4.0
     # Rows that a GPU answers in the time of one on a core. Estimate, for the search for orders; 2026-11-21.
     gain: int = 64
 

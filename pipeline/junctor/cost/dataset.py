@@ -115,8 +115,8 @@ def read(path: Path, backend: str | None = None) -> list[Measured]:
 
 
 def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
-    known = {name: list(BACKENDS[name].work) if name in BACKENDS else [] for name in sorted(backends)}
-    return known | {"plan": list(PLAN_WORK)}
+    counts = {name: list(BACKENDS[name].work) if name in BACKENDS else [] for name in sorted(backends)}
+    return counts | {"plan": list(PLAN_WORK)}
 
 
 def shipped() -> Path:

@@ -196,7 +196,7 @@ def plan(job: SequenceJob, resources: Resources) -> steps.RunEstimate:
     entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
     total = sum(_steps_of(directory.evidence_part(i), model.states) for i in pending)
     # The matrix in both forms that kernels read; rows go in blocks where they have to.
-    return steps.RunEstimate(2 * 8 * entries, entries * total / CPU.transitions)
+    return steps.RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
 
 
 def decode(job: SequenceJob, resources: Resources, outlook: steps.RunEstimate, progress: Progress) -> steps.RunStats:

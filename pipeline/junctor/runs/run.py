@@ -425,7 +425,7 @@ def device_for(resources: Resources, outlook: RunEstimate) -> DeviceChoice:
         return resources.device
     # Where nothing is known of a GPU, it is taken to be far faster than a core.
     there = outlook.gpu_seconds or 0.0
-    return "gpu" if there + GPU.ready < outlook.seconds / usable_cores() and has_gpu() else "cpu"
+    return "gpu" if there + GPU.start < outlook.seconds / usable_cores() and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:

@@ -29,8 +29,8 @@ GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 
 def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
     """Return GPU_CHUNK_WORK of a case; arguments as of `gpu_counts`."""
-    found = gpu_counts(chunks, itemsize, slots, room, gpus)
-    return {name: found[name] for name in GPU_CHUNK_WORK}
+    counts = gpu_counts(chunks, itemsize, slots, room, gpus)
+    return {name: counts[name] for name in GPU_CHUNK_WORK}
 
 
 def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
@@ -43,32 +43,32 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     gpus: devices that share the tasks.
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt, bus=GPU.bus, device=GPU.memory)
-    found = defaultdict[str, float](float, cases=1.0)
+    dealt = deals(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
+    resident = resident_places(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    counts = defaultdict[str, float](float, cases=1.0)
     host = 0.0
-    for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
+    for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
         there = leaves.keys() | {table for table in resident if not crosses(resident, table, n)}
-        whole = plan.shape.entries(each.fixed)
+        whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count
-        task = _task_work(chunks, each, itemsize, there)
+        task = _task_work(chunks, pass_, itemsize, there)
         host += whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
         # As much as the bus would bring while others send that.
-        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus / GPU.link
+        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus_rate / GPU.link_rate
         for name, count in task.items():
-            found[name] += tasks * count
-        groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
-        found["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
-    found["behind"] = max(0.0, host - found["busiest"])
-    return found
+            counts[name] += tasks * count
+        groups = tasks if spreads(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
+        counts["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
+    counts["behind"] = max(0.0, host - counts["busiest"])
+    return counts
 
 
 def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Resident) -> float:
     """Return the entries that the tasks of a pass copy from other devices."""
-    each = chunks.passes[number]
+    pass_ = chunks.passes[number]
     return sum(
-        loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].deal, deal))
-        for table in each.loads
+        loaded_entries(chunks.plan, pass_, [table]) * (1 - agreement(resident[table].deal, deal))
+        for table in pass_.loads
         if not crosses(resident, table, number) and deal.gpus > 1
     )
 
@@ -77,35 +77,35 @@ def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
     """Return the seconds of a pass whose tasks overlap in so many slots."""
     loads = task["quads"] + task["entries"] + task["terms"]
     ways = (
-        task["loaded"] / GPU.bus,
-        task["stored"] / GPU.bus,
-        max(task["touched"] / GPU.kernel_memory, loads / GPU.loads),
+        task["loaded"] / GPU.bus_rate,
+        task["stored"] / GPU.bus_rate,
+        max(task["touched"] / GPU.kernel_rate, loads / GPU.load_rate),
     )
     busiest, one = max(ways), sum(ways)
     # The first task comes in and the last one goes out alone.
     return max(tasks * busiest, tasks * one / slots) + one - busiest
 
 
-def _task_work(chunks: ChunkPlan, each: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:
+def _task_work(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:
     """Return what one task of a pass takes, the mean over them; there: tables that are used where they are."""
-    plan, fixed = chunks.plan, frozenset(each.fixed)
-    parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
+    plan, fixed = chunks.plan, frozenset(pass_.fixed)
+    parts = {table: part(plan, table, fixed) for step in pass_.steps for table in (*step.operands, step.out)}
     task = dict.fromkeys(("launches", "copies", "loaded", "stored", "touched", "quads", "entries", "terms"), 0.0)
     # Results that are added up on the device go out once.
-    added = plan.shape.entries(each.summed) if each.summed and not spreads(chunks, each, itemsize) else 1
-    for way, tables in (("loaded", each.loads), ("stored", each.stores)):
+    added = plan.shape.entries(pass_.summed) if pass_.summed and not spreads(chunks, pass_, itemsize) else 1
+    for way, tables in (("loaded", pass_.loads), ("stored", pass_.stores)):
         for table in tables:
-            times = 1 / added if way == "stored" and table == each.out else 1.0
+            times = 1 / added if way == "stored" and table == pass_.out else 1.0
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for group in groups_of(chunks, each):
+    for group in groups_of(chunks, pass_):
         task["launches"] += 1
         task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
         if group.chain is not None:
             task["quads"] += parts[group.out] * CHAIN_LOADS
             continue
-        step = each.steps[group.steps.start]
+        step = pass_.steps[group.steps.start]
         terms = plan.shape.entries(v for v in step.eliminated if v not in fixed)
         task[kind_of(parts[step.out], terms, len(step.operands))] += parts[step.out] * terms * len(step.operands)
     return task

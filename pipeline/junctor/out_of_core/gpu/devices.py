@@ -73,7 +73,9 @@ class DeviceGroup:
         outer = [outer_variables(chunks, each, self.dtype.itemsize) for each in chunks.passes]
         self.deals = deals(chunks, outer, len(self.each))
         room = min(one.room for one in self.each) if _reach_each_other(self.each) else 0
-        self.resident = resident_places(chunks, self.dtype.itemsize, room, self.deals, bus=GPU.bus, device=GPU.memory)
+        self.resident = resident_places(
+            chunks, self.dtype.itemsize, room, self.deals, bus=GPU.bus_rate, device=GPU.copy_rate
+        )
         self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
         self.before = passes_before(chunks, self.dtype.itemsize, self.resident, self._pinned)
         self._first = list(accumulate((len(each.steps) for each in chunks.passes), initial=0))
