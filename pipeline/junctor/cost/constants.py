@@ -107,7 +107,7 @@ class GpuConstants(DeviceConstants):
 
     # Rates of the bus, bytes a second.
     # Copies of pinned memory, one way. H100, docs/performance.md ("copies alone reach 55 GB/s"), by
-    # benchmarks/stored_streams.py; 2026-11-21.
+    # `benchmarks/stored.py stream`; 2026-11-21.
     bus_rate: float = 55e9
     # The same both ways at once, together, from the same table; 2026-11-21.
     bus_rate_both_ways: float = 99.7e9
