@@ -13,6 +13,7 @@ from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, pack, weights_of
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
@@ -28,9 +29,8 @@ CALL_BYTES = 1 << 19
 LEAST_ROWS, MOST_ROWS = 64, 1024
 # Entries of the arena to begin with; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
-# What an entry operation takes, and a table with its messages; coarse, to choose what is answered here.
-OPERATION_SECONDS = 4e-10
-TABLE_SECONDS = 9e-7
+# Seconds a table with its messages, to choose what is answered here; tests replace it.
+TABLE_SECONDS = CPU.tree_table
 
 
 @dataclass
@@ -96,7 +96,7 @@ class RowEngine:
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
         """Return about what a row takes; infinite where its messages are too large."""
         operations, entries, tables = self.work(observed, soft)
-        return operations * OPERATION_SECONDS + tables * TABLE_SECONDS if entries <= self.entries else math.inf
+        return operations * CPU.tree_operation + tables * TABLE_SECONDS if entries <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write the answers to `rows`; returns those that need a wider number format or have too large a tree."""

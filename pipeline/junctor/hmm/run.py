@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.model.errors import BudgetError, RunError
@@ -31,8 +32,6 @@ from junctor.runtime.progress import Progress, Silence
 # A partition has at most this many sequences, and this many bytes of answers, or one longer sequence.
 PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
-# Transitions times steps that one core does in a second.
-TERMS_A_SECOND = 2e10
 
 logger = logging.getLogger("junctor")
 
@@ -197,7 +196,7 @@ def plan(job: SequenceJob, resources: Resources) -> steps.RunEstimate:
     entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
     total = sum(_steps_of(directory.evidence_part(i), model.states) for i in pending)
     # The matrix in both forms that kernels read; rows go in blocks where they have to.
-    return steps.RunEstimate(2 * 8 * entries, entries * total / TERMS_A_SECOND)
+    return steps.RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
 
 
 def decode(job: SequenceJob, resources: Resources, outlook: steps.RunEstimate, progress: Progress) -> steps.RunStats:

@@ -335,12 +335,12 @@ when_gpu_is_needed(engine_for.cache_clear)
 
 def _speeds_of(directory: Path) -> CostModels:
     """Return the speeds that a run began with: those of the package where it has none of its own."""
-    from junctor.cost.model import speeds_here, speeds_of
+    from junctor.cost.model import cost_models_from_record, local_cost_models
 
     path = RunDirectory(directory).speeds
     record = read_json(path)
     try:
-        return speeds_here(own=False) if record is None else speeds_of(record)
+        return local_cost_models(own=False) if record is None else cost_models_from_record(record)
     except (KeyError, TypeError) as error:
         raise RunError(f"{path}: not the speeds of devices ({error}): start afresh with --overwrite") from error
 

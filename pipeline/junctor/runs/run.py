@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
@@ -54,10 +55,6 @@ if TYPE_CHECKING:
     from junctor.engine.forecast import RunForecast
     from junctor.evidence.batch import EvidenceBatch
 
-# Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
-WORKER_SECONDS = 5.0
-# What it takes to bring a GPU into play: CUDA, CuPy, a process for it.
-DEVICE_SECONDS = 4.0
 # Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
 WORKER_CORES = 4
 
@@ -188,10 +185,10 @@ def ingest_network(job: Job, progress: Progress) -> RunSpec:
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
         if has_own_measurements():
-            from junctor.cost.model import speeds_here
+            from junctor.cost.model import local_cost_models
 
             # What is measured later must not change what is left of this run.
-            write_json(job.directory.speeds, speeds_here().to_record())
+            write_json(job.directory.speeds, local_cost_models().to_record())
         with aside(job.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(network))
     return spec
@@ -432,7 +429,7 @@ def device_for(resources: Resources, outlook: RunEstimate) -> DeviceChoice:
         return resources.device
     # Where nothing is known of a GPU, it is taken to be far faster than a core.
     there = outlook.gpu_seconds or 0.0
-    return "gpu" if there + DEVICE_SECONDS < outlook.seconds / usable_cores() and has_gpu() else "cpu"
+    return "gpu" if there + GPU.start < outlook.seconds / usable_cores() and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
@@ -450,7 +447,7 @@ def workers_for(resources: Resources, outlook: RunEstimate) -> int:
     elif resources.device == "gpu":
         workers = count_gpus()
     else:
-        workers = int(min(usable_cores() // WORKER_CORES, outlook.seconds / WORKER_SECONDS))
+        workers = int(min(usable_cores() // WORKER_CORES, outlook.seconds / CPU.process))
     allowed = allowed_memory(resources)
     if workers * outlook.least <= allowed:
         return workers
