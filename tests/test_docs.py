@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Paths with a wildcard name no single file.
 SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)/[\w./-]+\.(?:py|cu|md|json|svg)\b")
