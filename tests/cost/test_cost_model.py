@@ -46,14 +46,15 @@ from junctor.cost.features.gpu_stages import (
 from junctor.cost.fit import fit, non_negative
 from junctor.cost.model import CostModel, CostModels, FittedCoefficients, learned, plan_work, speeds_here, speeds_of
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import forecast
+from junctor.engine.forecast import forecast, gpu_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.errors import RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs import partition
-from junctor.runs.run import Job, ingest_network
+from junctor.runs.run import ingest_model
+from junctor.runs.workload import Job
 from junctor.runtime.machine import own_measurements
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
@@ -306,17 +307,17 @@ def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> Non
     evidence.write_text("smoke\nyes\nno\n")
     asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
     plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
-    ingest_network(plain, Silence())
+    ingest_model(plain, Silence())
     write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
     speeds_here.cache_clear()
-    ingest_network(tuned, Silence())
+    ingest_model(tuned, Silence())
     (own_measurements() / "mine.parquet").unlink()
-    names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
+    names = [[each.device.name for each in partition._costs_of(job.directory).devices] for job in (plain, tuned)]
     assert "mine" not in names[0]
     assert names[1] == ["mine", *names[0]]
     tuned.directory.speeds.write_text("{}")
     with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
-        partition._speeds_of(tuned.directory.path)
+        partition._costs_of(tuned.directory)
 
 
 @pytest.mark.parametrize(
@@ -327,14 +328,15 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     network = layered(6, 5, states=3, seed=1)
     rows = 20_000
     batch = EvidenceBatch(rows, {v: (np.arange(rows, dtype=np.int32) + v) % 3 for v in range(3)})
-    engine = Engine(network, query, memory=1 << 30, rows=rows, device=device)
-    engine.groups = lambda batch: [  # type: ignore[method-assign]
-        replace(group, few=None) for group in Engine.groups(engine, batch)
+    engine = Engine(network, query, ComputeOptions(memory=1 << 30, device=device, threads=1), expected_rows=rows)
+    groups = engine.router.groups
+    engine.router.groups = lambda batch: [  # type: ignore[method-assign]
+        replace(group, unique=None) for group in groups(batch)
     ]
     gpu = speeds_here().gpu(MeasuredDevice("any"))
-    (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
+    (alone,), (bound,) = (forecast(engine, batch, bound=most) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
-    assert (alone.on_gpu is None) == (query.kind == "mpe")
+    assert (gpu_seconds(engine.router, alone, gpu) == alone.seconds) == (query.kind == "mpe")
     (half,) = forecast(
         engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
     )
