@@ -57,13 +57,13 @@ def prepare(paths: Sequence[str], output: Path, most: float) -> None:
     output.write_bytes(pickle.dumps(cases))
 
 
-_device: Any = None
+opened: Any = None
 _deadline = 0.0
 
 
-def _begin(turn: Any, deadline: float) -> None:
+def begin(turn: Any, deadline: float) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
-    global _device, _deadline
+    global opened, _deadline
     from junctor_kernels.gpu.blocks import CudaBlockDevice, Replay
 
     class InTurn(CudaBlockDevice):
@@ -71,7 +71,7 @@ def _begin(turn: Any, deadline: float) -> None:
             with turn:
                 return super().seconds(replay, repeats)
 
-    _device, _deadline = InTurn(0, ROOM), deadline
+    opened, _deadline = InTurn(0, ROOM), deadline
 
 
 def _on_gpu(case: CalibrationCase) -> tuple[str, list[Measured]]:
@@ -80,7 +80,7 @@ def _on_gpu(case: CalibrationCase) -> tuple[str, list[Measured]]:
     started = time.perf_counter()
     algebras = [SINGLE, DOUBLE, *[LOG] * (case.plan.case_operations < MOST_LOG)]
     try:
-        found = measure_gpu(case, _device, algebras)
+        found = measure_gpu(case, opened, algebras)
     except Exception as error:
         return f"{case.name} {case.label}: {type(error).__name__}: {error}", []
     return f"{case.name} {case.label}: {len(found)} in {time.perf_counter() - started:.1f} s", found
@@ -92,7 +92,7 @@ def _gpu_measurements(
     fork = multiprocessing.get_context("fork")
     # What takes longest goes first, so that none is left at the end.
     order = sorted(cases, key=lambda case: -case.plan.case_operations)
-    with fork.Pool(processes, _begin, (fork.Lock(), time.time() + limit)) as pool:
+    with fork.Pool(processes, begin, (fork.Lock(), time.time() + limit)) as pool:
         yield from pool.imap_unordered(_on_gpu, order)
 
 

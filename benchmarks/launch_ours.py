@@ -124,7 +124,7 @@ def compared(case: CalibrationCase, device: Any, prices: Any, few: bool, rows: i
 def _work(task: tuple[CalibrationCase, Any, bool, int, bool]) -> tuple[str, int, dict[Any, float] | str]:
     case, prices, few, rows, stages = task
     try:
-        return f"{case.name} {case.label}", rows, compared(case, costs._device, prices, few, rows, stages)
+        return f"{case.name} {case.label}", rows, compared(case, costs.opened, prices, few, rows, stages)
     except Exception as error:
         return f"{case.name} {case.label}", rows, f"{type(error).__name__}: {error}"
 
@@ -136,7 +136,7 @@ def run(
     order = sorted((case for case in cases if case.name in prices), key=lambda case: -case.plan.case_operations)
     tasks = [(case, prices[case.name], few, rows, stages) for case in order]
     found: dict[str, dict[Any, float]] = {}
-    with fork.Pool(processes, costs._begin, (fork.Lock(), time.time() + limit)) as pool:
+    with fork.Pool(processes, costs.begin, (fork.Lock(), time.time() + limit)) as pool:
         for name, _, seconds in pool.imap_unordered(_work, tasks):
             if isinstance(seconds, str):
                 print(name, seconds, flush=True)

@@ -8,8 +8,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.files import ASIA
+from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
@@ -25,10 +27,8 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import shape_of
-from strategies import networks
 from typer.testing import CliRunner
 
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 
@@ -91,7 +91,7 @@ def test_questions_of_too_many_combinations_are_refused(count: int, architecture
     with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
         joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
     assert (
-        JointQuestions(network, [question[:2], question], {}, options=ComputeOptions(1 << 30))._by_messages_seconds()
+        JointQuestions(network, [question[:2], question], {}, options=ComputeOptions(1 << 30)).messages_seconds()
         == math.inf
     )
 

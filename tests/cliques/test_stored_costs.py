@@ -100,7 +100,7 @@ def one_table(entries: int) -> StoredPlan:
 def test_rates_are_those_that_an_h100_reached(pipeline: PipelineName, gigabytes: float) -> None:
     # 8 GiB in single precision, chunks of 64 MiB, four under way, both ways at once.
     work, way = CliquePass(0, True, (), (0,)), Streaming(pipeline, 4, 1 << 24)
-    seconds = stored_choice._pass_seconds(1 << 33, work, way, 4)
+    seconds = stored_choice.pass_seconds(1 << 33, work, way, 4)
     assert 2 * (1 << 33) / seconds / 1e9 == pytest.approx(gigabytes, rel=0.05)
 
 
@@ -123,7 +123,7 @@ def test_the_fastest_way_through_a_device_comes_first() -> None:
 def test_a_tree_streams_as_it_is_told(size: int) -> None:
     network = grid(4, 4, seed=1)
     tree = StoredTree(network, gpu=EmulatedStored(), in_flight=2, chunk=8 * size)
-    layout, pipeline = tree._streaming(DOUBLE, 1 << 18, EmulatedStored())
+    layout, pipeline = tree.streaming(DOUBLE, 1 << 18, EmulatedStored())
     assert (layout.chunk <= size, len(layout.slots), pipeline) == (True, 2, "two-engines")
     with pytest.raises(BudgetError, match="device memory"):
-        tree._streaming(DOUBLE, 1 << 10, EmulatedStored())
+        tree.streaming(DOUBLE, 1 << 10, EmulatedStored())

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.calibration import blocks as tuning
@@ -305,8 +306,7 @@ def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: 
 def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence.csv"
     evidence.write_text("smoke\nyes\nno\n")
-    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
-    plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
+    plain, tuned = (Job(ASIA, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
     ingest_model(plain, Silence())
     write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
     speeds_here.cache_clear()

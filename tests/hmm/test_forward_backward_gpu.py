@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from emulation.chains import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TrellisMemory
@@ -73,7 +73,7 @@ def agree(
     wanted = np.full(len(batch), np.nan)
     cpu = Smoother(model, "single" if device.dtype == np.float32 else "double")
     rows = np.full((batch.starts[-1], model.states), np.nan, device.dtype)
-    climbed = cpu._climb(cpu._format(0), batch, np.arange(len(batch)), rows, wanted, 1, 1 << 20)
+    climbed = cpu.smooth(cpu.numbers_of(0), batch, np.arange(len(batch)), rows, wanted, 1, 1 << 20)
     np.testing.assert_array_equal(lost, climbed)
     kept = np.ones(len(batch), np.bool_)
     kept[lost] = False

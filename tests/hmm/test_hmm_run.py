@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hmm_models import random_model
+from helpers.files import ASIA
+from helpers.hmm_models import random_model
 from junctor.cli import app
 from junctor.hmm import build_model, viterbi, write_model
 from junctor.hmm import run as module
@@ -87,9 +88,8 @@ def test_another_run_is_not_mixed_with(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="precision was 'double', now 'single'"):
         run(replace(job, precision="single"))
     assert run(replace(job, precision="single", overwrite=True)).reused_parts == 0
-    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
     (tmp_path / "e.csv").write_text("smoke\nyes\n")
-    evidence = Job(asia, str(tmp_path / "e.csv"), job.output)
+    evidence = Job(ASIA, str(tmp_path / "e.csv"), job.output)
     with pytest.raises(RunError, match="one of another kind"):
         run(evidence)
     run(replace(evidence, overwrite=True))

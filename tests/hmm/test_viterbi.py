@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from baselines import viterbi_versions
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.hmm import build_model, posteriors, viterbi

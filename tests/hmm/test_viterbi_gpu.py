@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from baselines import viterbi_versions
 from emulation.chains import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
+from emulation.nvrtc import compiles
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TickBlock, TrellisMemory
@@ -32,7 +33,6 @@ from junctor_kernels.hmm import forward_backward_gpu, viterbi_gpu
 from junctor_kernels.hmm.device import Chip, SequenceLaunch, stride_of
 from junctor_kernels.hmm.viterbi_gpu import launches, shared_bytes
 from pyarrow import parquet
-from test_gpu_source import compiles
 
 H100 = Chip(132, 227 << 10, 50 << 20)
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]

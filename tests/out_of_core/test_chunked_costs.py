@@ -21,11 +21,11 @@ from junctor.cost.features import contraction as contraction_work
 from junctor.cost.features.chunked_cpu import CHUNK_WORK, Arithmetic, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
 from junctor.cost.model import Coefficients, CostModel, CostModels
-from junctor.engine.chunking_choice import beats_one_piece, chosen_chunking, one_piece_seconds
 from junctor.engine.engine import Engine
+from junctor.engine.routes import GpuRoom, Router, one_piece_seconds
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
@@ -104,7 +104,7 @@ def test_smaller_tasks_are_more_and_nothing_is_less_than_the_least() -> None:
 @pytest.mark.parametrize(("size", "states"), [(14, 2), (9, 3), (7, 4)])
 def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[str] = []
-    real = entries._walk
+    real = entries.panel_walk
 
     def walk(*given: Any) -> Any:
         found, panels = real(*given)
@@ -113,7 +113,7 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
             wanted.append("near" if mode == "apart" and each[COPIED] else mode)
         return found, panels
 
-    monkeypatch.setattr(entries, "_walk", walk)
+    monkeypatch.setattr(entries, "panel_walk", walk)
     monkeypatch.setattr(contraction_work, "VECTOR_BYTES", entries.BYTES)
     chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
@@ -133,8 +133,8 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
 
 def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    real = entries._walk
-    monkeypatch.setattr(entries, "_walk", lambda *given: made.append(given) or real(*given))
+    real = entries.panel_walk
+    monkeypatch.setattr(entries, "panel_walk", lambda *given: made.append(given) or real(*given))
     chunks = chunk_plan(planned(12, 12), 1 << 13, ENDLESS, 0)
     entries.forget()
     ChunkedProgram(chunks, grid(12, 12, states=2, seed=1), reference.DOUBLE, entry_threads=1).run(
@@ -150,10 +150,8 @@ def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: py
     chunks = chunk_plan(planned(6, 6, 3), 1 << 12, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
     blocks: list[Any] = []
-    real = reference._combined
-    monkeypatch.setattr(
-        reference, "_combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1]
-    )
+    real = reference.combined
+    monkeypatch.setattr(reference, "combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1])
     gathered: list[tuple[Any, Any]] = []
     algebra = replace(reference.DOUBLE, gather=lambda block, into: gathered.append((blocks[-1], block)) or block[0])
     for what in {step.what for body in program.bodies for step in body.steps}:
@@ -282,7 +280,7 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
 def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """An engine with a GPU and a CPU whose steps take so many seconds."""
     # As if there was a GPU.
-    monkeypatch.setattr(Engine, "speeds", property(lambda self: self.known_speeds.devices[1]))
+    monkeypatch.setattr(Router, "costs", property(lambda self: self.cost_models.devices[1]))
 
     def made(gpu: float, cpu: float, device: DeviceChoice = "auto") -> Engine:
         figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
@@ -292,14 +290,17 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         there = {"chunks-gpu-double": prices("chunks-gpu-double", cases=1e3 * gpu)}
         speeds = CostModels((CostModel(MeasuredDevice("c"), here), CostModel(MeasuredDevice("g", figures), there)))
         network = grid(6, 6, states=2, seed=1)
-        return Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)
+        return Engine(
+            network, Query(), ComputeOptions(device=device, device_memory=1 << 27, threads=1), costs=lambda: speeds
+        )
 
     return made
 
 
 def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
     def chosen(made: Engine, gpu: bool = True) -> bool:
-        return chosen_chunking(made, NOTHING, 1, reference.DOUBLE, 1 << 28, gpu).limits.on_gpu
+        room = GpuRoom(1 << 27, True) if gpu else None
+        return made.router.chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
 
     assert chosen(engine_of(1e-6, 1e-3))
     assert not chosen(engine_of(1e-2, 1e-6))
@@ -308,10 +309,13 @@ def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
 
 
 def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[..., Engine]) -> None:
-    assert beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 28)
-    assert not beats_one_piece(engine_of(1e-2, 1e-6), NOTHING, 1, 1 << 28)
+    def beats(made: Engine, free: int) -> bool:
+        return made.router.beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
+
+    assert beats(engine_of(1e-6, 1e-3), 1 << 28)
+    assert not beats(engine_of(1e-2, 1e-6), 1 << 28)
     # Where no task fits, it does not.
-    assert not beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 10)
+    assert not beats(engine_of(1e-6, 1e-3), 1 << 10)
 
 
 def test_one_piece_is_priced_by_all_of_its_operations() -> None:
@@ -394,7 +398,6 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
 def test_the_benchmark_measures_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("chunk_costs")
     for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
         monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-import strategies
+from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model.errors import BudgetError

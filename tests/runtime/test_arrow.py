@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.runtime.arrow import numbers_of, string_list_array
 from pyarrow import parquet
-
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.float64()])

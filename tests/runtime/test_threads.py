@@ -9,6 +9,7 @@ import time
 import distributed
 import numpy as np
 import pytest
+from helpers.engine_cases import assert_same
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
@@ -16,7 +17,6 @@ from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered, sample
-from junctor.model.answers import Answers
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -79,16 +79,6 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
 
 
-def assert_same(found: Answers, expected: Answers) -> None:
-    for name in ("status", "log_value"):
-        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
-    for v in expected.posteriors:
-        assert found.posteriors[v].tobytes() == expected.posteriors[v].tobytes()
-    for v in expected.states:
-        assert found.states[v].tobytes() == expected.states[v].tobytes()
-    assert found.reasons == expected.reasons
-
-
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
 @pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
 def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +120,7 @@ def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
         row_engine = RowEngine(network, targets, allowed, threads)
         assert not row_engine.answer(batch, np.arange(100), answers).size
         assert not row_engine.answer(batch, np.arange(100), answers).size
-        assert sum(room.work.arena.size for room in row_engine._rooms) <= row_engine.entries
+        assert row_engine.held <= row_engine.entries
         found.append(answers)
     assert_same(found[1], found[0])
 

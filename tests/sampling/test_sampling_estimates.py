@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.sampling_cases import Hard, Soft, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK
@@ -20,7 +21,6 @@ from junctor.sampling import estimate as estimates
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.estimate import estimate_of, weighted, worth
 from junctor_kernels.sampling.layout import Sums
-from sampling_cases import Hard, Soft, mixed, network_of
 
 HARD: Hard = {6: 1, 3: 0}
 SOFT: Soft = {1: np.array([0.1, 1.0, 0.4])}

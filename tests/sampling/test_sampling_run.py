@@ -11,6 +11,9 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
+from helpers.sampling_cases import network_of
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import write_network
@@ -25,8 +28,6 @@ from junctor.runtime.dask_cluster import Resources
 from junctor.sampling import auto
 from junctor.sampling.auto import AutoEngine, explain
 from pyarrow import parquet
-from sampling_cases import network_of
-from test_cli import ASIA, junctor_cli
 
 ROWS = "case_id,smoke,xray\na,yes,no\nb,,yes\nc,no,\nd,maybe,no\n"
 

@@ -231,7 +231,7 @@ class _Remembered:
         """Return a walk and its panels."""
         found = self._walks.get(of)
         if found is None:
-            found = _walk(*of)
+            found = panel_walk(*of)
             taken = sum(array.nbytes for array in found[0])
             if self._bytes + taken > REMEMBERED_BYTES:
                 self.forget()
@@ -248,7 +248,7 @@ def forget() -> None:
     _REMEMBERED.forget()
 
 
-def _walk(
+def panel_walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
 ) -> tuple[PanelWalk, int]:
     """Return how a contraction is walked through, and how many panels it has."""
@@ -338,7 +338,7 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     apart = lanes - lanes[:, :1]
     together = not apart.any()
     mode = SAME if together else NEIGHBOURS if (apart == np.arange(width) * itemsize).all() else ANYWHERE
-    samples, slots = _different(lanes, alike=bool((apart == apart[:1]).all()))
+    samples, slots = equal_rows(lanes, alike=bool((apart == apart[:1]).all()))
     terms, unit = len(far) * len(near), itemsize if together else itemsize * width
     taken = len(samples) * terms * unit
     if terms < COPY_FROM or taken > most or COPY_FROM * taken > vectors * width * terms * itemsize:
@@ -349,7 +349,7 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     return _Read((mode, 1, read, len(samples)), slots * terms * unit, far_read, near_read, samples, room)
 
 
-def _different(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
+def equal_rows(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
     """Return the first of equal rows, and for every row which of those it equals.
 
     alike: whether rows differ by where they begin only.

@@ -63,14 +63,15 @@ def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
 
 
 @cache
-def _threads() -> tuple[ThreadPoolExecutor, int]:
+def shared_pool() -> tuple[ThreadPoolExecutor, int]:
+    """Return the threads for stored tables and how many they are: one a core of this process."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return ThreadPoolExecutor(count, "junctor-stored"), count
 
 
 def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[Any]:
     """Cut a range into as many parts as the entries behind it are worth, and return what the work on each returns."""
-    pool, threads = _threads()
+    pool, threads = shared_pool()
     parts = min(threads, count, 1 + entries // WORTH)
     if parts <= 1:
         return [work(0, count)]

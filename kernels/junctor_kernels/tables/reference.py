@@ -115,7 +115,7 @@ def reduce(
             ]
             terms = math.prod(eliminated_sizes)
             full = (*eliminated_sizes, *kept_sizes, cases)
-            block = np.broadcast_to(_combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
+            block = np.broadcast_to(combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
             gathered = algebra.gather(block, gathered)
         grid[kept_at] = gathered
     return algebra.repeat(out, absent) if absent > 1 else out
@@ -260,7 +260,7 @@ def _view(
     return np.ndarray((*shape, table.shape[1]), table.dtype, table, base * row, view_strides)
 
 
-def _combined(views: Sequence[Array], algebra: Algebra) -> Array:
+def combined(views: Sequence[Array], algebra: Algebra) -> Array:
     """Combine views in their order; where the small come first, products of small operands are made at their size."""
     result = views[0]
     owned = False

@@ -86,10 +86,10 @@ class GpuBlocks:
 
     def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
         """Return the arrays of the plan."""
-        lowering = Lowering(self._program, 1, self._rows, self._tile_shapes(), places)
+        lowering = Lowering(self._program, 1, self._rows, self.tile_shapes(), places)
         return lowering, lowering.code()
 
-    def _tile_shapes(self) -> TileShapes:
+    def tile_shapes(self) -> TileShapes:
         """Return what tiles there may be."""
         if not self.many:
             return ()

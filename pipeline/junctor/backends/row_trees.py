@@ -63,6 +63,11 @@ class RowEngine:
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
         self.allow(allowed)
 
+    @property
+    def held(self) -> int:
+        """Entries of the messages of all threads that are in memory."""
+        return sum(room.work.arena.size for room in self._rooms)
+
     def allow(self, allowed: int, working: int | None = None) -> None:
         """Settle how many entries the messages of a row may have in so many bytes, of which messages take `working`."""
         if working is not None:

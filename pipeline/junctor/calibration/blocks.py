@@ -245,7 +245,7 @@ class KeptProgram(GpuProgram):
         return self._few
 
     def _lower(self, places: tuple[dict[int, int], int]) -> Lowered:
-        shapes = self._tile_shapes()
+        shapes = self.tile_shapes()
         if shapes not in self._known:
             self._known[shapes] = super()._lower(places)
         return self._known[shapes]

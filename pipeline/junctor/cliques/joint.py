@@ -148,9 +148,10 @@ class JointQuestions:
     def forecast(self) -> JointForecast:
         """Return what both ways take; messages are not asked about (0) where there is no other way."""
         stored, why = self._stored
-        return JointForecast(0.0 if why else self._by_messages_seconds(), stored, why)
+        return JointForecast(0.0 if why else self.messages_seconds(), stored, why)
 
-    def _by_messages_seconds(self) -> float:
+    def messages_seconds(self) -> float:
+        """Return about what messages take, infinite where they do not fit the memory."""
         if self._needed > self._engine.allowed:
             return math.inf
         routes = forecast(self._engine, self._batch, bound=BOUND_OPERATIONS)

@@ -67,10 +67,11 @@ def _sizes(plan: StoredPlan, itemsize: int, slot: int, chunk: int | None) -> Ite
 def stream_seconds(plan: StoredPlan, itemsize: int, way: Streaming) -> float:
     """Return about what a case without evidence takes, its tables streamed through a device."""
     work = (each for stage in passes(plan, frozenset()) for each in stage)
-    return sum(_pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
+    return sum(pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
 
 
-def _pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
+def pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
+    """Return what a pass over a table of `size` bytes takes, in chunks as `way` has them."""
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
     stores = each.first or bool(each.factors)

@@ -101,6 +101,11 @@ class StoredTree:
         if self._device is None:
             self._check(self._ladder[0], 1)
 
+    @property
+    def executor(self) -> Executor | None:
+        """What holds the tables: on the host, on a device or streamed through it; None before the first case."""
+        return self._executor[1] if self._executor else None
+
     def propagate(self, evidence: Evidence) -> CalibratedCliques:
         """Calibrate all tables for one case.
 
@@ -151,7 +156,7 @@ class StoredTree:
             )
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
-            layout, pipeline = self._streaming(algebra, allowed, device)
+            layout, pipeline = self.streaming(algebra, allowed, device)
 
         def pinned(i: int) -> Initial:
             made = initial_table(plan, network, i, algebra, kernels)
@@ -162,7 +167,7 @@ class StoredTree:
         initial = [pinned(i) for i in range(len(plan.cliques))]
         return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
 
-    def _streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
+    def streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
         """Return the fastest way through a device that fits the bytes allowed."""
         itemsize = algebra.dtype.itemsize
         entries = None if self._chunk is None else max(1, self._chunk // itemsize)

@@ -145,7 +145,7 @@ class Engine:
         compiled = self.router.loads_compiled(groups, batch)
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         memory, device = self._answer_memory(self._size(batch), reserved, device)
-        answers = self._blank(batch, memory)
+        answers = self.blank(batch, memory)
         budget = Budget(self.allowed, answers.nbytes + reserved, reserved)
         means = _Means(compiled, device)
         for group in groups:
@@ -170,7 +170,7 @@ class Engine:
             return
         size = self._size(unique.batch)
         memory = fresh(size) if means.device is None else means.device.host(size)
-        different = self._blank(unique.batch, memory)
+        different = self.blank(unique.batch, memory)
         self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, kept, means)
         unique.spread(different, answers)
 
@@ -267,7 +267,7 @@ class Engine:
                 logger.warning("the CPU takes over a batch: %s", error)
         return self._pool.lend(size, fresh, reserved), None
 
-    def _blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any]) -> Answers:
+    def blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any] | None = None) -> Answers:
         """Return answers to be written, their posteriors in one piece of memory, so that compiled code finds them.
 
         That is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
@@ -277,6 +277,7 @@ class Engine:
         status[invalid] = INVALID
         explain = self.query.kind == "mpe"
         targets = self.router.targets
+        memory = fresh(self._size(batch)) if memory is None else memory
         memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
         tables = {} if explain else posteriors_in(memory, targets, self.network.cardinalities, batch.rows)
         for table in tables.values() if invalid else ():

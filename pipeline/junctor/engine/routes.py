@@ -254,8 +254,10 @@ class Router:
                 prices = compiled_prices(self.work, self.allowed, alone, self.row_price)
                 choice = PatternChoice(patterns, prices, search=True)
             return self._fitting(self._deduplicated(choice.groups(), batch), patterns, batch)
-        whole = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)]
-        return self._deduplicated(whole if len(patterns.counts) else [], batch)
+        if not len(patterns.counts):
+            return []
+        whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
+        return self._deduplicated([whole], batch)
 
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
@@ -418,7 +420,7 @@ class Router:
         if not memory.fits(free, self.options.device_memory):
             return True
         on_gpu = gpu is not None and memory.working > gpu.bytes
-        return on_gpu and self._beats_one_piece(pattern, uses, free, gpu)
+        return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
 
     def _chunked_route(
         self,
@@ -482,7 +484,7 @@ class Router:
             return there
         return here if uses * here.seconds < on_gpu_seconds(there, uses) else there
 
-    def _beats_one_piece(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
+    def beats_one_piece(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
         """Return True if rows whose plan fits this machine, but not its GPU, are faster in chunks on that GPU.
 
         On a CPU what fits goes in one piece: chunks take about as long, and cutting takes seconds.

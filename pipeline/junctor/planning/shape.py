@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from junctor.model.network import Network
+if TYPE_CHECKING:
+    from junctor.model.network import Network
 
 
 @dataclass(frozen=True, slots=True)

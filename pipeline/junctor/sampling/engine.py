@@ -106,15 +106,15 @@ class SamplingEngine:
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
         begin = partial(self._begin_row, evidence, sheet, first_row)
-        if self._device is self._cpu:
+        if self._device is self.cpu:
             # Threads share a row, or each has rows of its own, with an importance function of its own.
             at_once = min(self.threads, self._rows_at_once)
             at_once = at_once if len(rows) >= at_once else 1
             threads = self.threads if at_once == 1 else 1
-            in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
+            in_threads(lambda row, _: begin(threads, self.cpu, row)(), rows, at_once)
         else:
             for row in rows:
-                begin(self.threads, self._gpu, row)()
+                begin(self.threads, self.gpu, row)()
         self._report(sheet.answers)
         return sheet.answers
 
@@ -132,7 +132,8 @@ class SamplingEngine:
         return sampled_network(self.network)
 
     @cached_property
-    def _cpu(self) -> CpuSampling:
+    def cpu(self) -> CpuSampling:
+        """The tables on the CPU, and where importance functions begin."""
         return CpuSampling(self.sampled)
 
     @cached_property
@@ -155,14 +156,15 @@ class SamplingEngine:
     @property
     def _device(self) -> SampleDevice:
         if self.options.device == "cpu" or (self.options.device == "auto" and not has_gpu()):
-            return self._cpu
-        return self._gpu
+            return self.cpu
+        return self.gpu
 
     @cached_property
-    def _gpu(self) -> GpuSampling:
+    def gpu(self) -> GpuSampling:
+        """The tables on a GPU. Raises DeviceError and BudgetError."""
         from junctor.sampling.gpu import gpu_sampling
 
-        return gpu_sampling(self._cpu, self.options.device_memory, self.options.all_gpus)
+        return gpu_sampling(self.cpu, self.options.device_memory, self.options.all_gpus)
 
     @property
     def _weighs(self) -> bool:

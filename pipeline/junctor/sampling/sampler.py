@@ -110,7 +110,7 @@ class CpuRow:
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Move the importance function by a share `rate` towards what `count` samples say."""
-        samples = self._draw(stream, count)
+        samples = self.draw(stream, count)
         found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
         top = sampling_cpu.largest(samples)
         if top > (-np.inf if self.function.logs else 0.0):
@@ -118,7 +118,8 @@ class CpuRow:
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
         return None if found is None else lambda: found
 
-    def _draw(self, stream: RandomStream, count: int) -> Samples:
+    def draw(self, stream: RandomStream, count: int) -> Samples:
+        """Draw samples from number 0 on."""
         blocks = blocks_of(count)
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
 
