@@ -36,10 +36,11 @@ from junctor.engine import engine, routes
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.results import answers_table
-from junctor.runs.run import Job
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from pyarrow import parquet
@@ -125,12 +126,12 @@ def stopwatches() -> Iterator[dict[str, float]]:
 
 def stage_seconds(job: Job) -> dict[str, float]:
     """Run all in this process; return the seconds of each stage, those inside propagation too."""
-    resources, silence = Resources(workers=0, threads=1), Silence()
+    resources, silence = Resources(workers=0, compute=ComputeOptions(threads=1)), Silence()
     with job.directory.locked(), stopwatches() as inside:
-        _, network = timed(lambda: steps.ingest_network(job, silence))
-        _, evidence = timed(lambda: steps.ingest_evidence(job, silence))
-        outlook, planning = timed(lambda: steps.plan(job, resources, silence))
-        work, wall = timed(lambda: steps.propagate(job, resources, outlook, silence))
+        _, network = timed(lambda: steps.ingest_model(job, silence))
+        _, evidence = timed(lambda: steps.ingest_inputs(job, silence))
+        estimate, planning = timed(lambda: steps.plan(job, resources, silence))
+        work, wall = timed(lambda: steps.propagate(job, resources, estimate, silence))
     stages = asdict(work.stages)
     rest = stages["propagating"] - sum(inside.values())
     return {
@@ -233,8 +234,8 @@ def main() -> None:
         if options.encodings:
             job = job_for()
             with job.directory.locked():
-                steps.ingest_network(job, Silence())
-                steps.ingest_evidence(job, Silence())
+                steps.ingest_model(job, Silence())
+                steps.ingest_inputs(job, Silence())
             print("precision | encoding | compression | MB | CPU seconds\n---|---|---|---|---")
             for line in encodings(options.network, job.directory.evidence_part(0), options.precision, Path(folder)):
                 print(line, flush=True)

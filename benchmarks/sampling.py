@@ -122,7 +122,7 @@ def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[
 def engine_for(each: Prepared, sampler: Sampler, options: argparse.Namespace, **how: Any) -> SamplingEngine:
     settings = {"samples": SAMPLES, "seed": options.seed, "stages": "last", **how}
     query = Query(method="sampling", sampling=Sampling(sampler, **settings))
-    return SamplingEngine(each.network, query, threads=options.threads, device=options.device)
+    return SamplingEngine(each.network, query, ComputeOptions(threads=options.threads, device=options.device))
 
 
 def ask(engine: SamplingEngine, case: Hard, row: int) -> tuple[Tables, Any]:

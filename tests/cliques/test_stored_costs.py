@@ -119,7 +119,7 @@ def test_the_fastest_way_through_a_device_comes_first() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1 << 12])
 def test_a_tree_streams_as_it_is_told(size: int) -> None:
     network = grid(4, 4, seed=1)
-    tree = StoredTree(network, device=EmulatedStored(), in_flight=2, chunk=8 * size)
+    tree = StoredTree(network, gpu=EmulatedStored(), in_flight=2, chunk=8 * size)
     layout, pipeline = tree.streaming(DOUBLE, 1 << 18, EmulatedStored())
     assert (layout.chunk <= size, len(layout.slots), pipeline) == (True, 2, "two-engines")
     with pytest.raises(BudgetError, match="device memory"):

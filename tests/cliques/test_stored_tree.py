@@ -30,6 +30,7 @@ from junctor.cliques.tree import StoredTree
 from junctor.generate import sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
 from junctor.planning.shape import shape_of
 from junctor_kernels.gpu import stored_tasks
@@ -260,14 +261,15 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
     network = grid(4)
     evidence = {network.variables[v].name: said for v, said in a_case(network).items()}
     expected = StoredTree(network).propagate(evidence)
-    for device_memory in ("16MiB", "24KiB"):
-        tree = StoredTree(network, device=EmulatedStored(), device_memory=device_memory, pipeline="one-engine")
+    for device_memory, executor in ((16 << 20, ResidentExecutor), (24 << 10, StreamedExecutor)):
+        options = ComputeOptions(device_memory=device_memory)
+        tree = StoredTree(network, options=options, pipeline="one-engine", gpu=EmulatedStored())
         found = tree.propagate(evidence)
         assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-12)
-        assert isinstance(tree.executor, ResidentExecutor if device_memory == "16MiB" else StreamedExecutor)
+        assert isinstance(tree.executor, executor)
         np.testing.assert_allclose(found.posterior("11", "12"), expected.posterior("11", "12"), atol=1e-12)
     with pytest.raises(BudgetError, match="device memory"):
-        StoredTree(network, device=EmulatedStored(), device_memory="4KiB").propagate(evidence)
+        StoredTree(network, options=ComputeOptions(device_memory=1 << 12), gpu=EmulatedStored()).propagate(evidence)
 
 
 @pytest.mark.parametrize(
@@ -282,12 +284,12 @@ def test_memory_of_the_host_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(3)
     one, two = (StoredTree(network).projected(DOUBLE, copies) for copies in (1, 2))
     with pytest.raises(BudgetError, match="storing"):
-        StoredTree(network, memory=one - 1)
+        StoredTree(network, options=ComputeOptions(one - 1, device="cpu"))
     every, made, real = StoredTree(network), list[object](), tree_module.initial_table
     expected = [every.propagate({"00": state}).log_evidence for state in (0, 1)]
     monkeypatch.setattr(tree_module, "initial_table", lambda *given: made.append(given) or real(*given))
     for memory in (one, two - 1, two):
-        tree = StoredTree(network, memory=memory)
+        tree = StoredTree(network, options=ComputeOptions(memory, device="cpu"))
         made.clear()
         for state in (0, 1):
             found = tree.propagate({"00": state})
@@ -318,8 +320,8 @@ def test_digits_lost_send_a_case_to_a_wider_format() -> None:
     ]
     network = build_network("hidden", "markov", variables, tables)
     _, exact = enumerate_posteriors(network, {}, {})
-    for device in ("cpu", EmulatedStored()) if shutil.which("g++") else ("cpu",):
-        found = StoredTree(network, "single", device=device).propagate({})  # type: ignore[arg-type]
+    for gpu in (None, EmulatedStored()) if shutil.which("g++") else (None,):
+        found = StoredTree(network, "single", gpu=gpu).propagate({})
         assert found.algebra is DOUBLE
         np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
     # And again where doubles are too narrow.

@@ -55,7 +55,8 @@ from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs import partition
-from junctor.runs.run import Job, ingest_network
+from junctor.runs.run import ingest_model
+from junctor.runs.workload import Job
 from junctor.runtime.machine import own_measurements
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
@@ -316,17 +317,17 @@ def test_a_run_goes_on_with_the_cost_models_that_it_began_with(tmp_path: Path) -
     evidence = tmp_path / "evidence.csv"
     evidence.write_text("smoke\nyes\nno\n")
     plain, tuned = (Job(ASIA, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
-    ingest_network(plain, Silence())
+    ingest_model(plain, Silence())
     write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
     local_cost_models.cache_clear()
-    ingest_network(tuned, Silence())
+    ingest_model(tuned, Silence())
     (own_measurements() / "mine.parquet").unlink()
-    names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
+    names = [[each.device.name for each in partition._costs_of(job.directory).devices] for job in (plain, tuned)]
     assert "mine" not in names[0]
     assert names[1] == ["mine", *names[0]]
     tuned.directory.speeds.write_text("{}")
     with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
-        partition._speeds_of(tuned.directory.path)
+        partition._costs_of(tuned.directory)
 
 
 @pytest.mark.parametrize(

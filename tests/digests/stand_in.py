@@ -46,6 +46,7 @@ from junctor.runs import run as steps
 from junctor.runs.results import answers_table
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import silent_dask
+from junctor.runtime.machine import compute_options
 from junctor.sampling import gpu as sampling_gpu
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.gpu import GpuSampling
@@ -218,7 +219,7 @@ def samples_on_gpu(network: Network, table: pa.Table, sampler: Any) -> pa.Table:
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((sampling_gpu, "THREADS"), (sampling_gpu, "WAVE_THREADS"), (beliefs_gpu, "THREADS")):
             patch.setattr(module, name, 64)
-        found = SamplingEngine(network, query, device="gpu")
+        found = SamplingEngine(network, query, ComputeOptions(threads=1, device="gpu"))
         found.__dict__["gpu"] = GpuSampling(found.sampled, EmulatedSampling(), found.cpu)  # type: ignore[arg-type]
         encoded = encode_table(table, network)
         return answers_table(found.answer(encoded.batch, first_row=0), encoded.case_ids, network, query)
@@ -237,7 +238,8 @@ def stored_on_gpu(
         ):
             patch.setattr(module, name, value)
         device: Any = EmulatedStored()
-        found = StoredTree(network, device=device, device_memory=size, pipeline="one-engine").propagate(said)
+        options = compute_options(device_memory=size)
+        found = StoredTree(network, options=options, pipeline="one-engine", gpu=device).propagate(said)
         return {"log_evidence": found.log_evidence, "posterior": found.posterior(*names).reshape(-1).tolist()}
 
 

@@ -23,8 +23,8 @@ from junctor.out_of_core.cluster.workers import WorkerPool
 from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
-from junctor.runs import run as steps
-from junctor.runs.run import Job, RunEstimate, run
+from junctor.runs.run import run
+from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources, silent_dask
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from pyarrow import parquet
@@ -89,7 +89,9 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
     options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with silent_dask(), LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="4GiB", **options) as cluster:
-        resources = Resources(scheduler=cluster.scheduler_address, device_memory=TASK, device="cpu")
+        resources = Resources(
+            scheduler=cluster.scheduler_address, compute=ComputeOptions(device="cpu", device_memory=TASK)
+        )
         run(job("two"), resources)
         assert len(set(spread)) == 2
         at = len(spread) // 2
@@ -166,13 +168,13 @@ def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
 def test_workers_share_no_rows_that_one_process_answers_sooner(
     files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resources = Resources(workers=2, memory=1 << 30, device_memory=TASK, device="cpu")
+    resources = Resources(workers=2, compute=ComputeOptions(1 << 30, device="cpu", device_memory=TASK))
     monkeypatch.setattr("junctor.out_of_core.cluster.workers.TASK_SECONDS", 1.0)
     run(job("alone"), resources)
     assert not spread
 
 
 def test_rows_in_chunks_have_to_be_most_of_the_work() -> None:
-    assert steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 6.0))
-    assert not steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 4.0))
-    assert not steps._is_mostly_in_chunks(RunEstimate())
+    assert RunEstimate(0, 10.0, None, 6.0).is_mostly_in_chunks
+    assert not RunEstimate(0, 10.0, None, 4.0).is_mostly_in_chunks
+    assert not RunEstimate().is_mostly_in_chunks

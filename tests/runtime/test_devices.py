@@ -22,6 +22,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
 from junctor.runs import run as steps
+from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import Resources, distribute
 from junctor_kernels.gpu import blocks as gpu
@@ -69,8 +70,8 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Pa
 
 @pytest.mark.usefixtures("no_gpu")
 def test_auto_takes_the_cpu_where_there_is_no_gpu(tmp_path: Path) -> None:
-    job = steps.Job(str(ASIA), str(evidence_of(tmp_path, 30)), str(tmp_path / "out"))
-    assert steps.run(job, Resources(device="auto")).statuses["ok"] == 30
+    job = Job(str(ASIA), str(evidence_of(tmp_path, 30)), str(tmp_path / "out"))
+    assert steps.run(job, Resources()).statuses["ok"] == 30
     with pytest.raises(DeviceError, match="no NVIDIA GPU"):
         devices.check_device("gpu")
 
@@ -115,13 +116,13 @@ def test_what_goes_wrong_where_a_gpu_is_opened_is_said_in_words(monkeypatch: pyt
 
 def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "has_gpu", lambda: True)
-    long, short = steps.RunEstimate(0, 1e4, 10.0), steps.RunEstimate(0, 0.1, 0.01)
-    slow = steps.RunEstimate(0, 1e4, 2e4)
+    long, short = RunEstimate(0, 1e4, 10.0), RunEstimate(0, 0.1, 0.01)
+    slow = RunEstimate(0, 1e4, 2e4)
     assert steps.device_for(Resources(), long) == "gpu"
     assert steps.device_for(Resources(), short) == "cpu"
     assert steps.device_for(Resources(), slow) == "cpu"
-    assert steps.device_for(Resources(device="cpu"), long) == "cpu"
-    assert steps.device_for(Resources(device="gpu"), short) == "gpu"
+    assert steps.device_for(Resources(compute=ComputeOptions(device="cpu")), long) == "cpu"
+    assert steps.device_for(Resources(compute=ComputeOptions(device="gpu")), short) == "gpu"
     assert steps.device_for(Resources(scheduler="tls://host:1"), long) == "auto"
 
 
@@ -129,7 +130,9 @@ def test_several_gpus_without_dask_cuda_say_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 2)
     monkeypatch.setitem(__import__("sys").modules, "dask_cuda", None)
     with pytest.raises(DeviceError, match="dask-cuda"):
-        list(distribute(lambda task, memory: task, [1, 2, 3], Resources(workers=2, device="gpu")))
+        list(
+            distribute(lambda task, memory: task, [1, 2, 3], Resources(workers=2, compute=ComputeOptions(device="gpu")))
+        )
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -137,8 +140,8 @@ def test_a_run_on_a_gpu_answers_as_one_on_the_cpu(tmp_path: Path) -> None:
     evidence = evidence_of(tmp_path, 700)
     tables = []
     for device in ("cpu", "gpu"):
-        job = steps.Job(str(ASIA), str(evidence), str(tmp_path / device), partition_rows=300)
-        steps.run(job, Resources(device=device, workers=0))
+        job = Job(str(ASIA), str(evidence), str(tmp_path / device), partition_rows=300)
+        steps.run(job, Resources(workers=0, compute=ComputeOptions(device=device)))
         tables.append(parquet.read_table(tmp_path / device / "posteriors"))
     one, other = tables
     assert one.column_names == other.column_names

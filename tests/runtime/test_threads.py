@@ -128,9 +128,9 @@ def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
 def test_threads_are_the_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "usable_cores", lambda: 8)
     assert [threads_for(Resources(), workers) for workers in (0, 1, 3, 20)] == [8, 8, 2, 1]
-    assert threads_for(Resources(threads=5), 3) == 5
+    assert threads_for(Resources(compute=ComputeOptions(threads=5)), 3) == 5
     assert threads_for(Resources(scheduler="tls://far:8786"), 1) is None
-    assert threads_for(Resources(scheduler="tls://far:8786", threads=2), 1) == 2
+    assert threads_for(Resources(scheduler="tls://far:8786", compute=ComputeOptions(threads=2)), 1) == 2
 
 
 def threads_of(task: int, memory: int) -> int:
@@ -140,5 +140,5 @@ def threads_of(task: int, memory: int) -> int:
 def test_a_worker_of_a_scheduler_uses_its_own_threads() -> None:
     options = {"n_workers": 1, "threads_per_worker": 3, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
     with distributed.LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
-        resources = Resources(scheduler=cluster.scheduler_address, memory=100)
+        resources = Resources(scheduler=cluster.scheduler_address, compute=ComputeOptions(memory=100))
         assert list(distribute(threads_of, range(2), resources)) == [3, 3]

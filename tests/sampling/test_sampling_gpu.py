@@ -14,6 +14,7 @@ from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import gpu
@@ -62,7 +63,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None) -> SamplingEngine:
     query = Query(method="sampling", sampling=Sampling(sampler, samples, seed=11, stages="all"))
-    engine = SamplingEngine(mixed(), query, device="gpu" if device else "cpu")
+    engine = SamplingEngine(mixed(), query, ComputeOptions(threads=1, device="gpu" if device else "cpu"))
     if device:
         found = GpuSampling(engine.sampled, device, engine.cpu)
         if group is not None:

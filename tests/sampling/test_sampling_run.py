@@ -22,7 +22,8 @@ from junctor.model.errors import EvidenceError, ModelError, RunError
 from junctor.model.network import Network, Variable
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
-from junctor.runs.run import Job, run
+from junctor.runs.run import run
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.sampling import auto
 from junctor.sampling.auto import AutoEngine, explain
@@ -71,7 +72,7 @@ def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(evidence: Path, tmp_path: Path, workers: int) -> None:
     run(job(evidence, tmp_path / "one"))
-    run(job(evidence, tmp_path / "two"), Resources(workers=workers, threads=1 + workers))
+    run(job(evidence, tmp_path / "two"), Resources(workers=workers, compute=ComputeOptions(threads=1 + workers)))
     parts = [sorted((tmp_path / name / "posteriors").glob("*.parquet")) for name in ("one", "two")]
     for mine, its in zip(*parts, strict=True):
         assert mine.read_bytes() == its.read_bytes()
@@ -170,6 +171,7 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     assert np.abs(answers.posteriors[84][1] - truth.posteriors[84][1]).max() < 6 * answers.errors[84][1].max()
     # Whoever goes on takes the budget that was settled.
     large = ComputeOptions(memory=1 << 34, threads=1, device="cpu", spill_dir=tmp_path)
+    assert [found.rows.tolist() for found in engine.with_options(large).beyond(batch)] == [[1]]
     other = AutoEngine(network, query, large, budget_file=tmp_path / "budget.json")
     assert [found.rows.tolist() for found in other.beyond(batch)] == [[1]]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +21,7 @@ from junctor.cli.options import (
     NetworkFile,
     NetworkFormat,
     Spill,
+    compute_options,
 )
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, QueryKind
@@ -71,25 +71,18 @@ def inspect(
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
-    from junctor.cli.run import memory_size, split_names
+    from junctor.cli.run import split_names
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
     from junctor.model.query import Query
-    from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+    from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format)
-    allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
-    options = ComputeOptions(
-        memory=allowed,
-        device=device,
-        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
-        spill_dir=None if spill is None else Path(spill),
-        spill_bytes=None if disk is None else memory_size(disk, "--disk"),
-        all_gpus=True,
-    )
+    options = compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
+    options = replace(options, memory=allowed_memory(options), all_gpus=True)
     engine = Engine(model, Query(query, split_names(targets), precision), options)
     if workers is not None and workers > 1:
         engine = engine.with_options(options, _workers_like(engine.router, workers))
@@ -99,7 +92,7 @@ def inspect(
         "network": _network_facts(model),
         "variables": _variables(model),
         "tree": _tree_facts(tree, model) | {"stored": stored},
-        "allowed_bytes": allowed,
+        "allowed_bytes": engine.allowed,
         "no_evidence": _work(engine, EvidenceBatch(1), stored),
     }
     if evidence is not None:
@@ -190,7 +183,8 @@ def _questions(engine: Engine) -> int | None:
     scopes = [clique.layout[:2] for clique in plan_stored(engine.router.shape).cliques if len(clique.layout) > 1]
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
     names = [[engine.network.variables[v].name for v in scope] for scope in asked]
-    found = JointQuestions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
+    options = ComputeOptions(engine.allowed, device="cpu")
+    found = JointQuestions(engine.network, names, {}, engine.query.precision, options).forecast()
     return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
 
 

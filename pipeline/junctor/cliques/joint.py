@@ -29,11 +29,14 @@ from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision, Query
-from junctor.planning.budget import Budget, approximate, parse_bytes
+from junctor.planning.budget import Budget, approximate
 from junctor.planning.cliques import plan_stored
+from junctor.runtime.machine import compute_options
 
 # Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
 BOUND_OPERATIONS = 10**9
+# All cores of it: questions are no work for a GPU.
+CPU = ComputeOptions(device="cpu")
 Floats = npt.NDArray[np.float64]
 
 
@@ -74,14 +77,19 @@ def joint_posteriors(
 ) -> JointPosteriors:
     """Return the joint posterior of the variables of each question.
 
-    given: evidence of the case, as for `StoredTree.propagate`. architecture: by messages, from stored clique tables
-    (whose variables have to share a clique), or what is forecast to take less time. memory: bytes that either may
-    take, None for a share of what is free. Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence
-    is impossible) and BudgetError.
+    network: bayesian or not.
+    questions: names of variables that belong together.
+    given: evidence of the case, as for `StoredTree.propagate`.
+    precision: numbers to compute with.
+    architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
+        to take less time.
+    memory: bytes (or "4GiB") that either may take, None for a share of what is free.
+
+    Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible) and BudgetError.
     """
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
-    asked = JointQuestions(network, questions, given or {}, precision, memory)
+    asked = JointQuestions(network, questions, given or {}, precision, compute_options(memory, device="cpu"))
     chosen = asked.forecast().chosen if architecture == "auto" else architecture
     return asked.by_messages() if chosen == "messages" else asked.from_tables()
 
@@ -95,19 +103,21 @@ class JointQuestions:
         questions: Sequence[Sequence[str]],
         given: Evidence,
         precision: Precision = "double",
-        memory: int | str | None = None,
+        options: ComputeOptions = CPU,
     ) -> None:
-        self.network, self.precision, self.given = network, precision, given
+        self.network = network
+        self.precision = precision
+        self.given = given
+        self._options = options
         self._likelihoods = likelihoods_of(network, given)
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
-        self._memory = None if memory is None else parse_bytes(str(memory))
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")
         for question in self._questions:
             if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
                 names = [network.variables[v].name for v in question]
                 raise EvidenceError(f"found {names}, expected different variables without evidence")
-        # The variable with most states of each is answered, the others are told.
+        # The variable with most states of each is answered, given the others.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
 
     def by_messages(self) -> JointPosteriors:
@@ -122,15 +132,15 @@ class JointQuestions:
             possible = np.isfinite(logs)
             shares = np.where(possible[:, None], answers.posteriors[own][rows], 0.0).astype(np.float64)
             shares *= np.exp(logs - log_evidence)[:, None]
-            told = [v for v in question if v != own]
-            shape = [self.network.cardinalities[v] for v in (*told, own)]
-            order = [(*told, own).index(v) for v in question]
+            axes = [*(v for v in question if v != own), own]
+            shape = [self.network.cardinalities[v] for v in axes]
+            order = [axes.index(v) for v in question]
             found.append((shares / shares.sum()).reshape(shape).transpose(order))
         return JointPosteriors("messages", log_evidence, tuple(found))
 
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
-        tree = StoredTree(self.network, self.precision, memory=self._memory)
+        tree = StoredTree(self.network, self.precision, self._options)
         cliques = tree.propagate(self.given)
         names = [[self.network.variables[v].name for v in question] for question in self._questions]
         posteriors = tuple(cliques.posterior(*each) for each in names)
@@ -177,8 +187,7 @@ class JointQuestions:
     def _engine(self) -> Engine:
         targets = tuple(dict.fromkeys(self.network.variables[v].name for v in self._answered))
         query = Query("posteriors", targets, self.precision)
-        options = ComputeOptions(self._memory, device="cpu")
-        return Engine(self.network, query, options, expected_rows=self._rows[-1].stop)
+        return Engine(self.network, query, self._options, expected_rows=self._rows[-1].stop)
 
     @cached_property
     def _rows(self) -> list[slice]:
@@ -196,21 +205,21 @@ class JointQuestions:
         sizes = self.network.cardinalities
         evidence = sum(8 * (1 + sizes[v]) for v in self._likelihoods)
         answers = 8 * sum(sizes[v] for v in set(self._answered))
-        # The states of what is told lie in a grid of a question before they are those of all.
+        # The given states lie in a grid of a question before they are those of all.
         row = 4 * len(set().union(*self._questions)) + 4 * max(map(len, self._questions)) + evidence + answers
         tables = 8 * sum(math.prod(sizes[v] for v in question) for question in self._questions)
         return int(row * self._rows[-1].stop + tables)
 
     @cached_property
     def _batch(self) -> EvidenceBatch:
-        """A row for every configuration of the variables that are told, question after question; raises BudgetError."""
+        """A row for every configuration of the given variables, question after question; raises BudgetError."""
         if self._needed > self._engine.allowed:
             advice = "ask about fewer variables at once, or allow more memory (--memory)"
             where = f"asking about {approximate(self._rows[-1].stop)} combinations by messages"
             raise Budget(self._engine.allowed).refuse(self._needed, where, advice)
         sizes, count = self.network.cardinalities, self._rows[-1].stop
-        told = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
-        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(told)}
+        given = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
+        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(given)}
         for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
             others = [v for v in question if v != own]
             grid = np.indices([sizes[v] for v in others], np.int32).reshape(len(others), rows.stop - rows.start)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,16 @@ class AutoEngine:
         judged = ComputeOptions(budget["memory"], threads=1, device="cpu", spill_bytes=budget["disk"])
         # An engine that is only asked: what it says must not depend on the machine.
         self._judge = Engine(network, query, judged, costs, expected_rows)
+        self._made_sampler: SamplingEngine | None = None
+
+    def with_options(self, options: ComputeOptions) -> AutoEngine:
+        """Return an engine with other options that shares what was planned, and the budget."""
+        if options == self._exact.options:
+            return self
+        engine = copy(self)
+        engine._exact = self._exact.with_options(options)
+        engine._made_sampler = None
+        return engine
 
     @property
     def least(self) -> int:
@@ -85,14 +95,19 @@ class AutoEngine:
         """Return about what so many rows take if all are sampled; coarse."""
         return self._sampler.seconds(rows) if self.network.kind == "bayes" else 0.0
 
-    def answer(self, batch: EvidenceBatch, held: int = 0, first_row: int = 0) -> SampledAnswers:
-        """Return the answers to all rows of a batch, whose first one has the number `first_row`."""
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
+        """Return the answers to all rows of a batch.
+
+        batch: some rows of the run.
+        reserved: bytes of earlier answers.
+        first_row: number of the first row, which random numbers depend on.
+        """
         beyond = np.zeros(batch.rows, dtype=np.bool_)
-        for found in self.beyond(batch):
-            beyond[found.rows] = True
-        answers = as_sampled(self._exact.answer(without(batch, beyond), held))
+        for refused in self.beyond(batch):
+            beyond[refused.rows] = True
+        answers = as_sampled(self._exact.answer(without(batch, beyond), reserved))
         if beyond.any():
-            sampled = self._sampler.answer(without(batch, ~beyond), held, first_row)
+            sampled = self._sampler.answer(without(batch, ~beyond), reserved, first_row)
             take(sampled, answers, np.flatnonzero(beyond))
         return answers
 
@@ -117,12 +132,12 @@ class AutoEngine:
                 if reason := why(route):
                     yield RowsBeyondBudget(exact.rows, reason)
 
-    @cached_property
+    @property
     def _sampler(self) -> SamplingEngine:
-        options = self._exact.options
-        sampler = SamplingEngine(self.network, self.query, self._exact.allowed, self._exact.router.threads)
-        sampler.configure(options.device, options.device_memory, all_gpus=options.all_gpus)
-        return sampler
+        if self._made_sampler is None:
+            options = replace(self._exact.options, memory=self._exact.allowed)
+            self._made_sampler = SamplingEngine(self.network, self.query, options)
+        return self._made_sampler
 
 
 def _budget(engine: Engine, file: Path | None) -> dict[str, int]:
@@ -148,8 +163,8 @@ def why(route: Route) -> str | None:
 
 def explain(engine: AutoEngine, batch: EvidenceBatch) -> None:
     """Log how many rows of a batch are sampled, and why."""
-    for found in engine.beyond(batch):
-        logger.warning("%d of %d rows are sampled: %s", len(found.rows), batch.rows, found.reason)
+    for refused in engine.beyond(batch):
+        logger.warning("%d of %d rows are sampled: %s", len(refused.rows), batch.rows, refused.reason)
 
 
 # The reason of a row that another engine answers, while this one passes over it.
@@ -161,7 +176,7 @@ def without(batch: EvidenceBatch, left_out: npt.NDArray[np.bool_]) -> EvidenceBa
     if not left_out.any():
         return batch
     passed = {int(row): _ELSEWHERE for row in np.flatnonzero(left_out)}
-    likelihoods = {v: _kept(each, ~left_out) for v, each in batch.likelihoods.items()}
+    likelihoods = {v: _kept(likelihood, ~left_out) for v, likelihood in batch.likelihoods.items()}
     states = {v: np.where(left_out, np.int32(-1), column) for v, column in batch.states.items()}
     return EvidenceBatch(batch.rows, states, likelihoods, {**passed, **batch.invalid})
 

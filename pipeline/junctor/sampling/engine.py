@@ -18,11 +18,11 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
 from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import has_gpu
-from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, slots_of
 from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
@@ -55,37 +55,30 @@ logger = logging.getLogger("junctor")
 class SamplingEngine:
     """Answers batches of evidence on one directed network by importance sampling.
 
-    memory: bytes that it may use (None: a share of what is free now). threads: answers do not depend on how many.
-    device: "auto" is a GPU where there is one; all_gpus: whether many samples of a row take all that this process sees.
-    What a row's answer depends on: network, its evidence, targets, how it
-    is sampled, its number and the seed; not on what else is in the batch. Raises ModelError for Markov networks and
-    variables of too many states, EvidenceError for unknown targets and explanations, BudgetError where the tables do
-    not fit.
+    network: directed.
+    query: what is asked of every row, and how it is sampled.
+    options: what the process may use; a GPU is used where there is one, all of them for many samples of a row.
+
+    What a row's answer depends on: network, its evidence, targets, how it is sampled, its number and the seed; not on
+    what else is in the batch, nor on threads. Raises ModelError for Markov networks and variables of too many states,
+    EvidenceError for unknown targets and explanations, BudgetError where the tables do not fit.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        query: Query,
-        memory: int | None = None,
-        threads: int = 1,
-        device: DeviceChoice = "cpu",
-        device_memory: int | None = None,
-    ) -> None:
+    def __init__(self, network: Network, query: Query, options: ComputeOptions = ONE_THREAD) -> None:
         refuse(network)
         if query.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
-        self.network, self.query, self.threads = network, query, threads
-        self.device, self.device_memory, self.all_gpus = device, device_memory, False
+        self.network = network
+        self.query = query
+        self.options = options
+        self.threads = options.threads or usable_cores()
         self.targets = tuple(network.index[name] for name in target_names(network, query))
-        self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self.allowed = allowed_memory(options)
         self._check_memory()
 
-    def configure(
-        self, device: DeviceChoice, device_memory: int | None = None, *_: object, all_gpus: bool = False
-    ) -> None:
-        """Settle where the work is done."""
-        self.device, self.device_memory, self.all_gpus = device, device_memory, all_gpus
+    def with_options(self, options: ComputeOptions) -> SamplingEngine:
+        """Return an engine with other options."""
+        return self if options == self.options else SamplingEngine(self.network, self.query, options)
 
     @property
     def least(self) -> int:
@@ -97,12 +90,14 @@ class SamplingEngine:
         samples = self._learning + self._main
         return rows * samples * len(self.network.variables) * CPU.draw
 
-    def answer(self, batch: EvidenceBatch, held: int = 0, first_row: int = 0) -> SampledAnswers:
-        """Return the answers to all rows of a batch, whose first one has the number `first_row`.
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
+        """Return the answers to all rows of a batch.
 
-        held: bytes that earlier answers take; sampling needs no more for it.
+        batch: some rows of the run.
+        reserved: bytes of earlier answers; sampling needs no more for it.
+        first_row: number of the first row, which random numbers depend on.
         """
-        del held
+        del reserved
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
         dtype = np.float32 if self.query.precision == "single" else np.float64
@@ -159,7 +154,7 @@ class SamplingEngine:
 
     @property
     def _device(self) -> SampleDevice:
-        if self.device == "cpu" or (self.device == "auto" and not has_gpu()):
+        if self.options.device == "cpu" or (self.options.device == "auto" and not has_gpu()):
             return self.cpu
         return self.gpu
 
@@ -168,7 +163,7 @@ class SamplingEngine:
         """The tables on a GPU. Raises DeviceError and BudgetError."""
         from junctor.sampling.gpu import gpu_sampling
 
-        return gpu_sampling(self.cpu, self.device_memory, self.all_gpus)
+        return gpu_sampling(self.cpu, self.options.device_memory, self.options.all_gpus)
 
     @property
     def _weighs(self) -> bool:

@@ -41,8 +41,9 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
-from junctor.runtime.dask_cluster import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
+from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, workers_of
 from junctor.runtime.devices import has_gpu
+from junctor.runtime.machine import allowed_memory
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -236,8 +237,9 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
         memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
         shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
         room = None
-        if resources.device == "gpu" or (resources.device == "auto" and all(client.run(has_gpu).values())):
-            room = min(client.run(room_of, resources.device_memory).values())
+        device = resources.compute.device
+        if device == "gpu" or (device == "auto" and all(client.run(has_gpu).values())):
+            room = min(client.run(room_of, resources.compute.device_memory).values())
         try:
             yield WorkerPool(len(workers), memory, room, threads or max(1, shared), client)
         finally:
@@ -250,5 +252,5 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
 
 def memory_here(crew: WorkerPool, resources: Resources) -> int:
     """Return the bytes that this process may take for rows that go in one piece, beside rows in chunks elsewhere."""
-    allowed = allowed_memory(resources)
+    allowed = allowed_memory(resources.compute)
     return allowed if crew.memory is None else min(allowed, crew.memory)
