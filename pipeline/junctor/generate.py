@@ -39,11 +39,13 @@ def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
     seed: seed of the tables.
     """
     _at_least_one(rows=rows, columns=columns)
+    # One stream in a fixed order: sizes first, then tables.
     rng = _stream(seed, _STRUCTURE)
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     names = {cell: f"x_{cell[0]}_{cell[1]}" for cell in cells}
     scopes: list[tuple[str, ...]] = [(names[cell],) for cell in cells]
     for row, column in cells:
+        # Right and down only, so that each pair comes once.
         neighbours = [(row, column + 1), (row + 1, column)]
         scopes += [(names[row, column], names[other]) for other in neighbours if other in names]
     cardinalities = dict(zip(names.values(), _cardinalities(states, len(cells), rng), strict=True))
@@ -230,6 +232,7 @@ class _Cells:
         import pyarrow as pa
 
         rows = samples.shape[1]
+        # Dictionary arrays: state names are stored once.
         hidden = self._hidden(rows, block)
         arrays = [pa.array(np.arange(first_case, first_case + rows))]
         for i, variable in enumerate(self.columns):
@@ -242,6 +245,7 @@ class _Cells:
         """Return which cells are null, bool [columns, rows], or None for no cell."""
         if self.pattern == "fixed" or not self.columns:
             return None
+        # [rows, columns], so that fewer rows are a prefix of more; transposed afterwards.
         chance = _stream(self.seed, _CELLS, block).random((rows, len(self.columns)))
         if self.pattern == "missing":
             return np.ascontiguousarray(self.missing > chance.T)
@@ -349,6 +353,7 @@ def _random_tables(
 def _random_conditional(shape: Sequence[int], zeros: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Return rows that sum to 1, most of them clearly in favour of one state, as in elicited tables."""
     table_size(shape, "a generated table")
+    # From 1 on: no row is all zeros, and no state impossible unless `zeros` asks for it.
     drawn = rng.integers(1, 2**16, size=shape)
     # Cubes of 16-bit integers fit int64, so that they are the same on all platforms.
     weights = drawn * drawn * drawn

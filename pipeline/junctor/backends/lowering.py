@@ -96,6 +96,7 @@ class Lowering:
         self._offsets = ArrayPool(np.int64)
         self._span = ArrayPool(np.int64)
         self._terms = ArrayPool(np.int32)
+        # Terms are compared by identity: equal lists of small contractions come from one cache.
         self._spans: dict[tiles.Terms, int] = {}
         self._eliminated: dict[tuple[object, ...], int] = {}
         self._columns = ArrayPool(numbers)
@@ -161,10 +162,12 @@ class Lowering:
             if kind != layout.FIXED:
                 marginal = self.posteriors[self._marginal_of[table]] = self.posterior_rows
                 self.posterior_rows += entries
+        # The second message of an edge weighs the open losses of both.
         edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
         self.tables.append(table)
         self._results.append((int(table in self._totals), marginal, *edge))
         step = (kind, self._slot(table), row, entries, *rest)
+        # Columns that a kind of step does not use are zero.
         self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
         self._growth.append(self._program.lowered[table].growth if kind == layout.REDUCE else 0.0)
 
@@ -279,6 +282,7 @@ class Lowering:
         first, first_kept = len(self._traced), len(self._variables)
         self._variables.extend((variable, sizes[variable]) for variable in (*kept, *step.eliminated))
         for operand, strides in zip(lowered.operands, what.operands, strict=True):
+            # Shared tables have one number for all cases.
             per_case = operand not in self._program.shared
             width = self._cases if per_case else 1
             place = self._place[operand] * width if per_case else self._shared_at(operand)

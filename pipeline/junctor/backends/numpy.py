@@ -153,6 +153,7 @@ class Program:
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
         self._totals = frozenset(plan.totals)
+        # An edge is weighed when its second message, the one down, exists.
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
         self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.columns: dict[int, _Columns] = {}
@@ -177,6 +178,7 @@ class Program:
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
+        # A copy: steps add the tables of this block, and Free removes them.
         values = dict(self.shared)
         log_value = self.constants(block)
         posteriors: dict[int, Table] = {}
@@ -346,6 +348,7 @@ class Program:
         """Return log scale (of a total its logarithm), lost, open and least of a shared table, float64 [4]."""
         value = self.shared[table]
         scale = self.log_of(value) if table in self._totals else value.log_scale
+        # One number each, since all cases share the table.
         return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
 
     def normalised(self, table: Table) -> Table:

@@ -69,6 +69,7 @@ class RowEngine:
         self._wanted[list(targets)] = True
         widths = np.where(self._wanted, self._sizes, 0)
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
+        # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
         # At most one likelihood for each variable.
         trees = [rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes)) for _ in range(threads)]
@@ -86,12 +87,14 @@ class RowEngine:
     def _resize(self, room: _Room, most: int) -> None:
         """Set the limit of a thread's arena; a larger one is dropped."""
         room.most = most
+        # Dropped rather than kept: its memory may be needed elsewhere.
         if room.work.arena.size > max(1, most):
             room.work = rowwise.work(1, len(room.tree.nodes.tables))
 
     def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
         """Return multiply-adds, entries of messages and number of tables of a row; infinite where it has no tree."""
         states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
+        # Which state is observed does not change the tree.
         states[list(observed)] = 0
         tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
@@ -192,6 +195,7 @@ def room_bytes(network: Network, entries: int) -> int:
 
 def factors_of(network: Network) -> rowplan.Factors:
     """Return the factors of a network as flat arrays."""
+    # Flat arrays: compiled code takes no lists of arrays.
     starts, places = [0], [0]
     scopes: list[int] = []
     strides: list[int] = []

@@ -46,6 +46,7 @@ def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
             return ScaledTable(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))
         # A column of zeros stays one; its scale is -inf already.
         largest[largest == 0] = 1.0
+        # In float64, before entries are rounded to the format.
         least = reference.least_above_zero(numbers) / largest
         table = (numbers / largest).astype(algebra.dtype, copy=False)
     lost = lost_below(least, algebra)

@@ -18,6 +18,7 @@ from junctor_kernels.tables.axes import Contraction
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
 
+# Program refers to this module at run time.
 if TYPE_CHECKING:
     from junctor.backends.numpy import Program
 
@@ -59,6 +60,7 @@ def support_of(program: Program) -> NonzeroSupport:
             support.tables[step.out] = program.columns[step.out].table.max(axis=1) > program.algebra.zero
         elif isinstance(step, Likelihood):
             support.tables[step.out] = np.ones(program.plan.tables[step.out].entries, dtype=np.bool_)
+        # Shared tables are computed already: their zeros are exact.
         elif isinstance(step, Potential) or step.out in program.shared:
             support.tables[step.out] = program.shared[step.out].table[:, 0] > program.algebra.zero
         else:
@@ -83,5 +85,6 @@ def _small_counts(what: Contraction, masks: tuple[bytes, ...]) -> npt.NDArray[np
 
 
 def _counts(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
+    # Counted by the contraction itself, in doubles: exact up to 2^53 terms.
     ones = [mask.astype(np.float64)[:, None] for mask in masks]
     return contract(what, ones, reference.DOUBLE)[:, 0]

@@ -150,6 +150,7 @@ def build_network(
     if not variables:
         raise ModelError("no variables found, expected at least one", place)
     known = tuple(_checked_variable(draft) for draft in variables)
+    # First definitions win here, since the second one is an error.
     index: dict[str, int] = {}
     for i, draft in enumerate(variables):
         if draft.name in index:
@@ -180,6 +181,7 @@ def _checked_variable(draft: DraftVariable) -> Variable:
         raise ModelError("a variable has an empty name", draft.place)
     if not draft.states:
         raise ModelError(f"variable {draft.name!r} has no states, expected at least one", draft.place)
+    # A loop instead of a set of all: the message names the state.
     seen: set[str] = set()
     for state in draft.states:
         if state in seen:
@@ -306,6 +308,7 @@ def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], pla
 
 def _walk_to_a_cycle(waiting: dict[int, set[int]]) -> Iterator[int]:
     """Follow unresolved parents until a variable repeats; yield that cycle, its first variable again at the end."""
+    # From the lowest index on, so that the same file gives the same message.
     path: list[int] = []
     here = min(waiting)
     while here not in path:

@@ -87,6 +87,7 @@ def target_names(network: Network, query: Query) -> tuple[str, ...]:
         return tuple(variable.name for variable in network.variables)
     if not query.targets:
         raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
+    # Repeated targets would give two columns of one name.
     seen: set[str] = set()
     for name in query.targets:
         if name not in network.index:

@@ -64,6 +64,7 @@ class AnswerBuffer:
         rows = batch.rows
         self._sizes = np.array([cardinalities[v] for v in targets], dtype=np.int64)
         self._starts = rows * (np.cumsum(self._sizes) - self._sizes)
+        # NaN, so that a number that was never written cannot pass for an answer.
         self._posteriors, self._errors = (np.full(rows * int(self._sizes.sum()), np.nan, dtype) for _ in range(2))
         posteriors, errors = (
             posteriors_in(flat, targets, cardinalities, rows) for flat in (self._posteriors, self._errors)

@@ -87,6 +87,7 @@ class CaseLayout:
         learns: whether nodes above evidence are drawn from an importance function.
         """
         states = np.array([hard[v] for v in self.observed], dtype=np.int64)
+        # The layout is shared by all rows of the pattern, and by threads.
         nodes, factors = self.nodes.copy(), self.factors.copy()
         begins, entries = nodes[:, :2].ravel(), factors[:, 0].copy()
         self.moves[0].apply(states, begins)
@@ -97,6 +98,7 @@ class CaseLayout:
         tables = self.network.tables.probabilities
         # Factors without drawn parents are one number for all samples of the row.
         fixed = (factors[:, 2] == 0) & (factors[:, 3] == 0)
+        # Added once to log P(e) instead of multiplied into every weight.
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
         flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
         least, most = self._bounds(soft)
@@ -116,6 +118,7 @@ class CaseLayout:
 
     def _bounds(self, soft: Soft) -> tuple[float, float]:
         least, most = sum(self.network.least[v] for v in self.observed), 0.0
+        # A likelihood above zero is at least its smallest positive entry, whatever state is drawn.
         for values in soft.values():
             least += math.log(values[values > 0].min())
             most += math.log(values.max())
@@ -130,6 +133,7 @@ def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int
     targets: variables whose posteriors are computed, None for all.
     """
     parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
+    # Barren variables (neither targets nor ancestors of targets or evidence) sum to one.
     needed = _with_parents(network, evidence.observed | evidence.soft)
     weighed = frozenset(needed - evidence.observed)
     wanted = set(network.order) if targets is None else needed | _with_parents(network, frozenset(targets))
@@ -167,6 +171,7 @@ def _lowered(
     nodes, factors, spans = list[tuple[int, ...]](), list[tuple[int, ...]](), list[int]()
     for n, v in enumerate(drawn):
         first, count, moves = links.link(network.parents(v))
+        # The highest row that the drawn parents can select: rows beyond it belong to other observed states.
         spans.append(1 + sum(stride * (cards[drawn[p]] - 1) for p, stride, _, _ in links.parents[first:]))
         links.begins += [(2 * n + i, column, stride * width) for column, stride in moves for i, width in
                          enumerate((cards[v] - 1, cards[v]))]  # fmt: skip
@@ -174,6 +179,7 @@ def _lowered(
         nodes.append((network.cuts[v], network.entries[v], cards[v], first, count, *planes, int(v in weighed)))
     for f, v in enumerate(links.observed):
         first, count, moves = links.link(network.network.factors[v].scope)
+        # Tables of observed variables become factors of the weight.
         links.entries += [(f, column, stride) for column, stride in moves]
         factors.append((network.entries[v], first, count, 0))
     start = 0

@@ -60,6 +60,7 @@ class LoopyMessages:
         for factor, span in self.soft:
             start = case.factors[factor, places.FACTOR_ENTRY]
             said = case.soft[start : start + span.stop - span.start]
+            # Scaled to at most 1: only ratios matter, and products of many stay in range.
             own[span] = said / said.max()
         return self.links._replace(tables=tables), own
 
@@ -112,6 +113,7 @@ def _links(
     owners, parents, nodes = owners[speaks], parents[speaks], nodes[speaks]
     cards, counts = states[nodes], np.bincount(owners, minlength=len(counts))
     messages, numbers = _begins(cards), _begins(states[: levels[-1]])
+    # Stable: the order of a node's children, and so of its products, must not depend on the platform.
     order = np.argsort(nodes, kind="stable")
     children = np.bincount(nodes, minlength=levels[-1])
     tables = np.zeros((len(counts), beliefs.TABLE_COLUMNS), dtype=np.int32)

@@ -68,6 +68,7 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
     # The posterior of a variable with one state is certain.
     errors[np.repeat(sizes, sizes) == 1] = 0.0
+    # Relative variance of the mean weight, by the delta method the variance of its logarithm.
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(
@@ -101,8 +102,10 @@ def until(
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
+        # Without a hit there is no error estimate to wait for.
         if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
             return sums, False
+        # Doubling: at most half of the samples were drawn after an earlier test would have sufficed.
         count = drawn
 
 

@@ -93,6 +93,7 @@ class CpuSampling:
 
     def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row."""
+        # Likelihood weighting draws from the tables themselves: nothing is copied.
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
         if ask.beliefs is not None:
@@ -134,12 +135,14 @@ class CpuRow:
         top = sampling_cpu.largest(samples)
         # Nothing to learn where all weights are zero.
         if top > (-np.inf if self.function.logs else 0.0):
+            # Nodes own disjoint parts of the function, so that threads take nodes.
             nodes = np.flatnonzero(self._case.nodes[:, WEIGHED]).tolist()
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
         return None if totals is None else lambda: totals
 
     def _draw(self, stream: RandomStream, count: int) -> Samples:
         blocks = blocks_of(count)
+        # All samples of a stage are kept until every node has learned from them.
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
 
         def draw(piece: tuple[int, int], _: int) -> None:
