@@ -15,7 +15,7 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.engine import Engine
+from junctor.engine.routes import Router
 from junctor.generate import grid
 from junctor.model.errors import DeviceError
 from junctor.model.network import Network
@@ -187,7 +187,7 @@ def test_a_run_over_workers_with_gpus(
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
     monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
-    monkeypatch.setattr(Engine, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     on_gpu: list[bool] = []
     given = ClusterRun._given
     monkeypatch.setattr(ClusterRun, "_given", lambda *args: on_gpu.append(args[0]._gpu is not None) or given(*args))
