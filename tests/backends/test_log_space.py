@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
     monkeypatch.setattr(routes, "COMPILED_SECONDS", -1)
-    entries._REMEMBERED.forget()
+    entries.forget()
 
 
 def over_entries(network: Network, batch: EvidenceBatch, query: Query = LOG_QUERY, threads: int = 1) -> Answers:

@@ -80,9 +80,9 @@ def test_entries_equal_the_reference(algebra: str, drawn: tuple[Any, ...], small
             # Many panels, copies and parts of terms in a problem of any size.
             for name, value in (("PANEL", 40), ("LEAST_PANEL", 32), ("NEAR", 4), ("FAR", 3), ("LEAST_KEPT", 20)):
                 patch.setattr(entries, name, value)
-            entries._REMEMBERED.forget()
+            entries.forget()
         check(sizes, kept, problem(sizes, scopes, algebra, zeros), algebra)
-    entries._REMEMBERED.forget()
+    entries.forget()
 
 
 @pytest.mark.parametrize("algebra", ALGEBRAS)

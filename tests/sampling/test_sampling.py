@@ -25,7 +25,7 @@ from junctor_kernels.sampling import cpu as sampling_cpu
 from junctor_kernels.sampling import reference as sampling
 from junctor_kernels.sampling.layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
 from junctor_kernels.sampling.philox import RandomStream
-from junctor_kernels.sampling.thresholds import settle
+from junctor_kernels.sampling.thresholds import build_thresholds
 
 
 @given(rows(), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1))
@@ -101,14 +101,14 @@ def test_what_bears_on_no_target_is_not_drawn() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6).filter(lambda row: sum(row) > 1e-3), st.sampled_from([0, 1]))
-def test_thresholds_are_settled_as_numpy_does(row: list[float], least: int) -> None:
+def test_thresholds_are_those_of_numpy(row: list[float], least: int) -> None:
     table = np.array(row) / sum(row)
     size = len(table)
     function = Function(
         np.zeros(size - 1, np.uint32), np.zeros(size, np.uint8), table, np.zeros(size), table.copy(), False
     )
-    settle(table, function, 0, 0, size, 1, least)
-    thresholds, order, widths = sampling.settle(table, table, least)
+    build_thresholds(table, function, 0, 0, size, 1, least)
+    thresholds, order, widths = sampling.thresholds_of(table, table, least)
     assert function.thresholds.tolist() == thresholds
     assert function.order.tolist() == order
     assert sum(widths) == FULL

@@ -1,4 +1,4 @@
-"""Posteriors of a block on their way out: from tables with the case axis innermost to answers case by case (Numba)."""
+"""Posteriors of a block, copied from tables with the case axis innermost to answers case by case (Numba)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from junctor_kernels.cpu.jit import jit
 def write_posteriors(posteriors: Any, states: Any, places: Any, rows: Any, answers: Any) -> None:
     """Write the posteriors of a block to its `rows` of the answers.
 
-    posteriors: [entries, cases]. states: int64 [variables, cases]. places: int64 [targets, 4]: whether the variable is
-    observed, its first row of `posteriors` or else its row of `states`, its states, and those of all targets before.
-    rows: int64 [cases]. answers: [all rows * all states], flat: [all rows, states] of one target after the other.
+    posteriors: [entries, cases].
+    states: int64 [variables, cases].
+    places: int64 [targets, 4], `junctor.model.answers.sources_of`: whether the variable is observed, its first row of
+        `posteriors` or else its row of `states`, its number of states, and the sum of those of all targets before.
+    rows: int64 [cases].
+    answers: flat, [all rows, states] of one target after the other.
     """
+    # Offset and size of the last target give the width of a row.
     every = places[-1, 2] + places[-1, 3]
     total = answers.size // every
     for n in range(places.shape[0]):

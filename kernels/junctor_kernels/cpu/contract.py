@@ -1,10 +1,8 @@
-"""One contraction in compiled code: sums (or maxima) in registers, the cases of a block side by side in vectors.
+"""One contraction in compiled code: sums (or maxima) in registers, the cases of a block in the lanes of vectors.
 
     out[s, b] = sum over r of  factor[F[s] + f[r]] * prod over k of  arena[A_k[s] + R_k[r] + b]
 
-Entries s come in tiles, and every tile has a list of the terms r that can differ from zero; where nearly all do, the
-tiles share one list of all terms. Four entries that walk through one operand alike make a tile of four, which reads
-that operand once for all of them; all others are alone. With (max, +) on logarithms the same loops find maxima.
+Main function: `contract`, called by `cpu.plan` for every reduction.
 """
 
 from __future__ import annotations
@@ -15,10 +13,12 @@ from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, S
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store
 
+# Every tile of entries s has a list of the terms r that can differ from zero; where nearly all do, tiles share one list
+# of all terms. Four entries that read one operand alike make a tile, which loads that operand once for all of them.
 TILE = 4
 # The loops take two vectors of cases at a time.
 LANE_BYTES = 2 * BYTES
-# Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
+# Terms of a partial sum: rounding errors grow with RUN + R / RUN instead of R.
 RUN = 32
 
 
@@ -37,10 +37,14 @@ def contract(
 ) -> None:
     """Contract the operands of a step into its rows of the arena.
 
-    operands, offsets, span, terms, shared: of its `Code`. arena: flat, `cases` numbers a row. maximise: None for sums
-    of products; True for maxima of sums, where numbers are logarithms. It is a type rather than a value, so that the
-    loops are compiled without the branch. nothing: the sum or maximum of no terms.
+    step: int64 [STEP_COLUMNS].
+    operands, offsets, span, terms, shared: of its `Bytecode`.
+    arena: flat, `cases` numbers a row.
+    cases: lanes of a row, a multiple of two vectors.
+    maximise: None for sums of products; True for maxima of sums of logarithms.
+    nothing: the sum or maximum of no terms, in the dtype of the arena.
     """
+    # None and True are different types to Numba: `maximise` is resolved at compile time, and loops have no branch.
     if step[HOW] == LINES:
         _lines(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
     elif step[HOW] == PAIRS:
@@ -94,6 +98,8 @@ def _lines(
         for b in range(0, cases, 2 * width):
             t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
             for start in range(first, last, RUN):
+                # Named one by one, since LLVM keeps only scalars in registers: 8 sums of four entries and two vectors
+                # each.
                 p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
                 for i in range(start, min(start + RUN, last)):
                     r = terms[i]
@@ -141,6 +147,7 @@ def _pairs(
         for b in range(0, cases, 2 * width):
             t00 = t01 = t10 = t11 = t20 = t21 = t30 = t31 = spread(nothing)
             for start in range(first, last, RUN):
+                # Partial sums of RUN terms, as in `_lines`.
                 p00 = p01 = p10 = p11 = p20 = p21 = p30 = p31 = spread(nothing)
                 for i in range(start, min(start + RUN, last)):
                     r = terms[i]
@@ -179,6 +186,8 @@ def _products(
 ) -> None:
     operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
     width = BYTES // arena.itemsize
+    # The first operand is the shared factor, -1 where there is none.
+    # Without a factor the offsets are read but never used.
     scaled = operands[0, 0] >= 0
     f, f_terms = offsets[max(0, operands[0, 0]) :], offsets[max(0, operands[0, 1]) :]
     a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
@@ -200,6 +209,7 @@ def _products(
                         y = offsets[operands[k, 0] + s] + offsets[operands[k, 1] + r] + b
                         x0 = _combine(x0, load(arena, y), maximise)
                         x1 = _combine(x1, load(arena, y + width), maximise)
+                    # The last operand joins by a fused multiply-add; a single one is only added.
                     if rows == 2:
                         p0, p1 = _join(p0, x0, maximise), _join(p1, x1, maximise)
                     else:

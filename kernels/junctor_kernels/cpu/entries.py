@@ -2,10 +2,8 @@
 
     out[s] = sum over r of  prod over k of  table_k[A_k[s] + R_k[r]]
 
-The kept entries are cut into panels of at most some thousand. Offsets are kept for the entries of one panel and for a
-fast and a slow part of the terms, never for a clique. Where the vectors of a panel read an operand several times, the
-panel copies that part of it first, with the terms of a vector side by side (Goto and van de Geijn, Anatomy of
-high-performance matrix multiplication, ACM TOMS 34(3), 2008).
+Main functions: `reduce` and `reduce_entries`, called by the NumPy backend and the out-of-core tasks; `panels` has the
+loops. Packing as in Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM TOMS 34(3), 2008.
 """
 
 from __future__ import annotations
@@ -30,17 +28,28 @@ from junctor_kernels.tables.reference import Algebra
 Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
-# Entries of a panel, and the fewest that make one where there are several threads.
-PANEL, LEAST_PANEL = 4096, 256
-# Terms of the fast part, of the slow part, and so of one call.
-NEAR, FAR = 64, 4096
-# Where fewer entries are kept, some of the terms are kept at first, and summed when they are few.
-LEAST_KEPT, MOST_KEPT = 4096, 1 << 16
-# A panel copies what it reads so many times, if that takes no more bytes than these for all operands together.
-COPY_FROM, COPY_BYTES = 4, 1 << 22
-# Operations that are worth the start of a thread, and from which the preparation is worth it.
-THREADED, PREPARED = 1 << 20, 1 << 13
-# Bytes of walks that are remembered.
+# The kept entries are cut into panels. Offsets are tabulated for the entries of one panel and for a fast (near) and a
+# slow (far) part of the terms, never for a clique.
+# Most entries of a panel: 32 KiB of doubles, about a first-level cache.
+PANEL = 4096
+# Least entries of a panel where several threads share the work.
+LEAST_PANEL = 256
+# Most terms of the fast part, and of the slow part.
+NEAR = 64
+FAR = 4096
+# Where fewer than LEAST_KEPT entries are kept, some eliminated axes are kept at first, up to MOST_KEPT entries, and
+# summed afterwards: otherwise vectors and threads would be idle.
+LEAST_KEPT = 4096
+MOST_KEPT = 1 << 16
+# A panel copies (packs) the part of an operand that its vectors read so many times or more ...
+COPY_FROM = 4
+# ... unless the copies of all operands take more bytes than this.
+COPY_BYTES = 1 << 22
+# Multiply-adds that pay for the start of a thread.
+THREADED = 1 << 20
+# Multiply-adds below which NumPy is faster than the preparation of a walk.
+PREPARED = 1 << 13
+# Bytes of cached walks.
 REMEMBERED_BYTES = 1 << 23
 ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SINGLE, reference.LOG)}
 
@@ -48,13 +57,17 @@ ALGEBRAS = {algebra.name: algebra for algebra in (reference.DOUBLE, reference.SI
 def reduce(what: Contraction, operands: Sequence[Array], algebra: Algebra, threads: int = 1) -> Array:
     """Contract `operands` to a table [kept entries, cases], as `reference.reduce` does.
 
-    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`. Cases are an axis like others.
+    what: the contraction.
+    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`; cases are an axis like others.
+    algebra: semiring and number format.
+    threads: number of threads.
     """
     cases = max((operand.shape[1] for operand in operands), default=1)
     operations = what.kept_entries * what.eliminated_entries * cases * len(operands)
+    # The algebra "max" has no compiled loops here.
     if operations < PREPARED or algebra.name not in ALGEBRAS:
         return reference.reduce(what, operands, algebra)
-    # Behind an axis of one case vectors would run across the ends of the one before, and gather what lies side by side.
+    # An axis of one case would become the innermost one, and vectors would gather neighbouring entries one by one.
     axis = (cases,) if cases > 1 else ()
     tables = [
         (
@@ -84,26 +97,30 @@ def reduce_entries(
 ) -> Array:
     """Contract operands into `out` and return it: sums of products, or logarithms of sums of exponentials of sums.
 
-    sizes: of all axes, the `kept` kept ones first, then those that are eliminated. operands: tables, each C-contiguous,
-    with a stride in entries for every axis, 0 along those that it does not have. out: C-contiguous, of all kept
-    entries. algebra: "double", "single" or "log"; all tables have its dtype. accumulate: `out` is added to rather
-    than written. Whatever the number of threads, the numbers are the same. Raises ValueError where a table is of
-    another dtype or not contiguous.
+    sizes: of all axes, the kept ones first.
+    kept: number of kept axes.
+    operands: tables, each C-contiguous, with a stride in entries for every axis, 0 along axes that it does not have.
+    out: C-contiguous, of all kept entries.
+    algebra: "double", "single" or "log"; all tables have its dtype.
+    threads: number of threads; results do not depend on it.
+    accumulate: whether results are added to `out`.
+    Raises ValueError where a table has another dtype or is not contiguous.
     """
     semiring = ALGEBRAS[algebra]
     for table in (out, *(table for table, _ in operands)):
         if table.dtype != semiring.dtype or not table.flags.c_contiguous:
             raise ValueError(f"expected contiguous tables of {semiring.dtype}, found {table.dtype} {table.strides}")
     flat = [table.reshape(-1) for table, _ in operands]
-    strides = [tuple(each) for _, each in operands]
-    used = [axis for axis in range(kept, len(sizes)) if any(each[axis] for each in strides)]
+    strides = [tuple(steps) for _, steps in operands]
+    # Axes that no operand has only repeat each term.
+    used = [axis for axis in range(kept, len(sizes)) if any(steps[axis] for steps in strides)]
     absent = math.prod(sizes[axis] for axis in range(kept, len(sizes)) if axis not in used)
     if absent != 1 or not operands:
         flat.append(semiring.repeat(np.full(1, semiring.one, semiring.dtype), absent))
         strides.append((0,) * len(sizes))
     axes = [*range(kept), *used]
     shape = [sizes[axis] for axis in axes]
-    walks = [[each[axis] for axis in axes] for each in strides]
+    walks = [[steps[axis] for axis in axes] for steps in strides]
     _split_long(shape, kept, walks)
     task = _Task(tuple(shape), kept, tuple(map(tuple, walks)), semiring, threads)
     _reduce(task, flat, out.reshape(-1), accumulate)
@@ -118,15 +135,22 @@ def _split_long(sizes: list[int], kept: int, strides: list[list[int]]) -> None:
         part = next((part for part in range(NEAR, 1, -1) if size % part == 0), 1) if size > NEAR else 1
         if part > 1:
             sizes[axis : axis + 1] = [size // part, part]
-            for each in strides:
-                each[axis : axis + 1] = [each[axis] * part, each[axis]]
-        # What is left of the axis may still be long.
+            for steps in strides:
+                steps[axis : axis + 1] = [steps[axis] * part, steps[axis]]
+        # The rest of the axis may still be long.
         axis += size <= NEAR or part == 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Axes of a contraction, all of them in some operand, and what to do it with."""
+    """A contraction over entries.
+
+    sizes: of all axes, each of them in some operand, the kept ones first.
+    kept: number of kept axes.
+    strides: in entries, of every operand.
+    algebra: semiring and number format.
+    threads: number of threads.
+    """
 
     sizes: tuple[int, ...]
     kept: int
@@ -170,38 +194,41 @@ def _reduce_twice(task: _Task, more: list[int], tables: list[Array], out: Array,
     axes = [*range(task.kept), *more]
     axes += [axis for axis in range(len(task.sizes)) if axis not in axes]
     sizes = tuple(task.sizes[axis] for axis in axes)
-    strides = tuple(tuple(each[axis] for axis in axes) for each in task.strides)
+    strides = tuple(tuple(steps[axis] for axis in axes) for steps in task.strides)
     first = _Task(sizes, task.kept + len(more), strides, task.algebra, task.threads)
     wide = np.empty(first.entries, task.algebra.dtype)
     _reduce(first, tables, wide, False)
+    # `gather` sums over the first axis.
     terms = np.ascontiguousarray(wide.reshape(task.entries, -1).T)
     task.algebra.gather(terms, out) if accumulate else np.copyto(out, task.algebra.gather(terms, None))
 
 
 def _reduce_few(task: _Task, tables: list[Array], out: Array, accumulate: bool) -> None:
-    operands = tuple(Strides(each[: task.kept], each[task.kept :]) for each in task.strides)
+    # Fewer entries than lanes of a vector: NumPy.
+    operands = tuple(Strides(steps[: task.kept], steps[task.kept :]) for steps in task.strides)
     what = Contraction(task.sizes[: task.kept], task.sizes[task.kept :], operands)
-    found = reference.reduce(what, [table[:, None] for table in tables], task.algebra)[:, 0]
-    task.algebra.gather(found[None], out) if accumulate else np.copyto(out, found)
+    sums = reference.reduce(what, [table[:, None] for table in tables], task.algebra)[:, 0]
+    task.algebra.gather(sums[None], out) if accumulate else np.copyto(out, sums)
 
 
 def _slowest(task: _Task) -> Iterator[tuple[tuple[int, ...], _Task]]:
-    """Cut the slowest eliminated axes until the tables of the terms are small: offsets of operands, what is left."""
+    """Cut the slowest eliminated axes until tables of offsets are small; yields offsets of operands and the rest."""
     axis = task.kept
     while axis < len(task.sizes) - 1 and math.prod(task.sizes[axis:]) > NEAR * FAR:
         axis += 1
     cut, left = slice(task.kept, axis), [*range(task.kept), *range(axis, len(task.sizes))]
-    strides = tuple(tuple(each[n] for n in left) for each in task.strides)
+    strides = tuple(tuple(steps[n] for n in left) for steps in task.strides)
     part = _Task(tuple(task.sizes[n] for n in left), task.kept, strides, task.algebra, task.threads)
     for at in product(*(range(size) for size in task.sizes[cut])):
-        yield tuple(sum(map(mul, at, each[cut])) for each in task.strides), part
+        yield tuple(sum(map(mul, at, steps[cut])) for steps in task.strides), part
 
 
 def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: bool) -> None:
-    walk, panels = _REMEMBERED.walk(task.sizes, task.kept, task.strides, task.algebra.dtype.itemsize, task.threads)
+    walk, panels = _WALKS.walk(task.sizes, task.kept, task.strides, task.algebra.dtype.itemsize, task.threads)
     places = np.array([table.ctypes.data for table in tables], dtype=np.int64)
     logs = True if task.algebra is reference.LOG else None
 
+    # Whole panels for each thread, so that no sum depends on the number of threads.
     def work(first: int, last: int) -> None:
         room = np.empty(int(walk.copies.sum()) + BYTES, dtype=np.uint8)
         begin = room.ctypes.data + -room.ctypes.data % BYTES
@@ -210,6 +237,7 @@ def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: b
 
     threads = max(1, min(task.threads, panels, task.entries * task.terms * len(tables) // THREADED))
     ends = [panels * n // threads for n in range(threads + 1)]
+    # In the calling thread: no pool to start.
     if threads == 1:
         work(0, panels)
         return
@@ -217,8 +245,8 @@ def _reduce_part(task: _Task, tables: Sequence[Array], out: Array, accumulate: b
         list(pool.map(work, ends[:-1], ends[1:]))
 
 
-class _Remembered:
-    """Walks by what they are made of: the next block of cases, or the next network like this one, has them again."""
+class _WalkCache:
+    """Walks by their arguments: the next block of cases, or a similar network, needs them again."""
 
     def __init__(self) -> None:
         self.forget()
@@ -229,56 +257,61 @@ class _Remembered:
 
     def walk(self, *of: Any) -> tuple[PanelWalk, int]:
         """Return a walk and its panels."""
-        found = self._walks.get(of)
-        if found is None:
-            found = panel_walk(*of)
-            taken = sum(array.nbytes for array in found[0])
+        entry = self._walks.get(of)
+        if entry is None:
+            entry = panel_walk(*of)
+            taken = sum(array.nbytes for array in entry[0])
             if self._bytes + taken > REMEMBERED_BYTES:
                 self.forget()
-            self._walks[of] = found
+            self._walks[of] = entry
             self._bytes += taken
-        return found
+        return entry
 
 
-_REMEMBERED = _Remembered()
+_WALKS = _WalkCache()
 
 
 def forget() -> None:
-    """Forget how contractions are walked through: the next ones are prepared as if they were the first."""
-    _REMEMBERED.forget()
+    """Empty the cache of walks: the next contractions are prepared as if they were the first (for measurements)."""
+    _WALKS.forget()
 
 
 def panel_walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
 ) -> tuple[PanelWalk, int]:
-    """Return how a contraction is walked through, and how many panels it has."""
+    """Return the walk of a contraction and its number of panels.
+
+    sizes, kept, strides: as in `_Task`.
+    itemsize: bytes of a number.
+    threads: number of threads, for the size of panels.
+    """
     line, within, part = _cut(sizes[:kept], threads)
     size = sizes[line] if line < kept else 1
     panels = -(-size // part)
-    width, steps = BYTES // itemsize, [np.array(each, dtype=np.int64) * itemsize for each in strides]
+    width, steps = BYTES // itemsize, [np.array(entries, dtype=np.int64) * itemsize for entries in strides]
     panel = (part, *sizes[line + 1 : kept])
     starts = _starts(panel, width)
-    lanes = [_offsets(panel, each[line:kept])[starts[:, None] + np.arange(width)] for each in steps]
+    lanes = [_offsets(panel, step[line:kept])[starts[:, None] + np.arange(width)] for step in steps]
     split = _fast(sizes, kept)
-    far = [_offsets(sizes[kept:split], each[kept:split]) for each in steps]
-    near = [_offsets(sizes[split:], each[split:]) for each in steps]
+    far = [_offsets(sizes[kept:split], step[kept:split]) for step in steps]
+    near = [_offsets(sizes[split:], step[split:]) for step in steps]
     room = COPY_BYTES // len(steps)
-    reads = [_read(*each, itemsize, room) for each in zip(lanes, far, near, strict=True)]
+    reads = [_read(*parts, itemsize, room) for parts in zip(lanes, far, near, strict=True)]
     walk = PanelWalk(
         np.array(sizes[:line], dtype=np.int64),
-        np.array([each[:line] for each in steps]).reshape(len(steps), line),
+        np.array([step[:line] for step in steps]).reshape(len(steps), line),
         np.array([size, part, panels, within]),
-        np.array([each[line] if line < kept else 0 for each in steps], dtype=np.int64),
+        np.array([step[line] if line < kept else 0 for step in steps], dtype=np.int64),
         starts,
-        np.array([each.operand for each in reads], dtype=np.int64),
-        np.array(lanes) if any(each.operand[0] == ANYWHERE for each in reads) else np.array(lanes)[:, :, :1].copy(),
+        np.array([read.operand for read in reads], dtype=np.int64),
+        np.array(lanes) if any(read.operand[0] == ANYWHERE for read in reads) else np.array(lanes)[:, :, :1].copy(),
         np.array(far),
         np.array(near),
-        np.array([each.vectors for each in reads]),
-        np.array([each.far for each in reads]),
-        np.array([each.near for each in reads]),
-        np.array([np.resize(each.samples, len(starts)) for each in reads]),
-        np.array([each.bytes for each in reads], dtype=np.int64),
+        np.array([read.vectors for read in reads]),
+        np.array([read.far for read in reads]),
+        np.array([read.near for read in reads]),
+        np.array([np.resize(read.samples, len(starts)) for read in reads]),
+        np.array([read.bytes for read in reads], dtype=np.int64),
     )
     return walk, math.prod(sizes[:line]) * panels
 
@@ -290,6 +323,7 @@ def _cut(sizes: Sequence[int], threads: int) -> tuple[int, int, int]:
     while line > 0 and within * sizes[line - 1] <= most:
         line -= 1
         within *= sizes[line]
+    # All entries fit one panel.
     if line == 0:
         return 0, within // sizes[0], sizes[0]
     line -= 1
@@ -297,9 +331,10 @@ def _cut(sizes: Sequence[int], threads: int) -> tuple[int, int, int]:
 
 
 def _starts(panel: Sequence[int], width: int) -> Integers:
-    """Return where the vectors of a panel begin: along a long last axis none belongs to two rows."""
+    """Return the first entry of each vector of a panel; along a long last axis no vector crosses the end of a row."""
     entries = math.prod(panel)
     row = panel[-1] if panel[-1] >= 2 * width else entries
+    # The last vector of a row overlaps the one before it instead of crossing the end.
     along = np.minimum(np.arange(-(-row // width)) * width, row - width)
     return (np.arange(entries // row)[:, None] * row + along).reshape(-1)
 
@@ -322,7 +357,7 @@ def _offsets(sizes: Sequence[int], strides: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """How a panel reads an operand: a row of each of the arrays of a `PanelWalk`."""
+    """How a panel reads an operand: one row of each array of a `PanelWalk`."""
 
     operand: tuple[int, int, int, int]
     vectors: Integers
@@ -333,7 +368,13 @@ class _Read:
 
 
 def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: int) -> _Read:
-    """Settle how an operand is read; lanes: int64 [vectors, lanes]. most: bytes of a copy."""
+    """Choose how an operand is read.
+
+    lanes: int64 [vectors, lanes], byte offsets.
+    far, near: int64 [terms], byte offsets of the slow and the fast part.
+    itemsize: bytes of a number.
+    most: largest copy in bytes.
+    """
     vectors, width = lanes.shape
     apart = lanes - lanes[:, :1]
     together = not apart.any()
@@ -350,11 +391,11 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
 
 
 def equal_rows(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
-    """Return the first of equal rows, and for every row which of those it equals.
+    """Return the distinct rows (index of the first of each), and the index of every row among them.
 
-    alike: whether rows differ by where they begin only.
+    alike: whether rows differ by their first offset only.
     """
-    # Sums are sorted several times as fast as rows; rows that differ may have the same one by accident.
+    # Hashes sort several times as fast as rows; where different rows collide, the rows are sorted after all.
     sums = lanes[:, 0] if alike else lanes @ (2 * np.arange(lanes.shape[1], dtype=np.int64) + 1) ** 5
     _, samples, slots = np.unique(sums, return_index=True, return_inverse=True)
     if not alike and (lanes[samples[slots]] != lanes).any():

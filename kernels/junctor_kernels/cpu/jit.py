@@ -1,4 +1,4 @@
-"""How kernels are compiled: one place for the options that all of them share (Numba)."""
+"""Compilation of kernels: the Numba options that all of them share, and a few LLVM instructions as functions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 
-def jit(function: Any, fastmath: Any = False, inside: bool = False) -> Any:
-    """Return `function` compiled without the interpreter lock, kept on disk where there is a place for it.
+def jit(function: Any, fastmath: Any = False, inline: bool = False) -> Any:
+    """Return a function compiled without the interpreter lock, cached on disk where possible.
 
-    fastmath: the liberties that may be taken with IEEE arithmetic, as Numba takes them; none by default. inside: a
-    part of whoever calls it, so that what it is given and returns stays in registers.
+    function: Python function in Numba's subset.
+    fastmath: Numba's flags for liberties with IEEE arithmetic; none by default.
+    inline: whether it is inlined into its callers, so that arguments and results stay in registers.
     """
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, "forceinline": inside}
+    # error_model "numpy": division by zero gives inf or nan as in the reference, and loops stay free of branches.
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, "forceinline": inline}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        # Nowhere to keep compiled code: neither beside the module nor in the user's cache directory.
+        # No writable cache directory, neither next to the module nor in the user's home.
         return numba.njit(**options)(function)
 
 
-def inside(function: Any) -> Any:
-    """Return `function` compiled as a part of whoever calls it."""
-    return jit(function, inside=True)
+def inlined(function: Any) -> Any:
+    """Return a function compiled to be inlined into its callers."""
+    return jit(function, inline=True)
 
 
 def _lowest_bit(_typing: Any, _word: Any) -> Any:

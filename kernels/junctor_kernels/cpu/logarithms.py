@@ -1,8 +1,8 @@
 """Exponentials and logarithms of vectors of float64, without a call or a branch (Numba, LLVM).
 
-Both are good to about an ulp on what sums in log space need: exponentials of numbers from -inf to 0 and logarithms of
-positive normal numbers. Argument reduction and series are those of any textbook (Muller, Elementary Functions, 3rd
-edition, chapters 3 and 11).
+Main functions: `exponential` and `logarithm`, for sums in log space (`panels`): accurate to about an ulp on numbers
+from -inf to 0, and on positive normal numbers. Argument reduction and series after Muller, Elementary Functions, 3rd
+edition, chapters 3 and 11.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from junctor_kernels.cpu.jit import inside
+from junctor_kernels.cpu.jit import inlined
 from junctor_kernels.cpu.vectors import add, divide, larger, multiply, multiply_add, spread, subtract
 
 # Adding this brings the nearest integer of a number below 2^51 to the lowest bits of the sum.
 SHIFT = 1.5 * 2.0**52
-# ln 2 in two parts; the first has zeros at its end, so that its products with exponents are exact.
-LOG_2_HIGH, LOG_2_LOW = float.fromhex("0x1.62e42fefa3800p-1"), float.fromhex("0x1.ef35793c76730p-45")
+# ln 2 in two parts (Cody and Waite); the first ends in zeros, so that its products with exponents are exact.
+LOG_2_HIGH = float.fromhex("0x1.62e42fefa3800p-1")
+LOG_2_LOW = float.fromhex("0x1.ef35793c76730p-45")
 LOG2_E = 1 / math.log(2)
-# Below this the exponential is no normal number any more; beside a sum of at least 1 it is nothing.
+# Below this the exponential is no normal number any more; added to a sum of at least 1 it changes nothing.
 LEAST = -708.0
-# Bits of the square root of one half: mantissas are taken from there to the square root of 2.
+# Bits of the square root of one half: mantissas are reduced to sqrt(1/2) ... sqrt(2), where the series is shortest.
 HALF_ROOT = 0x3FE6A09E667F3BCD
 # Coefficients of x^n in e^x, and of s^2n in log((1 + s) / (1 - s)) / s.
 E2, E3, E4, E5, E6, E7, E8, E9, E10, E11, E12, E13 = [1 / math.factorial(n) for n in range(2, 14)]
@@ -89,7 +90,7 @@ def _where_finite(_typing: Any, one: Any, _value: Any, _other: Any) -> Any:
 where_finite = intrinsic(_where_finite)
 
 
-@inside
+@inlined
 def exponential(x: Any) -> Any:
     """Return e ** x for x of at most 0; below LEAST, e ** LEAST."""
     x = larger(x, spread(LEAST))
@@ -98,6 +99,7 @@ def exponential(x: Any) -> Any:
     x = multiply_add(n, spread(-LOG_2_HIGH), x)
     x = multiply_add(n, spread(-LOG_2_LOW), x)
     square = multiply(x, x)
+    # Odd and even terms apart: half as long a chain of dependent operations as Horner's scheme.
     odd = multiply_add(square, spread(E13), spread(E11))
     even = multiply_add(square, spread(E12), spread(E10))
     odd, even = multiply_add(square, odd, spread(E9)), multiply_add(square, even, spread(E8))
@@ -108,7 +110,7 @@ def exponential(x: Any) -> Any:
     return add_power(add(spread(1.0), tail), shifted)
 
 
-@inside
+@inlined
 def logarithm(x: Any) -> Any:
     """Return the logarithm of x, a positive normal number."""
     n, part = exponent(x), subtract(fraction(x), spread(1.0))
@@ -124,6 +126,6 @@ def logarithm(x: Any) -> Any:
     series = multiply_add(square, series, spread(L3))
     series = multiply_add(square, series, spread(L2))
     series = multiply_add(square, series, spread(L1))
-    # log(1 + part) = part - s * (part - s^2 * series): what is subtracted is small beside part.
+    # log(1 + part) = part - s * (part - s^2 * series): the subtrahend is small compared with part, so little cancels.
     near = subtract(part, multiply(s, subtract(part, multiply(square, series))))
     return multiply_add(n, spread(LOG_2_HIGH), multiply_add(n, spread(LOG_2_LOW), near))

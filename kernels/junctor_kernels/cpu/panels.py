@@ -1,7 +1,7 @@
 """Contractions over entries in compiled code: vectors of neighbouring kept entries, sums in registers (Numba).
 
-A *panel* is a run of at most some thousand kept entries. Its vectors walk through all terms, four of them together.
-`junctor_kernels.entries` settles how each operand is read (`PanelWalk`).
+Main function: `reduce_panels`, called by `entries`, which chooses how each operand is read (`PanelWalk`). A panel is a
+run of at most some thousand kept entries; four of its vectors at a time go through all terms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inside, jit
+from junctor_kernels.cpu.jit import inlined, jit
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.cpu.vectors import (
     BYTES,
@@ -27,24 +27,28 @@ from junctor_kernels.cpu.vectors import (
     subtract,
 )
 
-# How the lanes of a vector lie in an operand: all at one entry, at neighbouring ones, or anywhere.
+# Positions of the lanes of a vector in an operand: one entry (broadcast), neighbouring entries (load), any (gather).
 SAME, NEIGHBOURS, ANYWHERE = 0, 1, 2
-# Columns of `PanelWalk.operands`: how its lanes lie, whether it is copied first, how they lie in what is read (its copy
-# if there is one), how many vectors differ.
+# Columns of `PanelWalk.operands`: positions of its lanes, whether it is copied first, positions of the lanes in what is
+# read (the copy if there is one), number of distinct vectors.
 MODE, COPIED, READ, DIFFERENT = 0, 1, 2, 3
 
 
 class PanelWalk(NamedTuple):
-    """Where a contraction finds the numbers of its terms; offsets are in bytes.
+    """Offsets of the terms of a contraction, in bytes.
 
-    sizes: int64 [outer kept axes], strides: int64 [operands, outer kept axes]. A panel is cut along one more axis:
-    line: int64 [4], its size, the part of it that a panel has, panels along it, entries within one step of it. along:
-    int64 [operands], stride of that axis. starts: int64 [vectors], the first entry in a panel of each of its vectors,
-    which may overlap. operands: int64 [operands, 4], as the columns above. lanes: int64 [operands, vectors, lanes], of
-    the entries of a panel; a single lane where no operand has them anywhere. far, near: int64 [operands, terms], of the
-    slow and the fast part of a term. vectors: int64 [operands, vectors], where each vector of a panel is read,
-    far_read, near_read: the same as far and near; these three are those of the copy where an operand is copied.
-    samples: int64 [operands, vectors], the vectors that differ. copies: int64 [operands], bytes.
+    sizes: int64 [outer kept axes].
+    strides: int64 [operands, outer kept axes].
+    line: int64 [4], of the axis along which panels are cut: its size, the part of a panel, panels along it, entries
+        within one step.
+    along: int64 [operands], strides of that axis.
+    starts: int64 [vectors], first entry of each vector of a panel; vectors may overlap.
+    operands: int64 [operands, 4], see the columns above.
+    lanes: int64 [operands, vectors, lanes], entries of a panel; a single lane where no operand needs ANYWHERE.
+    far, near: int64 [operands, terms], slow and fast part of a term.
+    vectors, far_read, near_read: the same as lanes, far and near for reading: in the copy where there is one.
+    samples: int64 [operands, vectors], the distinct vectors.
+    copies: int64 [operands], bytes of the copies.
     """
 
     sizes: Any
@@ -69,22 +73,28 @@ def reduce_panels(
 ) -> None:
     """Contract panels [first, last) into `out`, flat.
 
-    tables: int64 [operands], where they begin; copies: where there is room for copies of them, a multiple of BYTES.
-    logs: None for sums of products, True for logarithms of sums of exponentials of sums; a type, so that the loops
-    are compiled for it. again: the results are added to what is in `out`.
+    walk: offsets of all terms.
+    first, last: range of panels.
+    tables: int64 [operands], addresses.
+    copies: int64 [operands], addresses for copies of them, multiples of BYTES.
+    out: flat, all kept entries.
+    logs: None for sums of products, True for logarithms of sums of exponentials of sums (resolved at compile time).
+    again: whether results are added to `out`.
     """
     count, width = tables.size, BYTES // out.itemsize
     size, part, panels, within = walk.line[0], walk.line[1], walk.line[2], walk.line[3]
     vectors = walk.starts.size
-    found, before = np.empty(vectors * width, out.dtype), np.zeros(vectors * width, out.dtype)
+    sums, before = np.empty(vectors * width, out.dtype), np.zeros(vectors * width, out.dtype)
     base, copied = np.empty(count, np.int64), np.full(count, -1, np.int64)
     at, held_terms = np.empty((count, 6), np.int64), np.empty(4 * width * walk.near.shape[1], out.dtype)
     for k in range(count):
         at[k, 4] = walk.operands[k, READ]
     for panel in range(first, last):
+        # The last panel overlaps the one before it, so that all have the same shape.
         begin = min(panel % panels * part, size - part)
         _find_operands(walk, panel // panels, begin, tables, base)
         for k in range(count):
+            # Neighbouring panels often read the same part of an operand: it is copied once.
             if walk.operands[k, COPIED] and copied[k] != base[k]:
                 copied[k] = base[k]
                 _copy(walk, k, base[k], copies[k], out.dtype.type(0))
@@ -96,18 +106,18 @@ def reduce_panels(
                 total = _sum(at, walk.far_read, walk.near_read, out.dtype.type(0))
             else:
                 total = _log_sum(at, walk.far_read, walk.near_read, held_terms.ctypes.data, out.dtype.type(0))
-            # Where there are fewer than four, the last one again.
-            store(found, walk.starts[v], total[0])
-            store(found, walk.starts[min(v + 1, vectors - 1)], total[1])
-            store(found, walk.starts[min(v + 2, vectors - 1)], total[2])
-            store(found, walk.starts[min(v + 3, vectors - 1)], total[3])
-        # Where panels overlap entries are found twice and taken once.
+            # With fewer than four vectors left, the last one is repeated.
+            store(sums, walk.starts[v], total[0])
+            store(sums, walk.starts[min(v + 1, vectors - 1)], total[1])
+            store(sums, walk.starts[min(v + 2, vectors - 1)], total[2])
+            store(sums, walk.starts[min(v + 3, vectors - 1)], total[3])
+        # Entries in the overlap of panels are computed twice and written once.
         skipped = (panel % panels * part - begin) * within
         place = (panel // panels * size + begin) * within
         if again:
             before[skipped : part * within] = out[place + skipped : place + part * within]
-            _join(found, before, logs)
-        out[place + skipped : place + part * within] = found[skipped : part * within]
+            _join(sums, before, logs)
+        out[place + skipped : place + part * within] = sums[skipped : part * within]
 
 
 @jit
@@ -121,9 +131,9 @@ def _find_operands(walk: PanelWalk, outer: int, begin: int, tables: Any, base: A
             base[k] += at * walk.strides[k, axis]
 
 
-@inside
+@inlined
 def _find_vectors(walk: PanelWalk, first: int, base: Any, at: Any) -> None:
-    """Find where four vectors begin in each operand, or where the offsets of their lanes do."""
+    """Write the addresses of four vectors in each operand, or those of the offsets of their lanes."""
     for k in range(base.size):
         at[k, 5] = base[k] if at[k, 4] == ANYWHERE else 0
         for n in range(4):
@@ -134,7 +144,7 @@ def _find_vectors(walk: PanelWalk, first: int, base: Any, at: Any) -> None:
 
 @jit
 def _copy(walk: PanelWalk, k: int, base: int, to: int, number: Any) -> None:
-    """Copy what a panel reads of an operand to where it reads it: the terms of a vector side by side."""
+    """Pack the part of an operand that a panel reads: the terms of a vector become contiguous."""
     mode = walk.operands[k, MODE]
     for n in range(walk.operands[k, DIFFERENT]):
         v = walk.samples[k, n]
@@ -146,13 +156,13 @@ def _copy(walk: PanelWalk, k: int, base: int, to: int, number: Any) -> None:
                 if mode == NEIGHBOURS:
                     store_at(place, load_at(number, step + walk.lanes[k, v, 0]))
                 elif mode == SAME:
-                    # What is written behind the number is written again.
+                    # A whole vector is stored for one number; the next store overwrites the rest.
                     store_at(place, spread_at(number, step + walk.lanes[k, v, 0]))
                 else:
                     store_at(place, pick_at(number, step, offsets))
 
 
-@inside
+@inlined
 def _read(number: Any, at: Any, k: int, step: int) -> Any:
     """Return four vectors of an operand."""
     a, b, c, d, mode = at[k, 0], at[k, 1], at[k, 2], at[k, 3], at[k, 4]
@@ -174,7 +184,7 @@ def _read(number: Any, at: Any, k: int, step: int) -> Any:
     return pick_at(number, step, a), pick_at(number, step, b), pick_at(number, step, c), pick_at(number, step, d)
 
 
-@inside
+@inlined
 def _term(at: Any, far: Any, near: Any, h: int, i: int, number: Any, logs: bool | None) -> Any:
     """Return four vectors of a term: products of operands, or sums of their logarithms."""
     x0, x1, x2, x3 = _read(number, at, 0, far[0, h] + near[0, i])
@@ -187,11 +197,11 @@ def _term(at: Any, far: Any, near: Any, h: int, i: int, number: Any, logs: bool 
     return x0, x1, x2, x3
 
 
-@inside
+@inlined
 def _sum(at: Any, far: Any, near: Any, number: Any) -> Any:
     t0 = t1 = t2 = t3 = spread(number)
     for h in range(far.shape[1]):
-        # In parts, so that rounding does not grow with the number of terms.
+        # Partial sums of the fast part, so that rounding errors do not grow with the number of terms.
         p0 = p1 = p2 = p3 = spread(number)
         for i in range(near.shape[1]):
             x0, x1, x2, x3 = _term(at, far, near, h, i, number, None)
@@ -200,12 +210,13 @@ def _sum(at: Any, far: Any, near: Any, number: Any) -> Any:
     return t0, t1, t2, t3
 
 
-@inside
+@inlined
 def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
-    """Return four vectors of logarithms of sums; held: where four vectors of each term of the fast part have room."""
+    """Return four vectors of logarithms of sums; held: address of a buffer for the fast part, four vectors a term."""
     m0 = m1 = m2 = m3 = spread(-np.inf)
     t0 = t1 = t2 = t3 = spread(number)
     for h in range(far.shape[1]):
+        # First pass over the fast part: its terms are held, and their maximum is found.
         l0, l1, l2, l3 = m0, m1, m2, m3
         for i in range(near.shape[1]):
             x0, x1, x2, x3 = _term(at, far, near, h, i, number, True)
@@ -213,10 +224,11 @@ def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
             l0, l1, l2, l3 = larger(x0, l0), larger(x1, l1), larger(x2, l2), larger(x3, l3)
         b0, b1, b2, b3 = _finite(l0), _finite(l1), _finite(l2), _finite(l3)
         if h > 0:
-            # What was summed before, beside the largest term so far.
+            # Earlier sums are rescaled to the largest term so far (streaming log-sum-exp).
             t0, t1 = multiply(t0, exponential(subtract(m0, b0))), multiply(t1, exponential(subtract(m1, b1)))
             t2, t3 = multiply(t2, exponential(subtract(m2, b2))), multiply(t3, exponential(subtract(m3, b3)))
         m0, m1, m2, m3 = l0, l1, l2, l3
+        # Second pass: exponentials relative to the maximum.
         p0 = p1 = p2 = p3 = spread(number)
         for i in range(near.shape[1]):
             x = held + i * 4 * BYTES
@@ -228,7 +240,7 @@ def _log_sum(at: Any, far: Any, near: Any, held: int, number: Any) -> Any:
     return _log(t0, m0), _log(t1, m1), _log(t2, m2), _log(t3, m3)
 
 
-@inside
+@inlined
 def _hold(place: int, x0: Any, x1: Any, x2: Any, x3: Any) -> None:
     store_at(place, x0)
     store_at(place + BYTES, x1)
@@ -236,26 +248,27 @@ def _hold(place: int, x0: Any, x1: Any, x2: Any, x3: Any) -> None:
     store_at(place + 3 * BYTES, x3)
 
 
-@inside
+@inlined
 def _finite(largest: Any) -> Any:
     return where_finite(largest, largest, spread(0.0))
 
 
-@inside
+@inlined
 def _log(total: Any, largest: Any) -> Any:
     """Return log(total) + largest; -inf where that is the largest of all terms."""
     return where_finite(largest, add(logarithm(total), largest), largest)
 
 
 @jit
-def _join(found: Any, before: Any, logs: bool | None) -> None:
-    width = BYTES // found.itemsize
-    for first in range(0, found.size, width):
-        one, other = load(found, first), load(before, first)
+def _join(sums: Any, before: Any, logs: bool | None) -> None:
+    width = BYTES // sums.itemsize
+    for first in range(0, sums.size, width):
+        one, other = load(sums, first), load(before, first)
         if logs is None:
-            store(found, first, add(other, one))
+            store(sums, first, add(other, one))
         else:
+            # Log-sum-exp of the old and the new result.
             largest = larger(one, other)
             shift = _finite(largest)
             total = add(exponential(subtract(one, shift)), exponential(subtract(other, shift)))
-            store(found, first, _log(total, largest))
+            store(sums, first, _log(total, largest))

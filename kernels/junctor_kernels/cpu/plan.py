@@ -1,8 +1,8 @@
 """The compiled CPU backend: a whole plan for one block of cases in one call, the case axis innermost (Numba).
 
-It does what the NumPy reference does, with the same bounds on lost terms, without a Python step between two
-contractions. All per-case tables lie in one flat arena, `cases` numbers a row. `junctor_kernels.layout` says what the
-arrays hold: what does not change from block to block is a `Code`, the memory of one block a `Work`.
+Main functions: `propagate` and `explain`, called by `junctor.backends.cpu`; they compute what `junctor.backends.numpy`
+computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases` numbers a row. `bytecode`
+describes the arrays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ LOG_2 = float(np.log(2.0))
 
 @jit
 def propagate(code: Any, work: Any) -> None:
-    """Run all steps of a plan for one block; results are added to `work.found` and written to `work.posteriors`."""
+    """Run all steps of a plan for one block; adds to `work.sums` and writes `work.posteriors`.
+
+    code: Bytecode.
+    work: BlockWorkspace with the evidence of the block, its sums cleared.
+    """
+    # Cases of the block in memory, padding included: loops have no partial vectors.
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(0)
     for i in range(code.steps.shape[0]):
@@ -64,16 +69,15 @@ def propagate(code: Any, work: Any) -> None:
             )
             _rescale(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, work.bits)
             _bound(step, code.parents, code.growth[i], work.bounds, work.lossless, work.lanes, work.bits, code.tiny)
-        _conclude(
-            step, code.results[i], work.arena, work.bounds, work.lossless, work.lanes, work.posteriors, work.found
-        )
+        _conclude(step, code.results[i], work.arena, work.bounds, work.lossless, work.lanes, work.posteriors, work.sums)
 
 
 @jit
 def explain(code: Any, work: Any) -> None:
-    """Find a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
+    """Write a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
 
-    Tables are logarithms in float64. `work.states` has a row for every variable; those of observed ones are given.
+    code: Bytecode, its tables logarithms in float64.
+    work: BlockWorkspace; its states have a row for every variable, those of observed ones filled in.
     """
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(-np.inf)
@@ -96,13 +100,14 @@ def explain(code: Any, work: Any) -> None:
         if code.results[i, 0] == 1:
             for b in range(cases):
                 own = 0.0 if step[KIND] == FIXED else work.arena[step[ROW] + b]
-                work.found[0, b] += scale[step[SLOT], b] + own
+                work.sums[0, b] += scale[step[SLOT], b] + own
     for i in range(code.trace.shape[0]):
         _trace(code.trace[i], code, work)
 
 
 @jit
 def _slice(step: Any, observed: Any, columns: Any, facts: Any, states: Any, at: Any, arena: Any, bounds: Any) -> None:
+    # The column of a case is the number of its observed configuration; one gather for each entry follows.
     cases, width = bounds.shape[2], step[COLUMNS]
     scale = bounds[SCALE, step[SLOT]]
     for b in range(cases):
@@ -147,6 +152,7 @@ def _likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any, lossless: 
             value = likelihoods[step[PLACE] + e, b]
             largest = max(largest, value)
             least = min(least, value) if value > 0 else least
+        # -inf for a likelihood of zeros, whose entries stay zeros.
         bounds[SCALE, slot, b] = np.log(largest)
         largest = largest if largest > 0 else 1.0
         for e in range(step[ENTRIES]):
@@ -171,10 +177,16 @@ def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> Non
 
 @jit
 def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: Any) -> None:
-    """Divide by a power of two so that the largest entry is in [0.5, 1); leaves the power and what was in `lanes`."""
+    """Divide by a power of two so that the largest entry is in [0.5, 1).
+
+    arena: changed in rows `row` to `row + entries`, `cases` numbers each.
+    lanes: receives the largest entry and the smallest above zero before, and the factor.
+    bits: the memory of `lanes` as integers.
+    """
     width = BYTES // arena.itemsize
     end = row + entries * cases
     largest, least, factor = lanes[LARGEST], lanes[SMALLEST], lanes[FACTOR]
+    # Maximum and smallest positive entry in one pass over the table.
     for b in range(0, cases, width):
         high, low = spread(arena.dtype.type(0)), spread(arena.dtype.type(np.inf))
         for at in range(row + b, end, cases):
@@ -182,11 +194,12 @@ def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: A
             high, low = larger(line, high), least_above_zero(low, line)
         store(largest, b, high)
         store(least, b, low)
+    # IEEE 754: bits of the mantissa, and the exponent bias less 1, so that the result is in [0.5, 1).
     mantissa = 23 if lanes.itemsize == 4 else 52
     bias = 126 if lanes.itemsize == 4 else 1022
     power, numbers = bits[FACTOR], bits[LARGEST]
     for b in range(cases):
-        # 2 ** -exponent, put together from its bits: the biased exponent of the largest entry mirrored.
+        # 2 ** -exponent from its bits: the biased exponent of the largest entry, mirrored.
         power[b] = (2 * bias + 1 - max(1, numbers[b] >> mantissa)) << mantissa
     for b in range(0, cases, width):
         by = load(factor, b)
@@ -196,7 +209,7 @@ def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: A
 
 @jit
 def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
-    """Subtract the largest logarithm of every case, which is left in `lanes`; where all are -inf, nothing."""
+    """Subtract the largest logarithm of every case (0 where all are -inf), and leave it in `lanes`."""
     width = BYTES // arena.itemsize
     end = row + entries * cases
     largest = lanes[LARGEST]
@@ -217,12 +230,18 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
 def _bound(
     step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
 ) -> None:
-    """Add up the scales of the operands; see whether anything can have been lost, and bound it if so."""
+    """Write scale and bounds of a reduction; losses are only bounded where some are possible.
+
+    step, parents, growth: of the `Bytecode`.
+    bounds, lossless, lanes, bits: of the BlockWorkspace, after `_rescale`.
+    tiny: the smallest normal number.
+    """
     slot, first, last = step[SLOT], step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]
     scale, least, product = bounds[SCALE, slot], bounds[LEAST, slot], bounds[LOST, slot]
     mantissa = 23 if lanes.itemsize == 4 else 52
     bias = 126 if lanes.itemsize == 4 else 1022
     for b in range(scale.shape[0]):
+        # The factor is a power of two, so its exponent is exact.
         scale[b] = (bias + 1 - (bits[FACTOR, b] >> mantissa)) * LOG_2
         least[b] = min(np.float64(lanes[SMALLEST, b]) * np.float64(lanes[FACTOR, b]), 1.0)
         product[b] = 1.0
@@ -236,6 +255,7 @@ def _bound(
             product[b] *= other_least[b]
     lowest = 1.0
     for b in range(scale.shape[0]):
+        # One test for the products of entries and for the result.
         product[b] = min(product[b], least[b])
         lowest = min(lowest, product[b])
     lossless[slot] = clean and lowest >= tiny
@@ -245,15 +265,16 @@ def _bound(
 
 @jit
 def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, tiny: float) -> None:
-    """Bound what was lost, as `junctor.propagation` says; LOST holds the smallest product of entries above zero."""
+    """Write the bounds of `junctor.backends.numpy` on losses; on entry LOST is the smallest product of entries."""
     slot, terms = step[SLOT], step[TERMS]
     lost, still_open = bounds[LOST, slot], bounds[STILL_OPEN, slot]
     for b in range(lost.shape[0]):
         messages = 0.0
-        handed_on = 0.0
+        passed_on = 0.0
         here = 0.0 if lost[b] >= tiny else step[PARENTS] * tiny * terms
         for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
             other, role = parents[k, 0], parents[k, 1]
+            # Its bounds are not set.
             if lossless[other]:
                 continue
             if role == CONSTANT:
@@ -261,15 +282,15 @@ def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, 
             else:
                 messages += bounds[LOST, other, b] * (1 + messages)
                 if role == OPEN:
-                    handed_on += bounds[STILL_OPEN, other, b]
+                    passed_on += bounds[STILL_OPEN, other, b]
         largest = lanes[LARGEST, b]
         lost[b] = (growth * messages + here * (1 + messages)) / largest
-        still_open[b] = (growth * handed_on + here) * (1 + messages) / largest
+        still_open[b] = (growth * passed_on + here) * (1 + messages) / largest
 
 
 @jit
 def _conclude(
-    step: Any, result: Any, arena: Any, bounds: Any, lossless: Any, lanes: Any, posteriors: Any, found: Any
+    step: Any, result: Any, arena: Any, bounds: Any, lossless: Any, lanes: Any, posteriors: Any, sums: Any
 ) -> None:
     slot, row, entries = step[SLOT], step[ROW], step[ENTRIES]
     scale = bounds[SCALE, slot]
@@ -279,18 +300,21 @@ def _conclude(
             if step[KIND] != FIXED:
                 # From here on the scale of a total is its logarithm.
                 scale[b] += np.log(np.float64(arena[row + b]))
-            found[0, b] += scale[b]
+            sums[0, b] += scale[b]
     if (result[0] == 1 or result[1] >= 0) and not lossless[slot]:
         for b in range(cases):
-            found[2, b] = max(found[2, b], 2 * entries * bounds[STILL_OPEN, slot, b])
+            # The largest entry is at least a half, so this bounds the share of the sum.
+            sums[2, b] = max(sums[2, b], 2 * entries * bounds[STILL_OPEN, slot, b])
     if result[1] >= 0 and step[KIND] != FIXED:
         _normalise(arena, row, entries, lanes[TOTAL], posteriors, result[1])
+    # Edges without any loss, nearly all, cost nothing.
     if result[2] >= 0 and not (lossless[slot] and lossless[result[2]]):
-        _close(slot, result[2], result[3], entries, bounds, lossless, found)
+        _close(slot, result[2], result[3], entries, bounds, lossless, sums)
 
 
 @jit
 def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, first: int) -> None:
+    # Row by row with the cases innermost: contiguous, and in the order of the reference.
     cases = total.shape[0]
     for b in range(cases):
         total[b] = 0
@@ -305,9 +329,9 @@ def _normalise(arena: Any, row: int, entries: int, total: Any, posteriors: Any, 
 
 
 @jit
-def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: Any, found: Any) -> None:
-    """Weigh what is open in both messages of an edge."""
-    for b in range(found.shape[1]):
+def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: Any, sums: Any) -> None:
+    """Add the share of the probability that open losses of the messages `down` and `up` of an edge can move."""
+    for b in range(sums.shape[1]):
         both = np.exp(bounds[SCALE, whole, b] - bounds[SCALE, up, b] - bounds[SCALE, down, b])
         mine = its = lost_up = lost_down = 0.0
         if not lossless[up]:
@@ -315,12 +339,12 @@ def _close(down: int, up: int, whole: int, entries: int, bounds: Any, lossless: 
         if not lossless[down]:
             its, lost_down = bounds[STILL_OPEN, down, b], bounds[LOST, down, b]
         moved = entries * (mine * (1 + lost_down) + its * (1 + lost_up))
-        found[1, b] += moved / both if moved != 0 else 0.0
+        sums[1, b] += moved / both if moved != 0 else 0.0
 
 
 @jit
 def _trace(step: Any, code: Any, work: Any) -> None:
-    """Fix the variables that a step maximised over, given those that it kept; ties go to the first."""
+    """Write the states of the variables that a step maximised over, given those that it kept; ties go to the first."""
     first, parents, first_kept, kept, first_gone, gone = step[0], step[1], step[2], step[3], step[4], step[5]
     cases = work.lanes.shape[1]
     terms = 1
@@ -335,21 +359,22 @@ def _trace(step: Any, code: Any, work: Any) -> None:
             stride, states = code.offsets[operand[2] + v], work.states[code.variables[first_kept + v, 0]]
             for b in range(cases):
                 places[k, b] += stride * states[b]
-    found = work.at
-    _first_largest(terms, code.traced[first : first + parents], places, code.offsets, code.shared, work.arena, found)
+    # The columns of slices are not needed any more.
+    term = work.at
+    _first_largest(terms, code.traced[first : first + parents], places, code.offsets, code.shared, work.arena, term)
     for v in range(first_gone + gone - 1, first_gone - 1, -1):
         states, size = work.states[code.variables[v, 0]], code.variables[v, 1]
         for b in range(cases):
-            states[b] = found[b] % size
-            found[b] //= size
+            states[b] = term[b] % size
+            term[b] //= size
 
 
 @jit
-def _first_largest(terms: int, operands: Any, places: Any, offsets: Any, shared: Any, arena: Any, found: Any) -> None:
-    """Find for each case the first term whose sum of entries is largest; places: int64 [operands, cases]."""
-    cases = found.shape[0]
+def _first_largest(terms: int, operands: Any, places: Any, offsets: Any, shared: Any, arena: Any, first: Any) -> None:
+    """Write the first term with the largest sum of entries of each case; places: int64 [operands, cases], offsets."""
+    cases = first.shape[0]
     best, total = np.full(cases, -np.inf), np.empty(cases)
-    found[:] = 0
+    first[:] = 0
     for r in range(terms):
         total[:] = 0
         for k in range(operands.shape[0]):
@@ -359,4 +384,4 @@ def _first_largest(terms: int, operands: Any, places: Any, offsets: Any, shared:
                 total[b] += table[base[b] + at]
         for b in range(cases):
             if total[b] > best[b]:
-                best[b], found[b] = total[b], r
+                best[b], first[b] = total[b], r

@@ -1,8 +1,7 @@
-"""Stored clique tables on all cores of a CPU (Numba); agrees with `junctor_kernels.stored`.
+"""Stored clique tables on all cores of a CPU (Numba); agrees with the reference in `junctor_kernels.tables.stored`.
 
-A thread takes a range of the table (or, for sums, of separator entries), so that no two threads write to one place and
-no sum depends on how many there are. The kernels work without the interpreter lock, in plain threads: Numba's own ones
-must not be called from several threads at once.
+Main functions: `scatter`, `reduce`, `permute_into`; called by `junctor.cliques.host`. A thread takes a range of the
+table (or, for sums, of separator entries): no two threads write to one entry, and no sum depends on their number.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from junctor_kernels.tables.views import Axis, View
 
 Array = npt.NDArray[Any]
 
-# Entries of a table that a thread is worth, and terms of a sum that are added up before they join it.
-WORTH, PIECE = 1 << 15, 1 << 10
+# Entries of a table that pay for one more thread.
+WORTH = 1 << 15
+# Terms of a partial sum: rounding errors grow with it, not with the number of all terms.
+PIECE = 1 << 10
 
 
 def scatter(table: Array, view: View, values: Array) -> bool:
-    """Multiply every entry of a chunk by its entry of `values`, in place; return whether a product lost digits."""
+    """Multiply every entry of a chunk by its entry of `values`, in place; return True if a product underflowed."""
     tiny, axes, values = np.finfo(table.dtype).tiny, _array(view.axes), values[view.base :]
     return any(_spread(lambda first, last: _scatter(table, values, axes, tiny, first, last), len(table), len(table)))
 
@@ -39,7 +40,7 @@ def reduce(table: Array, view: View, sums: Array) -> None:
     kept, out = view.kept()
     eliminated = view.eliminated()
     terms = math.prod(axis.size for axis in eliminated)
-    # Neighbouring entries of the separator that are neighbours in the table are summed together.
+    # Separator entries that are neighbours in the table as well are summed together, as vectors.
     together = kept[0].size if kept and kept[0].step == 1 else 1
     rows = len(table) // terms // together
     # Terms are cut into pieces: rounding hardly grows with their number, and there may be fewer rows than threads.
@@ -51,9 +52,10 @@ def reduce(table: Array, view: View, sums: Array) -> None:
 
 
 def permute_into(table: Array, out: Array, swaps: npt.NDArray[np.int64]) -> None:
-    """Fill `out` [n] from `table` [n]: the entry k from where the swaps take k (Proposition 1 of the paper).
+    """Fill `out` [n] from `table` [n]: entry k from where the swaps take k (Bistaffa et al. 2014, Proposition 1).
 
-    swaps: int64 [swaps, 5], those that lead back, as `junctor_kernels.permutation.swap_array` makes them.
+    table, out: flat, of one size.
+    swaps: int64 [swaps, 5], those that undo the wanted ones, from `junctor_kernels.tables.permutation.swap_array`.
     """
     _spread(lambda first, last: _permute(table, out, swaps, first, last), len(table), len(table))
 
@@ -66,12 +68,14 @@ def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
 def shared_pool() -> tuple[ThreadPoolExecutor, int]:
     """Return the threads for stored tables and how many they are: one a core of this process."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Plain threads: Numba's own thread pool must not be entered from several threads at once.
     return ThreadPoolExecutor(count, "junctor-stored"), count
 
 
 def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[Any]:
-    """Cut a range into as many parts as the entries behind it are worth, and return what the work on each returns."""
+    """Run `work(first, last)` on parts of range(count), as many as the entries pay for, and return the results."""
     pool, threads = shared_pool()
+    # Small tables are not worth the start of a thread.
     parts = min(threads, count, 1 + entries // WORTH)
     if parts <= 1:
         return [work(0, count)]
@@ -81,7 +85,7 @@ def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[A
 
 @jit
 def _walk(axes: Any, index: int) -> Any:
-    """Return where an index, counted along the axes from the innermost on, leads."""
+    """Return the offset of an index along axes (size, step), the innermost first."""
     at = 0
     for a in range(len(axes) - 1):
         rest = index // axes[a, 0]
@@ -92,7 +96,7 @@ def _walk(axes: Any, index: int) -> Any:
 
 @jit
 def _digits(axes: Any, index: int) -> Any:
-    """Return the digits of an index along the axes from the second on."""
+    """Return the mixed-radix digits of an index along the axes from the second on."""
     digits = np.zeros(len(axes) + 1, dtype=np.int64)
     for a in range(1, len(axes)):
         digits[a] = index % axes[a, 0]
@@ -102,7 +106,8 @@ def _digits(axes: Any, index: int) -> Any:
 
 @jit
 def _step(axes: Any, digits: Any) -> Any:
-    """Advance the digits by one; return how far that leads. Division in every row would take most of the time."""
+    """Advance the digits by one and return the change of the offset."""
+    # Divisions in every row, as in `_walk`, would take most of the time.
     moved = 0
     for a in range(1, len(axes)):
         moved += axes[a, 1]
@@ -116,6 +121,7 @@ def _step(axes: Any, digits: Any) -> Any:
 
 @jit
 def _scatter(table: Any, values: Any, axes: Any, tiny: Any, first: int, last: int) -> Any:
+    # A range may begin and end within a row of the innermost axis.
     inner, step = axes[0, 0], axes[0, 1]
     row = first // inner
     digits, at, flushed = _digits(axes, row), _walk(axes, row * inner), False
@@ -126,6 +132,7 @@ def _scatter(table: Any, values: Any, axes: Any, tiny: Any, first: int, last: in
         for i in range(count):
             entry, by = table[k + i], values[at + (digit + i) * step]
             result = entry * by
+            # Without a branch, so that the loop becomes vectors.
             flushed |= (entry > 0) & (by > 0) & (result < tiny)
             table[k + i] = result
         k += count
@@ -136,7 +143,7 @@ def _scatter(table: Any, values: Any, axes: Any, tiny: Any, first: int, last: in
 
 @jit
 def _sum(table: Any, parts: Any, kept: Any, eliminated: Any, together: int, terms: int, first: int, last: int) -> None:
-    """Sum one piece of the terms of one row of entries after the other."""
+    """Write partial sums first to last: of each row of separator entries, one piece of terms after the other."""
     pieces, inner, step = len(parts), eliminated[0, 0], eliminated[0, 1]
     for n in range(first, last):
         row = n // pieces
@@ -168,6 +175,7 @@ def _sum(table: Any, parts: Any, kept: Any, eliminated: Any, together: int, term
 @jit
 def _add(parts: Any, sums: Any, out: Any) -> None:
     for s in range(parts.shape[1]):
+        # Pieces are added in their order, whoever computed them.
         total = parts[0, s]
         for piece in range(1, len(parts)):
             total += parts[piece, s]
@@ -186,11 +194,12 @@ def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
             b = index // upper % upper_size
             between = index % upper - below - a * lower
             index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
+        # Gathered, not scattered: writes are contiguous, and threads never share a cache line but at their ends.
         out[k] = table[index]
 
 
 def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return what `permute` returns, computed on all cores."""
+    """Return the result of `junctor_kernels.tables.permutation.permute`, computed on all cores."""
     out = np.empty_like(table)
     permute_into(table, out, swap_array(backwards(swaps)))
     return out

@@ -1,8 +1,7 @@
 """Vectors of numbers in registers, for kernels whose loops must not be left to the compiler's luck (Numba, LLVM).
 
-A vector holds 64 bytes (16 float32 or 8 float64) where the machine has AVX-512, elsewhere 32, which LLVM splits where
-registers are narrower still. Kernels keep running sums in vectors over a whole loop, where plain loops over an array
-would load and store them in every turn. What is computed does not depend on the width.
+Main class: Vector; used by `contract`, `plan`, `panels` and `logarithms`. Kernels keep running sums in vectors over a
+whole loop, where plain loops over an array would load and store them in every iteration.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+# Width of a vector: AVX-512, or else AVX2, which LLVM splits where registers are narrower. Results do not depend on it:
+# lanes are different entries or cases, never parts of one sum.
 BYTES = 64 if binding.get_host_cpu_features().get("avx512f") else 32
 
 
@@ -40,6 +41,7 @@ def _load(_typing: Any, array: Any, _index: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _place(context, builder, signature.args[0], args, context.get_value_type(vector))
+        # Only numbers are aligned, not vectors: LLVM must not use aligned loads.
         return builder.load(place, align=array.dtype.bitwidth // 8)
 
     return vector(array, types.intp), code
@@ -77,7 +79,7 @@ def _store_at(_typing: Any, _address: Any, vector: Any) -> Any:
 
 
 def _spread_at(_typing: Any, number: Any, _address: Any) -> Any:
-    """Return a vector that is everywhere the number, of the type of `number`, at an address."""
+    """Return a vector with the number at an address, of the type of `number`, in all lanes."""
     vector = Vector(number)
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -88,11 +90,12 @@ def _spread_at(_typing: Any, number: Any, _address: Any) -> Any:
 
 
 def _pick_at(_typing: Any, number: Any, _address: Any, _offsets: Any) -> Any:
-    """Return the numbers, of the type of `number`, at an address plus offsets in bytes, int64 at another address."""
+    """Gather the numbers, of the type of `number`, at an address plus byte offsets, int64 at another address."""
     vector = Vector(number)
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         offsets = builder.inttoptr(args[2], args[1].type.as_pointer())
+        # Lane by lane, since offsets are arbitrary.
         result = ir.Constant(context.get_value_type(vector), ir.Undefined)
         for lane in range(vector.lanes):
             here = ir.Constant(ir.IntType(32), lane)
@@ -105,7 +108,7 @@ def _pick_at(_typing: Any, number: Any, _address: Any, _offsets: Any) -> Any:
 
 
 def _spread(_typing: Any, number: Any) -> Any:
-    """Return a vector that is `number` everywhere."""
+    """Return a vector with `number` in all lanes."""
     vector = Vector(number)
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -115,7 +118,7 @@ def _spread(_typing: Any, number: Any) -> Any:
 
 
 def _multiply_add(_typing: Any, one: Any, _other: Any, _total: Any) -> Any:
-    """Return one * other + total, rounded once where the machine can."""
+    """Return one * other + total, rounded once on machines with fused multiply-add."""
 
     def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = args[0].type
@@ -138,6 +141,7 @@ def _elementwise(name: str, build: Callable[..., Any], doc: str) -> Any:
 
 
 def _larger(builder: Any, one: Any, other: Any) -> Any:
+    # Ordered comparison: where `one` is nan, `other` is taken.
     return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
 
@@ -148,7 +152,7 @@ def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
 
 
 load, store, spread, multiply_add = intrinsic(_load), intrinsic(_store), intrinsic(_spread), intrinsic(_multiply_add)
-load_at, spread_at, pick_at, store_at = (intrinsic(each) for each in (_load_at, _spread_at, _pick_at, _store_at))
+load_at, spread_at, pick_at, store_at = map(intrinsic, (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
 divide = _elementwise("divide", lambda builder, one, other: builder.fdiv(one, other), "Return one / other.")

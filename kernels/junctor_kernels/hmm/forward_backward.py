@@ -1,4 +1,7 @@
-"""Log-likelihoods and state posteriors of hidden Markov models: the NumPy reference, in logarithms throughout."""
+"""Log-likelihoods and state posteriors of hidden Markov models: the NumPy reference, in logarithms throughout.
+
+Main function: `posteriors_of`, the forward-backward algorithm (Rabiner, A tutorial on hidden Markov models, 1989).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ Array = npt.NDArray[Any]
 def log_sum(values: Array, axis: int) -> Array:
     """Return the logarithm of the sum of exponentials along an axis; -inf where there are only zeros."""
     largest = values.max(axis=axis, keepdims=True)
+    # Where all terms are -inf, subtracting the largest would give nan.
     safe = np.where(largest == -np.inf, 0.0, largest)
     with np.errstate(divide="ignore"):
         total: Array = np.log(np.exp(values - safe).sum(axis=axis)) + np.squeeze(safe, axis=axis)
@@ -22,9 +26,12 @@ def log_sum(values: Array, axis: int) -> Array:
 def posteriors_of(start: Array, transition: Array, emissions: Array) -> tuple[float, Array]:
     """Return log P(sequence) and the posteriors [steps, states] of one sequence (Rabiner 1989, equations 19 to 27).
 
-    start [states], transition [states, states] and emissions [steps, states] are logarithms. Where the sequence is
-    impossible the first is -inf and the second is not to be read.
+    start: [states], logarithms.
+    transition: [states, states], logarithms.
+    emissions: [steps, states], logarithms.
+    For an impossible sequence the first result is -inf, and the second must not be read.
     """
+    # Logarithms throughout: nothing underflows, and no scaling has to be undone.
     forward, backward = emissions.copy(), np.zeros_like(emissions)
     forward[0] += start
     for t in range(1, len(emissions)):

@@ -1,14 +1,7 @@
 """Log-likelihoods and state posteriors of hidden Markov models in compiled code on a CPU (Numba).
 
-Rows lie as those of `viterbi_cpu`, and are probabilities divided by a power of two, which rounds nothing, so that the
-largest is in [0.5, 1). Beside them goes for each sequence whether a number that is not zero can have left the range of
-the format: by its smallest factors, before it happens. Those sequences are asked for once more in logarithms, the same
-way (`logs`), where nothing is lost; there the largest number is subtracted. So a zero is a true zero.
-
-Totals of rows are added up in double precision in an order that GPUs can keep: LANES sums side by side, then these by
-halves. So answers of CPU and GPU are the same, bit by bit.
-
-`logs` is None for probabilities and True for logarithms: a type rather than a value, so that loops have no branch.
+Main functions: `forward` and `backward`, called by `junctor.hmm.smooth` (Rabiner 1989). Rows lie as in `viterbi_cpu`.
+`logs` is None for probabilities and True for logarithms everywhere: types, so that loops are compiled without a branch.
 """
 
 from __future__ import annotations
@@ -18,13 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inside, jit
+from junctor_kernels.cpu.jit import inlined, jit
 from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store, subtract
 from junctor_kernels.hmm.products_cpu import VECTORS, parts_of, product
 
+# Rows are probabilities divided by a power of two, which rounds nothing, so that the largest is in [0.5, 1). For each
+# sequence a flag says whether a positive number may have left the range of the format, by its smallest factors, before
+# it happens. Those sequences are computed again in logarithms, where nothing is lost. So a zero is a true zero.
+
 LN2 = math.log(2.0)
-# Sums of a row side by side.
+# Partial sums of a row, then added by halves: an order that GPUs can keep, so that CPU and GPU agree bit by bit.
 LANES = 32
 
 
@@ -42,10 +39,15 @@ def forward(
     leasts: Any,
     logs: Any,
 ) -> Any:
-    """Write all forward rows of a batch; return the log-likelihood of each sequence and whether it may be wrong.
+    """Write all forward rows of a batch; return the log-likelihood of each sequence, and whether it may be wrong.
 
-    matrix: packed for products of rows. least: its smallest number above zero. start: [stride]. which: int [rows], the
-    row of `emissions` (flat) of each row; leasts: the smallest number above zero in each row of `emissions`.
+    matrix, size: packed transitions, and number of states.
+    least: smallest number above zero of the matrix.
+    start: [stride].
+    trellis, stride: flat, numbers of a row.
+    starts: int64 [ticks + 1], first row of each tick.
+    which: int [rows], row of `emissions` (flat) of each row.
+    leasts: smallest number above zero in each row of `emissions`.
     """
     count, ticks = starts[1], len(starts) - 1
     scales, totals, lost = np.zeros(count), np.full(count, -np.inf), np.zeros(count, np.bool_)
@@ -61,9 +63,10 @@ def forward(
             _products(matrix, size, trellis, starts[t - 1] * stride, after * stride, under_way, stride, parts, logs)
         for n in range(under_way):
             at, e = (after + n) * stride, which[after + n]
+            # The smallest product of three factors that the row can contain.
             if logs is None and lows[n] > 0 and lows[n] * (least if t else 1) * leasts[e] < _tiny(trellis):
                 lost[n] = True
-            scale, lows[n] = _settle(trellis, at, size, emissions, e * stride, logs)
+            scale, lows[n] = _emit_and_scale(trellis, at, size, emissions, e * stride, logs)
             scales[n] += scale
             if logs is None and 0 < lows[n] < _tiny(trellis):
                 lost[n] = True
@@ -89,11 +92,11 @@ def backward(
 ) -> Any:
     """Replace all forward rows of a batch by posteriors; return whether those of each sequence may be wrong.
 
-    matrix: of the transposed transitions. Others as for `forward`.
+    matrix: packed transposed transitions; others as for `forward`.
     """
     count, ticks = starts[1], len(starts) - 1
     lost = np.zeros(count, np.bool_)
-    # Backward rows of a tick, then the same with its emissions.
+    # Backward rows of a tick, then the same rows with emissions.
     work = np.zeros(2 * count * stride, trellis.dtype)
     parts = parts_of(matrix, size, trellis)
     for t in range(ticks - 1, -1, -1):
@@ -110,7 +113,7 @@ def backward(
             e, to = which[starts[t] + n], (count + n) * stride
             low = _least(work, n * stride, size, logs)
             work[to : to + stride] = work[n * stride : (n + 1) * stride]
-            _, after = _settle(work, to, size, emissions, e * stride, logs)
+            _, after = _emit_and_scale(work, to, size, emissions, e * stride, logs)
             if logs is None and (low * leasts[e] < _tiny(trellis) or after * least < _tiny(trellis)):
                 lost[n] = True
         _products(matrix, size, work, count * stride, 0, under_way, stride, parts, logs)
@@ -119,21 +122,24 @@ def backward(
 
 @jit
 def _tiny(rows: Any) -> Any:
-    """Return the smallest normal number of the format, with room for what rounding does to a product of three."""
+    """Return the smallest normal number of the format, with a margin for the rounding of a product of three."""
     return rows.dtype.type(2.4e-38) if rows.itemsize == 4 else rows.dtype.type(4.5e-308)
 
 
 @jit
-def _settle(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
-    """Bring the emissions in and scale a row; return the scale and the smallest number above zero.
+def _emit_and_scale(rows: Any, at: int, size: int, emissions: Any, e: int, logs: Any) -> Any:
+    """Add emissions to a row and scale it; return the scale (log2 of probabilities) and the smallest number above zero.
 
-    The scale is a power of two, of probabilities its number.
+    rows: flat, the row begins at `at`.
+    size: number of states.
+    emissions: flat, those of the row begin at `e`.
     """
     if logs is None:
         largest = rows.dtype.type(0)
         for k in range(size):
             rows[at + k] *= emissions[e + k]
             largest = max(largest, rows[at + k])
+        # Impossible from here on: log P is -inf, and the row stays zero.
         if largest == 0:
             return -np.inf, largest
         _, power = math.frexp(largest)
@@ -193,7 +199,12 @@ def _total(rows: Any, at: int, size: int) -> float:
 
 @jit
 def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any) -> bool:
-    """Make a posterior of a forward row and the backward row; return whether their product is far from vanishing."""
+    """Replace a forward row by the posterior; return True if the product with the backward row is far from underflow.
+
+    rows: flat, the forward row begins at `at`.
+    others: flat, the backward row begins at `there`.
+    size: number of states.
+    """
     total = 0.0
     if logs is None:
         for k in range(size):
@@ -201,13 +212,15 @@ def _posterior(rows: Any, at: int, others: Any, there: int, size: int, logs: Any
         total = _total(rows, at, size)
         for k in range(size):
             rows[at + k] = rows[at + k] / total if total > 0 else 0.0
+        # Both rows have entries up to 1; a product this small may have lost digits to underflow.
         return bool(total > (1e-30 if rows.itemsize == 4 else 1e-290))
     largest = -np.inf
     for k in range(size):
         rows[at + k] += others[there + k]
         largest = max(largest, rows[at + k])
     if largest == -np.inf:
-        return True  # impossible, which the log-likelihood says
+        # Impossible; the log-likelihood reports it.
+        return True
     for k in range(size):
         rows[at + k] = math.exp(rows[at + k] - largest)
         total += rows[at + k]
@@ -224,6 +237,7 @@ def _products(
         product(matrix, size, rows, before, after, count, 0, parts, None)
     else:
         for r in range(count):
+            # Sums of exponentials do not share a panel among rows: each row has its own largest term.
             at, to = before + r * stride, after + r * stride
             if len(matrix.starts):
                 _sparse_log_sums(matrix, size, rows, at, to)
@@ -237,19 +251,19 @@ def _dense_log_sums(panels: Any, size: int, rows: Any, before: int, after: int, 
     width, one, lowest = VECTORS * lanes, spread(rows.dtype.type(1.0)), spread(rows.dtype.type(-np.inf))
     for j in range(0, stride, lanes):
         panel = j // width * size * width + j % width
-        # The largest term first, then the sum of what all are beside it.
+        # The largest term first, then the sum of all terms relative to it.
         top, total = lowest, subtract(one, one)
         for i in range(size):
             top = larger(add(load(panels, panel + i * width), spread(rows[before + i])), top)
         for i in range(size):
             term = add(load(panels, panel + i * width), spread(rows[before + i]))
-            total = add(total, _beside(term, top))
+            total = add(total, _relative_to(term, top))
         store(rows, after + j, where_finite(top, add(top, logarithm(where_finite(top, total, one))), lowest))
 
 
-@inside
-def _beside(term: Any, top: Any) -> Any:
-    """Return e ** (term - top), 0 where the term is."""
+@inlined
+def _relative_to(term: Any, top: Any) -> Any:
+    """Return e ** (term - top), 0 where the term is -inf."""
     nothing = subtract(top, top)
     difference = where_finite(term, subtract(term, top), nothing)
     return where_finite(term, exponential(difference), subtract(difference, difference))

@@ -3,11 +3,7 @@
     out[r, j] = max over i of (rows[r, i] + matrix[i, j])        (max, +), on logarithms
     out[r, j] = sum over i of  rows[r, i] * matrix[i, j]         (+, *)
 
-Vectors go over the states j. A dense matrix lies in panels of four vectors of columns, so that it is read from front to
-back. Four rows at a time meet a panel: sixteen vectors of results stay in registers while four vectors of the matrix
-and four numbers of the rows are loaded (Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM
-TOMS 34(3), 2008). A sparse matrix keeps its columns: where each begins, the states i, the numbers. What a row gets does
-not depend on the other rows.
+Main function: `product`; panels as in Goto and van de Geijn, ACM TOMS 34(3), 2008. No row depends on another.
 """
 
 from __future__ import annotations
@@ -20,19 +16,22 @@ import numpy.typing as npt
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply_add, spread, store
 
-# Vectors of a panel. Terms that are folded before they join the rest: what a panel has of them stays in the second
-# cache, and rounding of sums grows with this plus S over this.
+# Vectors of columns of a panel. Four rows at a time meet a panel: sixteen vectors of results stay in registers while
+# four vectors of the matrix and four numbers of the rows are loaded.
 VECTORS = 4
+# Terms of a partial sum: that part of a panel stays in the second-level cache, and rounding errors grow with DEPTH plus
+# states / DEPTH.
 DEPTH = 512
 
 Array = npt.NDArray[Any]
 
 
 class Matrix(NamedTuple):
-    """A square matrix as kernels take it.
+    """A square matrix, dense in panels or sparse by columns.
 
-    Dense: `starts` and `states` are empty, `numbers` flat. Sparse: column j has `numbers[starts[j] : starts[j + 1]]` in
-    the rows `states` of the same range.
+    starts: int64 [states + 1], first number of each column; empty if dense.
+    states: int32, row of each number; empty if dense.
+    numbers: the numbers, flat.
     """
 
     starts: npt.NDArray[np.int64]
@@ -41,12 +40,12 @@ class Matrix(NamedTuple):
 
 
 def dense(numbers: Array) -> Matrix:
-    """Return a matrix of which only the numbers are told."""
+    """Return a dense matrix of numbers in the order of the kernels."""
     return Matrix(np.zeros(0, np.int64), np.zeros(0, np.int32), numbers.reshape(-1))
 
 
 def padded(size: int, dtype: npt.DTypeLike) -> int:
-    """Return the entries of a row in memory: whole panels."""
+    """Return the numbers of a row in memory, a multiple of the panel width."""
     width = panel_width(dtype)
     return -(-size // width) * width
 
@@ -57,9 +56,10 @@ def panel_width(dtype: npt.DTypeLike) -> int:
 
 
 def packed(matrix: Array, nothing: float) -> Matrix:
-    """Return a dense matrix [states, states] in panels; what is added to fill the last one is `nothing`."""
+    """Return a dense matrix [states, states] in panels, the last one padded with `nothing`."""
     size, width = len(matrix), panel_width(matrix.dtype)
     stride = padded(size, matrix.dtype)
+    # A panel is read from front to back: [states i, columns of the panel].
     panels = np.full((stride // width, size, width), nothing, matrix.dtype)
     for p in range(len(panels)):
         columns = matrix[:, p * width : (p + 1) * width]
@@ -71,10 +71,13 @@ def packed(matrix: Array, nothing: float) -> Matrix:
 def product(
     matrix: Any, size: int, rows: Any, before: int, after: int, count: int, first: int, last: int, adds: Any
 ) -> None:
-    """Write the products of `count` rows with the panels (columns, of a sparse matrix) from `first` to `last`.
+    """Write the products of rows with a range of the matrix.
 
-    rows: flat; the operands begin at `before` and the results at `after`, one padded row after the other. adds: True
-    for (max, +), None for (+, *): a type rather than a value, so that the loops have no branch.
+    matrix, size: the matrix, and its number of states.
+    rows: flat; operands from `before` on and results from `after` on, one padded row after the other.
+    count: number of rows.
+    first, last: range of panels, or of columns of a sparse matrix.
+    adds: True for (max, +), None for (+, *); types, so that the loops are compiled without the branch.
     """
     if len(matrix.starts):
         _sparse(matrix, size, rows, before, after, count, first, last, adds)
@@ -84,7 +87,7 @@ def product(
 
 @jit
 def parts_of(matrix: Any, size: int, rows: Any) -> int:
-    """Return how many panels, or columns, there are to divide."""
+    """Return the number of panels, or of columns of a sparse matrix."""
     width = VECTORS * BYTES // rows.itemsize
     return size if len(matrix.starts) else (size + width - 1) // width
 
@@ -126,7 +129,7 @@ def _dense(
                 if left == 1:
                     _one_row(panels, panel, terms, rows, at, to, start == 0, adds)
                 else:
-                    # The last row again where fewer than four are left.
+                    # With fewer than four rows left, the last one is repeated.
                     n1, n2, n3 = stride, min(2, left - 1) * stride, min(3, left - 1) * stride
                     _four_rows(panels, panel, terms, rows, at, to, n1, n2, n3, start == 0, adds)
 
@@ -189,7 +192,7 @@ def _four_rows(
         c0, c1, c2, c3 = _fold(c0, x0, y, adds), _fold(c1, x1, y, adds), _fold(c2, x2, y, adds), _fold(c3, x3, y, adds)
         y = spread(rows[at + n3 + i])
         d0, d1, d2, d3 = _fold(d0, x0, y, adds), _fold(d1, x1, y, adds), _fold(d2, x2, y, adds), _fold(d3, x3, y, adds)
-    # From the last one on: where rows repeat, what was there before is read before it is written once only.
+    # From the last row on: a repeated row must be added to what was there before, and only once.
     if n3 > n2:
         _put_four(rows, to + n3, d0, d1, d2, d3, lanes, fresh, adds)
     if n2 > n1:
@@ -206,6 +209,7 @@ def _sparse(
     width = VECTORS * BYTES // rows.itemsize
     stride = (size + width - 1) // width * width
     for j in range(first, last):
+        # Scalars: the rows i of a column are scattered, and vectors would have to gather them.
         for r in range(count):
             at, total = before + r * stride, _nothing(rows, adds)
             for k in range(starts[j], starts[j + 1]):
@@ -213,7 +217,9 @@ def _sparse(
                     total += rows[at + states[k]] * numbers[k]
                 else:
                     total = max(total, rows[at + states[k]] + numbers[k])
+            # One column at a time for all rows, so that its entries stay in the cache.
             rows[after + r * stride + j] = total
+    # Lanes beyond the last state stay neutral: later vectors read them.
     if last == size:
         for r in range(count):
             rows[after + r * stride + size : after + (r + 1) * stride] = _nothing(rows, adds)

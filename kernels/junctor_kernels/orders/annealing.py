@@ -1,13 +1,8 @@
 """Search for elimination orders of small total table size: simulated annealing by rotations of the elimination tree.
 
-The parent of a variable in the elimination tree of an order is the neighbour that is eliminated next. All orders with
-one tree make the same cliques, and exchanging a variable with its parent (Liu 1988, "Equivalent sparse matrix
-reorderings by elimination tree rotations") changes two cliques only. A proposed exchange therefore costs a few words,
-whatever the size of the graph, and some ten million are tried in a second.
-
-tree    int64 [TREE, n]      parent, first child, next and previous sibling, size of `later`; -1 where there is none
-later   uint64 [n, words]    the neighbours of each variable that are eliminated after it
-below   float64 [n]          the product of their cardinalities, at most LARGEST
+Main function: `search`, called by `junctor.planning.elimination`. Liu, Equivalent sparse matrix reorderings by
+elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing
+(1992).
 """
 
 from __future__ import annotations
@@ -34,37 +29,52 @@ from junctor_kernels.orders.greedy import (
     work_for,
 )
 
+# The parent of a variable in the elimination tree of an order is the neighbour that is eliminated next. All orders with
+# one tree make the same cliques, and exchanging a variable with its parent changes two cliques only. A proposed
+# exchange therefore costs a few words, whatever the size of the graph, and some ten million are tried in a second.
+# Arrays of all functions:
+# - tree: int64 [TREE, n], parent, first child, next and previous sibling, number of later neighbours; -1 for none.
+# - later: uint64 [n, words], the neighbours of each variable that are eliminated after it.
+# - below: float64 [n], the product of their cardinalities, at most LARGEST.
 PARENT, FIRST, NEXT, PREVIOUS, DEGREE, TREE = 0, 1, 2, 3, 4, 5
-# Steps (words and links looked at) that take about a second on one core.
+# Steps (words and links visited) of about a second on one core.
 SECOND = 300_000_000
-# What a rotation takes beside them, and how many steps are of use for each pair of variables that can be rotated.
+# Steps of a rotation in addition to them.
 PER_TRY = 12
+# Most steps that are of use for each pair of variables that can be rotated.
 PER_PAIR = 100_000
-# Rounds of annealing: temperatures at the start and at the end of each, and whether only maximal cliques count there.
+# Rounds of annealing: initial and final temperature, and whether only maximal cliques count.
 SCHEDULE = ((0.3, 0.1, True), (0.5, 0.2, False), (0.5, 0.1, True), (0.5, 0.2, False))
 ROUNDS = 12
-# The share of the budget that goes to greedy restarts, how much noise they get, and what one takes for each variable
-# and for each edge that there is in the end.
+# Share of the steps for greedy restarts.
 RESTARTS = 0.2
+# Their noise: scores are multiplied by up to 1 + NOISE.
 NOISE = 0.3
-GREEDY_STEPS, EDGE_STEPS = 60, 40
-# Annealing never climbs further above the best total: sums stay exact, and nothing comes back from there.
+# Steps of a restart for each variable, and for each edge of the triangulated graph.
+GREEDY_STEPS = 60
+EDGE_STEPS = 40
+# Annealing never exceeds the best total by this factor: sums stay exact, and no search returns from there.
 CEILING = 4096.0
 
 
 def search(
     graph: Words, members: Words, cardinalities: Sequence[int], start: Sequence[int], steps: int, seed: int = 0
 ) -> tuple[list[int], float]:
-    """Return the best order of `members` that so many steps find, and the entries of all its maximal cliques.
+    """Return the best order found and the entries of all its maximal cliques; deterministic for a seed.
 
-    graph: uint64 [n, words]; members: uint64 [words]; start: an order of the members, simplicial ones first, as greedy
-    elimination makes them; it is returned where nothing better is found. Deterministic for a seed.
+    graph: uint64 [n, words].
+    members: uint64 [words], variables to eliminate.
+    cardinalities: number of states of every variable.
+    start: an order of the members from greedy elimination, simplicial ones first; returned if nothing better is found.
+    steps: bounds the work.
+    seed: of the random numbers.
     """
     sizes = np.asarray(cardinalities, dtype=np.float64)
     state = np.array([seed], dtype=np.uint64)
     order = np.array(start, dtype=np.int64)
     later, numbers = work_for(len(sizes))
     evaluate(graph, members, sizes, order, len(order), later, numbers)
+    # Simplicial variables at the front add no edge: rotating them cannot help.
     choice = order[_simplicial(graph, order, later) :].copy()
     steps = min(steps, PER_PAIR * len(choice) ** 2)
     total = _restarts(
@@ -94,12 +104,13 @@ def _round(
     evaluate(graph, members, sizes, order, len(order), later, numbers)
     tree = np.full((TREE, len(sizes)), -1, dtype=np.int64)
     below = np.ones(len(sizes))
-    _plant(order, sizes, later, tree, below)
+    _build_tree(order, sizes, later, tree, below)
     parent = anneal(graph, sizes, choice, total, steps, hot, cold, maximal, state, later, tree, below)
-    found = _in_order(parent, order)
-    entries = float(evaluate(graph, members, sizes, found, len(found), later, numbers))
+    candidate = _in_order(parent, order)
+    # Evaluated again: sums of many small changes are inexact.
+    entries = float(evaluate(graph, members, sizes, candidate, len(candidate), later, numbers))
     if entries < total:
-        order[:] = found
+        order[:] = candidate
     return min(entries, total)
 
 
@@ -118,25 +129,25 @@ def _restarts(
     """Run each greedy criterion once, then all in turn with noise; improve `order` in place and return its total."""
     count = order.shape[0]
     best: float = evaluate(graph, members, sizes, order, count, rows, numbers)
-    found = np.empty(count, np.int64)
+    candidate = np.empty(count, np.int64)
     spent, attempt = 0, 0
     while attempt < CRITERIA or spent < steps:
         noise = NOISE if attempt >= CRITERIA else 0.0
-        greedy(graph, members, weights, attempt % CRITERIA, noise, state, rows, numbers, found)
-        total = evaluate(graph, members, sizes, found, count, rows, numbers)
+        greedy(graph, members, weights, attempt % CRITERIA, noise, state, rows, numbers, candidate)
+        total = evaluate(graph, members, sizes, candidate, count, rows, numbers)
         attempt += 1
         spent += 1 + GREEDY_STEPS * count
-        for v in found:
+        for v in candidate:
             spent += EDGE_STEPS * members_of(rows[v], numbers[0])
         if total < best:
             best = total
-            order[:] = found
+            order[:] = candidate
     return best
 
 
 @jit
-def _plant(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> None:
-    """Make the elimination tree of an order whose later neighbours are known."""
+def _build_tree(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> None:
+    """Write the elimination tree of an order whose later neighbours are known."""
     position = np.empty(later.shape[0], np.int64)
     for i in range(order.shape[0]):
         position[order[i]] = i
@@ -158,7 +169,7 @@ def _plant(order: Any, sizes: Any, later: Any, tree: Any, below: Any) -> None:
 
 @jit
 def _simplicial(graph: Any, order: Any, later: Any) -> Any:
-    """Return how many variables at the front of an order are eliminated without adding an edge."""
+    """Return the number of variables at the front of an order that are eliminated without adding an edge."""
     around = np.empty(later.shape[0], np.int64)
     for i in range(order.shape[0]):
         v = order[i]
@@ -183,7 +194,7 @@ def _in_order(parent: Any, members: Any) -> Any:
     order = np.empty(members.shape[0], np.int64)
     done = 0
     for v in members:
-        # Up from every leaf, as far as all children are done.
+        # Up from every leaf while all children of the parent are done.
         while v >= 0 and children[v] == 0:
             children[v] = -1
             order[done] = v
@@ -209,12 +220,20 @@ def anneal(
     tree: Any,
     below: Any,
 ) -> Any:
-    """Rotate variables of `choice` upwards while `steps` last; return the parents in the best tree seen.
+    """Rotate random variables upwards; return the parents in the best tree seen, int64 [n].
 
-    A rotation that makes its two cliques larger by a factor f is accepted with probability f ** (-1 / temperature);
-    the temperature falls geometrically. Looking at the factor and not at the total lets small cliques come to rest
-    as well as large ones. maximal: a clique inside another one counts nothing in f (it never does in the total).
+    graph, sizes: neighbours and cardinalities.
+    choice: int64, variables to rotate.
+    total: entries of all maximal cliques of the initial tree.
+    steps: bounds the work.
+    hot, cold: initial and final temperature.
+    maximal: whether a clique inside another one counts nothing in the acceptance (it never does in the total).
+    state: of `random`.
+    later, tree, below: see the top of the module; changed in place.
     """
+    # A rotation that enlarges its two cliques by a factor f is accepted with probability f ** (-1 / temperature); the
+    # temperature falls geometrically. Using the factor instead of the total lets small cliques settle as well as large
+    # ones.
     best, parents = total, tree[PARENT].copy()
     union = np.empty(later.shape[1], np.uint64)
     spent, tried, temperature = 0, 0, hot
@@ -247,9 +266,9 @@ def anneal(
 
 @jit
 def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any, union: Any) -> Any:
-    """Find what `p` would have as later neighbours if it were eliminated before its child `u`.
+    """Write the later neighbours of `p` if it were eliminated before its child `u` into `union`.
 
-    Writes them into `union`; returns how many they are, the product of their cardinalities, and the steps it took.
+    Returns their number, the product of their cardinalities, and the steps taken.
     """
     words = union.shape[0]
     steps = words
@@ -259,7 +278,7 @@ def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any,
         child = tree[FIRST, parent]
         while child >= 0:
             steps += 1
-            # Of the children of `u`, those that see `p` would become its own.
+            # Children of `u` with `p` among their later neighbours would become children of `p`.
             if child != u and (parent == p or has(later[child], p)):
                 steps += words
                 for k in range(words):
@@ -281,8 +300,13 @@ def _first_of_two(u: int, p: int, graph: Any, sizes: Any, later: Any, tree: Any,
 def _sizes(
     u: int, p: int, sizes: Any, tree: Any, below: Any, later: Any, degree: int, size: float, maximal: bool
 ) -> Any:
-    """Return the sizes of the cliques of `u` and `p` together before and after the rotation."""
-    # Whatever comes first, the second of the two has the later neighbours that `p` has now.
+    """Return the sum of the sizes of the cliques of `u` and `p` before and after the rotation.
+
+    sizes, tree, below, later: as in `anneal`.
+    degree, size: of `_first_of_two`.
+    maximal: whether only maximal cliques count.
+    """
+    # In either order, the second of the two has the later neighbours that `p` has now.
     first_old, second_old = below[u] * sizes[u], below[p] * sizes[p]
     first_new, second_new = size * sizes[p], below[p] * sizes[u]
     if not maximal:
@@ -344,7 +368,7 @@ def _adopt(tree: Any, v: int, parent: int) -> None:
 
 @jit
 def _leave(tree: Any, v: int) -> None:
-    """Take `v` from its parent's children."""
+    """Remove `v` from the children of its parent."""
     before, after = tree[PREVIOUS, v], tree[NEXT, v]
     if before >= 0:
         tree[NEXT, before] = after

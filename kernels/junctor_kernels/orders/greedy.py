@@ -1,12 +1,7 @@
 """Elimination orders in compiled code: greedy elimination, and the total table size of an order (Numba).
 
-A set of variables is a row of 64-bit words, a graph has one row of neighbours for each variable: uint64 [n, words]
-with words = (n + 63) // 64. Work arrays come from the caller, so that many calls in a row allocate nothing:
-
-rows      uint64 [n, words]
-numbers   int64 [NUMBERS, n]
-
-The size of a clique is a product of cardinalities in float64 and ends at `LARGEST`, so that sums of sizes stay finite.
+Main functions: `greedy` and `evaluate`; called by `annealing` and by the row trees. A set of variables is a row of
+64-bit words; a graph has one row of neighbours for each variable, uint64 [n, words] with words = (n + 63) // 64.
 """
 
 from __future__ import annotations
@@ -19,48 +14,50 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit, lowest_bit
 
-# What `greedy` chooses by.
+# Criteria of `greedy`, and their number.
 MIN_FILL, WEIGHTED_MIN_FILL, MIN_WEIGHT, MIN_NEIGHBOURS, CRITERIA = 0, 1, 2, 3, 4
+# Sizes of cliques are products of cardinalities in float64, at most this, so that sums of sizes stay finite.
 LARGEST = 2.0**1000
-# Logarithms of cardinalities in integers: sums that are kept up to date must not drift.
+# Logarithms of cardinalities are integers in this unit: sums that are updated step by step must not drift.
 UNITS_PER_BIT = 1024
-# Rows of `numbers` in `greedy` and in `evaluate`, and how many there are.
+# Rows of `numbers` in `greedy` and in `evaluate`; NUMBERS is their count.
 FILL, WEIGHT, DEGREE, ENDS, NOISE, QUEUED, STACK, AROUND, CHOICE, NUMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 POSITION, FULLEST = 0, 1
-# The degree of what is eliminated.
+# The degree of eliminated variables.
 GONE = -1
-# A score outweighs the clique's weight, which only settles ties.
+# Factor of a score over the clique's weight, which only breaks ties.
 OUTWEIGHS = 2.0**24
 
 Words = npt.NDArray[np.uint64]
 
 
 def pack(sets: Sequence[int], variables: int) -> Words:
-    """Return sets of variables, given as integers (bit i: variable i), as rows of words [sets, words]."""
+    """Return sets of variables, given as integers (bit i: variable i), as uint64 [sets, words]."""
     length = words_for(variables) * 8
     data = b"".join(members.to_bytes(length, "little") for members in sets)
     return np.frombuffer(data, dtype="<u8").astype(np.uint64).reshape(len(sets), -1)
 
 
 def words_for(variables: int) -> int:
-    """Return how many words a set of variables takes; at least one."""
+    """Return the number of words of a set of variables, at least one."""
     return max(1, (variables + 63) // 64)
 
 
 def weights_of(cardinalities: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the logarithms of cardinalities as `greedy` takes them: int64 [n], in units of 1 / UNITS_PER_BIT."""
+    """Return log2 of cardinalities for `greedy`, int64 [n] in units of 1 / UNITS_PER_BIT."""
     bits: npt.NDArray[np.float64] = np.log2(np.asarray(cardinalities, dtype=np.float64))
     return np.rint(bits * UNITS_PER_BIT).astype(np.int64)
 
 
 def work_for(variables: int) -> tuple[Words, npt.NDArray[np.int64]]:
-    """Return the work arrays (rows, numbers) for graphs of so many variables."""
+    """Return the work arrays for graphs of so many variables: rows uint64 [n, words], numbers int64 [NUMBERS, n]."""
+    # Allocated by the caller once for many calls.
     return np.zeros((variables, words_for(variables)), dtype=np.uint64), np.zeros((NUMBERS, variables), dtype=np.int64)
 
 
 @jit
 def random(state: Any) -> Any:
-    """Return 31 random bits; state: uint64 [1], any start (splitmix64, Steele, Lea and Flood 2014)."""
+    """Return 31 random bits; `state`: uint64 [1], any initial value (splitmix64; Steele, Lea and Flood 2014)."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = state[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -70,7 +67,7 @@ def random(state: Any) -> Any:
 
 @jit
 def has(row: Any, v: int) -> Any:
-    """Tell whether a set contains `v`."""
+    """Return True if a set contains `v`."""
     return (row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0
 
 
@@ -82,13 +79,13 @@ def add(row: Any, v: int) -> None:
 
 @jit
 def discard(row: Any, v: int) -> None:
-    """Take `v` out of a set."""
+    """Remove `v` from a set."""
     row[v >> 6] &= ~(np.uint64(1) << np.uint64(v & 63))
 
 
 @jit
 def members_of(row: Any, out: Any) -> int:
-    """Write the members of a set into `out`, lowest first, and return how many there are."""
+    """Write the members of a set into `out`, lowest first, and return their number."""
     count = 0
     for i in range(row.shape[0]):
         word = row[i]
@@ -111,12 +108,16 @@ def greedy(
     numbers: Any,
     order: Any,
 ) -> int:
-    """Eliminate the variables of a set greedily, simplicial ones first; return how many there are.
+    """Eliminate the variables of a set greedily, simplicial ones first; return their number.
 
-    members: uint64 [words]; all other variables count as cut out of `graph`, which stays as it is. weights: int64 [n]
-    of `weights_of`. criterion: one of the four above; ties go to the smaller clique, then to the lower number.
+    graph: uint64 [n, words], not changed.
+    members: uint64 [words]; all other variables count as removed from the graph.
+    weights: int64 [n], of `weights_of`.
+    criterion: one of the four above; ties go to the smaller clique, then to the lower number.
     noise: the score of each variable is multiplied by a number from [1, 1 + noise), drawn once for the call.
-    state: of `random`. order: int64 [n], its front is written.
+    state: of `random`.
+    rows, numbers: work arrays.
+    order: int64 [n], its front is written.
     """
     count: int = _load(graph, members, weights, criterion, rows, numbers)
     choice, stack, queued = numbers[CHOICE], numbers[STACK], numbers[QUEUED]
@@ -133,7 +134,7 @@ def greedy(
             v = stack[waiting]
             queued[v] = 0
             if numbers[FILL, v] != 0 or numbers[DEGREE, v] == GONE:
-                # It has got new neighbours since, or it was eliminated at a price, which left it simplicial.
+                # Not simplicial any more because of new neighbours, or eliminated by score meanwhile.
                 v = -1
         if v < 0:
             open_choices = _still_open(choice, numbers[DEGREE], open_choices)
@@ -146,7 +147,7 @@ def greedy(
 
 @jit
 def _load(graph: Any, members: Any, weights: Any, criterion: int, rows: Any, numbers: Any) -> int:
-    """Copy the part of the graph that is to be eliminated and score every variable; return how many there are."""
+    """Copy the subgraph of `members` and score every variable; return their number."""
     numbers[DEGREE] = GONE
     count: int = members_of(members, numbers[CHOICE])
     for i in range(count):
@@ -155,7 +156,7 @@ def _load(graph: Any, members: Any, weights: Any, criterion: int, rows: Any, num
             rows[v, word] = graph[v, word] & members[word]
         discard(rows[v], v)
         numbers[QUEUED, v] = 0
-        # Not 0, where a variable has one state only: a missing edge must be seen.
+        # At least 1, also for variables with one state: a fill of 0 must mean no missing edge.
         numbers[ENDS, v] = max(1, weights[v]) if criterion == WEIGHTED_MIN_FILL else 1
     around, ends = numbers[AROUND], numbers[ENDS]
     for i in range(count):
@@ -175,7 +176,7 @@ def _load(graph: Any, members: Any, weights: Any, criterion: int, rows: Any, num
 
 @jit
 def _queue(v: int, numbers: Any, waiting: int) -> int:
-    """Put `v` on the stack of simplicial variables if it is one and not there yet; return the height of the stack."""
+    """Push `v` on the stack of simplicial variables if it is one and not there yet; return the height of the stack."""
     if numbers[FILL, v] == 0 and numbers[QUEUED, v] == 0:
         numbers[QUEUED, v] = 1
         numbers[STACK, waiting] = v
@@ -185,7 +186,7 @@ def _queue(v: int, numbers: Any, waiting: int) -> int:
 
 @jit
 def _still_open(choice: Any, degree: Any, count: int) -> int:
-    """Drop from the first `count` choices what is eliminated, in place; return how many are left."""
+    """Remove eliminated variables from the first `count` choices, in place; return the number left."""
     left = 0
     for i in range(count):
         if degree[choice[i]] != GONE:
@@ -196,7 +197,7 @@ def _still_open(choice: Any, degree: Any, count: int) -> int:
 
 @jit
 def _cheapest(choice: Any, count: int, numbers: Any, criterion: int, noise: float) -> int:
-    best, found = np.inf, -1
+    best, cheapest = np.inf, -1
     score = numbers[FILL]
     if criterion == MIN_WEIGHT:
         score = numbers[WEIGHT]
@@ -207,13 +208,13 @@ def _cheapest(choice: Any, count: int, numbers: Any, criterion: int, noise: floa
         cost = score[v] * OUTWEIGHS + numbers[WEIGHT, v]
         cost *= 1 + noise * numbers[NOISE, v] / 2.0**31
         if cost < best:
-            best, found = cost, v
-    return found
+            best, cheapest = cost, v
+    return cheapest
 
 
 @jit
 def _complete(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
-    """Connect all neighbours of `v`, keeping the scores right; return the height of the stack."""
+    """Connect all neighbours of `v` and update the scores; return the height of the stack."""
     around = numbers[AROUND]
     degree = members_of(rows[v], around)
     for i in range(degree):
@@ -234,7 +235,7 @@ def _connect(a: int, b: int, rows: Any, weights: Any, numbers: Any, waiting: int
         while word != 0:
             u = (i << 6) + lowest_bit(word)
             word &= word - np.uint64(1)
-            # Who sees both ends has one missing edge less.
+            # A neighbour of both ends has one missing edge less.
             fill[u] -= edge
             waiting = _queue(u, numbers, waiting)
         beside_a += _sum(in_a & ~in_b, i, ends)
@@ -252,7 +253,7 @@ def _connect(a: int, b: int, rows: Any, weights: Any, numbers: Any, waiting: int
 
 @jit
 def _remove(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
-    """Take `v`, whose neighbours are all connected, out of the graph; return the height of the stack."""
+    """Remove `v`, whose neighbours are all connected, from the graph; return the height of the stack."""
     fill, ends, around = numbers[FILL], numbers[ENDS], numbers[AROUND]
     degree = members_of(rows[v], around)
     numbers[DEGREE, v] = GONE
@@ -261,6 +262,7 @@ def _remove(v: int, rows: Any, weights: Any, numbers: Any, waiting: int) -> int:
         discard(rows[u], v)
         numbers[WEIGHT, u] -= weights[v]
         numbers[DEGREE, u] -= 1
+        # Edges from `v` to neighbours of `u` that `v` lacks no longer count as missing.
         if fill[u] > 0:
             beside = 0
             for j in range(rows.shape[1]):
@@ -282,12 +284,16 @@ def _sum(word: Any, i: int, ends: Any) -> int:
 
 @jit
 def evaluate(graph: Any, members: Any, sizes: Any, order: Any, count: int, rows: Any, numbers: Any) -> float:
-    """Return the entries of all maximal cliques that eliminating `order[:count]`, the members of a set, makes.
+    """Return the entries of all maximal cliques of an elimination order, and leave the later neighbours in `rows`.
 
-    sizes: float64 [n], cardinalities. Nothing is eliminated: the later neighbours of a variable are its own and those
-    of its children in the elimination tree (symbolic factorisation, Gilbert, Ng and Peyton 1994, section 2). They are
-    left in rows[v], for every member v.
+    graph: uint64 [n, words], not changed.
+    members: uint64 [words], variables of the order.
+    sizes: float64 [n], cardinalities.
+    order: int64, its first `count` entries.
+    rows, numbers: work arrays.
     """
+    # Nothing is eliminated: the later neighbours of a variable are its own and those of its children in the elimination
+    # tree (symbolic factorisation, Gilbert, Ng and Peyton 1994, section 2).
     position, fullest = numbers[POSITION], numbers[FULLEST]
     for i in range(count):
         v = order[i]
@@ -311,7 +317,7 @@ def evaluate(graph: Any, members: Any, sizes: Any, order: Any, count: int, rows:
                 size *= sizes[u]
                 if parent < 0 or position[u] < position[parent]:
                     parent = u
-        # A child that has all of this clique beside itself makes it no clique of its own.
+        # A clique is not maximal if a child has all of its members as later neighbours.
         if fullest[v] <= degree:
             total += min(size, LARGEST)
         if parent >= 0:

@@ -1,8 +1,8 @@
-"""The tree of one row of evidence: leaves, bucket elimination along an order, and where posteriors are read (Numba).
+"""The join tree of one row of evidence: leaves, bucket elimination along an order, tables of posteriors (Numba).
 
-Variables are numbered by their place in the elimination order (a *position*). A table lists its positions in ascending
-order, which is the order of its axes in memory: what is eliminated first is outermost. Tables are rows of an integer
-array, children before their parents.
+Main function: `plan_row`, called by `propagate` for every row and by `junctor.backends.row_trees` for forecasts. Bucket
+elimination after Dechter (1999), on binary join trees (Shenoy 1997). Tables are rows of an integer array, children
+before their parents.
 """
 
 from __future__ import annotations
@@ -18,25 +18,33 @@ from junctor_kernels.orders.greedy import add, greedy, words_for, work_for
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Columns of `tables`: where the scope starts, how many positions it has, entries, children and parent (-1: none), the
-# factor of a leaf (-1: none), entries of the union of both children, whether the message down is wanted, and where both
-# messages lie in the arena. Factors beyond the network's are likelihoods.
+# Variables are numbered by their position in the elimination order. A table lists its positions in ascending order,
+# which is the order of its axes in memory: the variable that is eliminated first is outermost. Columns of `tables`:
+# first position in `scopes`, number of positions, entries, children and parent (-1: none), factor of a leaf (-1: none;
+# from the number of factors on, likelihoods), entries of the union of both children, whether the message down is
+# wanted, offsets of the messages up and down in the arena.
 FIRST, LENGTH, ENTRIES, LEFT, RIGHT, PARENT, FACTOR, UNION, WANTED, UP, DOWN, COLUMNS = range(12)
-# A table of more positions or entries leaves the row to others.
+# A row with a table of more positions or entries is left to other backends.
 MOST_AXES = 48
 MOST_ENTRIES = 1 << 40
-# Factor of the leaf of a variable that no table has: all ones.
+# Factor of a leaf of ones, for a variable without any table.
 ONES = -2
-# Instead of the number of a table.
+# Returned instead of the number of a table.
 TOO_LARGE = -1
 
 
 class Factors(NamedTuple):
-    """The factors of a network as flat arrays; the scope of factor f is `scopes[starts[f]:starts[f + 1]]`.
+    """The factors of a network as flat arrays.
 
-    cards: entries of each variable. strides: beside `scopes`, in entries. places: where each table starts in `values`.
-    directed: 1 where factor f is the table of variable f. graph: neighbours of each variable, as `orders` takes them,
-    and weights the logarithms of `cards` as it takes those.
+    cards: number of states of each variable.
+    starts: factor f has the scope scopes[starts[f]:starts[f + 1]].
+    scopes: variables of all factors.
+    strides: in entries, parallel to `scopes`.
+    places: offset of each table in `values`.
+    values: entries of all tables.
+    directed: 1 where factor f is the table of variable f.
+    graph: neighbours of each variable, uint64 [n, words].
+    weights: of `orders.greedy.weights_of`.
     """
 
     cards: Ints
@@ -51,10 +59,14 @@ class Factors(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """The tables of a row, and the buckets that they wait in.
+    """The tables of a row and their buckets (linked lists).
 
-    sizes: entries of each position. heads, nexts: the first table in the bucket of a position, and the one after a
-    table, -1 at the end. counts: positions, tables, entries of the arena, entry operations, length of `scopes`.
+    tables: [tables, COLUMNS].
+    scopes: positions of all tables.
+    sizes: number of states at each position.
+    counts: positions, tables, entries of the arena, multiply-adds, length of `scopes`.
+    heads: first table in the bucket of a position, -1 for none.
+    nexts: next table in the bucket after a table, -1 at the end.
     """
 
     tables: Ints
@@ -69,11 +81,15 @@ POSITIONS, TABLES, ARENA, OPERATIONS, SCOPES = range(5)
 
 
 class Tree(NamedTuple):
-    """Room for the plan of a row, used again for every row.
+    """Memory for the plan of a row, reused for every row.
 
-    order: variable at each position. position: of each variable, -1 where it does not matter and -2 where it is
-    observed. bucket: a list of tables. eliminated: the table that eliminates each position. host: the table that each
-    position is read from. members, rows, numbers, random: what `orders.greedy` works with.
+    nodes: the tables.
+    order: variable at each position.
+    position: of each variable, -1 if it is irrelevant and -2 if it is observed.
+    bucket: a list of tables.
+    eliminated: the table that eliminates each position.
+    host: the table that each position is read from.
+    members, rows, numbers, random: work arrays of `orders.greedy`.
     """
 
     nodes: Nodes
@@ -89,7 +105,9 @@ class Tree(NamedTuple):
 
 
 def tree(variables: int, factors: int) -> Tree:
-    """Return room for the tree of a network of so many variables and factors (or likelihoods)."""
+    """Return memory for the trees of a network with so many variables and factors (likelihoods included)."""
+    # Upper bound: leaves (a leaf of ones or a likelihood for each variable among them), joins, and a copy for each
+    # variable.
     tables = 2 * factors + 3 * variables + 2
     rows, numbers = work_for(variables)
 
@@ -119,18 +137,25 @@ def tree(variables: int, factors: int) -> Tree:
 
 @jit
 def plan_row(factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, tree: Any) -> bool:
-    """Plan the row that observes `states` (int64 [variables], -1: unobserved); returns whether it can be done here.
+    """Plan a row; return False if its tables are too large.
 
-    soft: variables with likelihoods, or -1. wanted: bool [variables], whose posteriors are asked for.
+    factors: of the network.
+    states: int64 [variables], -1 for unobserved.
+    soft: int64, variables with likelihoods, or -1.
+    wanted: bool [variables], whose posteriors are computed.
+    criterion: of greedy elimination.
+    tree: written.
     """
     nodes, position = tree.nodes, tree.position
     _find_relevant(factors, states, soft, wanted, position, tree.bucket)
     _order(factors, criterion, tree)
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
+    # Only what the row uses is reset; all other memory keeps old rows.
     nodes.heads[:] = -1
     for factor in range(factors.starts.size - 1):
         if not _add_leaf(factors, factor, position, nodes):
             return False
+    # Likelihoods come after the factors of the network, in the order of the columns.
     for number in range(soft.size):
         if soft[number] >= 0 and position[soft[number]] >= 0:
             _add_likelihood(position[soft[number]], factors.starts.size - 1 + number, nodes)
@@ -144,9 +169,9 @@ def plan_row(factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, 
 
 @jit
 def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: Any, waiting: Any) -> None:
-    """Mark unobserved variables that matter with position 0, all others with -1.
+    """Mark relevant unobserved variables with position 0, observed ones with -2, all others with -1.
 
-    In a Bayesian network only ancestors of evidence and of what is asked for matter (Shachter 1986).
+    In a Bayesian network only ancestors of evidence and of wanted variables are relevant (Shachter 1986).
     """
     variables = position.size
     count = 0
@@ -171,7 +196,7 @@ def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: 
                     position[u] = 0
                     waiting[count] = u
                     count += 1
-    # A factor takes part where all of its variables matter; -2 marks observed ones until the leaves are made.
+    # A factor takes part if all of its variables are relevant, so observed ones need a mark of their own.
     for v in range(variables):
         if position[v] == 0 and states[v] >= 0:
             position[v] = -2
@@ -188,7 +213,7 @@ def _takes_part(factors: Any, factor: int, position: Any) -> bool:
 
 @jit
 def _order(factors: Any, criterion: int, tree: Any) -> None:
-    """Number the variables by the order of a greedy elimination of the moral graph without the observed ones."""
+    """Number the variables by greedy elimination of the moral graph without the observed ones."""
     tree.members[:] = 0
     for v in range(tree.position.size):
         if tree.position[v] == 0:
@@ -236,8 +261,8 @@ def _append(nodes: Any, table: Any, position: int) -> None:
 
 
 @jit
-def _hang_up(nodes: Any, number: int) -> None:
-    """Put a table into the bucket of the position that is eliminated first; one without axes waits for no one."""
+def _put_in_bucket(nodes: Any, number: int) -> None:
+    """Put a table into the bucket of its position that is eliminated first; a table without axes goes into none."""
     table = nodes.tables[number]
     if table[LENGTH]:
         position = nodes.scopes[table[FIRST]]
@@ -247,8 +272,9 @@ def _hang_up(nodes: Any, number: int) -> None:
 
 @jit
 def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
-    """Add the table of a factor over its unobserved variables; False where it has too many."""
+    """Add the table of a factor over its unobserved variables; return False if it has too many."""
     first, end = factors.starts[factor], factors.starts[factor + 1]
+    # Before observed variables are cut out: scopes have memory for MOST_AXES positions.
     if end - first > MOST_AXES:
         return False
     if not _takes_part(factors, factor, positions):
@@ -265,7 +291,7 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
                 nodes.scopes[place] = nodes.scopes[place - 1]
                 place -= 1
             nodes.scopes[place] = position
-    _hang_up(nodes, number)
+    _put_in_bucket(nodes, number)
     return True
 
 
@@ -273,18 +299,19 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
 def _add_likelihood(position: int, factor: int, nodes: Any) -> None:
     number = _new_table(nodes, -1, -1, factor)
     _append(nodes, nodes.tables[number], position)
-    _hang_up(nodes, number)
+    _put_in_bucket(nodes, number)
 
 
 @jit
 def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
-    """Join the tables of a bucket two by two and sum its position out of the last; False where that is too large."""
+    """Join the tables of a bucket in pairs and sum its position out of the last; return False if that is too large."""
     count = 0
     number = nodes.heads[position]
     while number >= 0:
         bucket[count] = number
         count += 1
         number = nodes.nexts[number]
+    # Pairs instead of one product of all tables: a message down needs the product of the siblings only (binary joins).
     while count > 2:
         one, other = _closest(bucket, count, nodes)
         joined = _join(nodes, bucket[one], bucket[other])
@@ -302,25 +329,27 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
         if last < 0:
             return False
     elif nodes.tables[last, LEFT] < 0:
-        # A leaf stays as it is: its message is another table.
+        # A leaf keeps its position, since its message up is the factor: the sum needs a table of its own.
         last = _copy(nodes, last)
     table = nodes.tables[last]
+    # The eliminated position is the first of the scope, so the scope of the message is the rest of it.
     table[FIRST] += 1
     table[LENGTH] -= 1
     table[ENTRIES] //= nodes.sizes[position]
     eliminated[position] = last
-    _hang_up(nodes, last)
+    _put_in_bucket(nodes, last)
     return True
 
 
 @jit
 def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
-    """Return the smallest table of a bucket and the one that has the smallest union with it."""
+    """Return the smallest table of a bucket and the one with the smallest union with it."""
     one = 0
     for i in range(1, count):
         if nodes.tables[bucket[i], ENTRIES] < nodes.tables[bucket[one], ENTRIES]:
             one = i
     best, other = -1, -1
+    # Greedy: the best of all pairs would take quadratic time.
     for i in range(count):
         if i != one:
             entries = _union(nodes, bucket[one], bucket[i], -1)
@@ -331,7 +360,7 @@ def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
 
 @jit
 def _union(nodes: Any, one: int, other: int, into: int) -> int:
-    """Return the entries over the positions of two tables, at most MOST_ENTRIES; `into`: the table that gets them."""
+    """Return the entries over the positions of two tables, at most MOST_ENTRIES; `into`: table to append these to."""
     scopes = nodes.scopes
     i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
     end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
@@ -375,11 +404,9 @@ def _copy(nodes: Any, leaf: int) -> int:
 
 @jit
 def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: Any) -> None:
-    """Choose the smallest table to read each wanted position from, and mark the messages down that this takes.
-
-    A message down is needed wherever something wanted is eliminated below; what lies only in tables that need none is
-    read from the smaller child of the table that eliminates it.
-    """
+    """Choose the smallest table to read each wanted position from, and mark the messages down that are needed."""
+    # A message down is needed wherever a wanted position is eliminated below. A position without such a table is read
+    # from the smaller child of the table that eliminates it.
     tables = nodes.tables
     count, positions = nodes.counts[TABLES], nodes.counts[POSITIONS]
     host[:positions] = -1
@@ -426,7 +453,7 @@ def _has(nodes: Any, number: int, position: int) -> bool:
 
 @jit
 def _place(host: Any, nodes: Any) -> None:
-    """Give every message a place in the arena (its first entry is the number 1), and count entry operations."""
+    """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
     place, operations, widest = 1, 0, 1
     for number in range(nodes.counts[TABLES]):
         table = nodes.tables[number]
@@ -443,6 +470,6 @@ def _place(host: Any, nodes: Any) -> None:
         widest = max(widest, nodes.sizes[position])
         if host[position] >= 0:
             operations += nodes.tables[host[position], ENTRIES]
-    # Posteriors are made behind the messages.
+    # The end of the arena is for posteriors.
     nodes.counts[ARENA] = place + widest
     nodes.counts[OPERATIONS] = operations

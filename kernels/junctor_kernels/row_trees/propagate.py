@@ -1,15 +1,8 @@
 """The row engine: every row of evidence is planned and propagated on its own in compiled code (Numba).
 
-Where each row observes other variables there is nothing to share between cases, but much to save inside one: all of
-its evidence is cut out of the factors, and what remains is small. The tree of a row is a binary join tree (`rowplan`):
-every message is a contraction of two tables,
-
-    out[kept] = sum over the rest of  one[..] * other[..]
-
-Messages go up (each table from its two children) and down (each child gets what its parent and its sibling know), and a
-posterior is read off one table by the product of both. Numbers are doubles. Every message is divided by a power of two,
-exactly, so that its largest entry lies in [0.5, 1), and carries a bound on what underflow took from any of its entries:
-0 unless the smallest entries of its operands could have met.
+Main function: `answer_rows`, called by `junctor.backends.row_trees`. Rows that observe different variables share
+nothing, but each row's evidence is cut out of the factors, and the rest is small. The tree of a row is a binary join
+tree (Shenoy 1997, `plan`).
 """
 
 from __future__ import annotations
@@ -42,14 +35,21 @@ from junctor_kernels.row_trees.plan import (
     plan_row,
 )
 
-# Contracting a product and a sum to one instruction is the only liberty taken with IEEE arithmetic.
+# Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
+# (from both children of a table) and down (to a child from its parent and its sibling), and a posterior is read off one
+# table by the product of both. Numbers are doubles. Every message is divided by a power of two, exactly, so that its
+# largest entry lies in [0.5, 1), and carries a bound on the loss of each entry to underflow: 0 unless the smallest
+# entries of its operands could have met.
+
+# Fused multiply-add is the only liberty taken with IEEE arithmetic.
 jit = partial(_jit, fastmath={"contract"})
 
+# Status of a row: DOUBTFUL rows need a wider number format, TOO_LARGE ones another backend.
 ANSWERED, IMPOSSIBLE, DOUBTFUL, TOO_LARGE = 0, 1, 2, 3
-# Columns of `facts`, for the message up and (offset DOWNWARD) the one down: exponent of its scale, bound, least entry.
+# Columns of `facts`, for the message up and (offset DOWNWARD) down: exponent of its scale, bound, smallest entry.
 EXPONENT, LOST, LEAST = 0, 1, 2
 DOWNWARD = 3
-# Share of a probability that underflow may have taken.
+# Largest share of a probability that may be lost to underflow, as in `junctor.backends.numpy`.
 LOSS_TOLERANCE = 1e-14
 TINY = float(np.finfo(np.float64).tiny)
 LOG_2 = float(np.log(2.0))
@@ -58,7 +58,13 @@ SIZE, ONE, OTHER, OUT = 0, 1, 2, 3
 
 
 class RowWorkspace(NamedTuple):
-    """Room for the numbers of a row: arena, axes and counters of a contraction, facts of messages."""
+    """Memory for the numbers of a row.
+
+    arena: all messages.
+    axes: [axes, 4] of a contraction; unsigned, so that Numba omits the test for negative indices.
+    counters: index along each axis.
+    facts: [tables, 6], scale and bounds of messages.
+    """
 
     arena: npt.NDArray[np.float64]
     axes: npt.NDArray[np.uint64]
@@ -67,7 +73,7 @@ class RowWorkspace(NamedTuple):
 
 
 def work(entries: int, tables: int) -> RowWorkspace:
-    """Return room for rows whose messages have so many entries, in so many tables."""
+    """Return memory for rows whose messages have so many entries, in so many tables."""
     return RowWorkspace(
         np.zeros(entries),
         np.zeros((3 * MOST_AXES, 4), dtype=np.uint64),
@@ -78,11 +84,16 @@ def work(entries: int, tables: int) -> RowWorkspace:
 
 @jit
 def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other: Any, out: Any) -> None:
-    """Add the contraction over `axes[:groups]` of the tables at `one` and `other` to the one at `out`."""
+    """Add the contraction of two tables to a third.
+
+    arena: of all tables.
+    axes, counters: of a RowWorkspace; the first `groups` axes count.
+    one, other, out: offsets of the tables.
+    """
     zero = np.uint64(0)
     a, b, c = one, other, out
-    # Where the innermost axis is eliminated, dot products; else the first eliminated one runs inside, with results in
-    # registers.
+    # Dot products where the innermost axis is eliminated; else the first eliminated axis becomes the inner loop, with
+    # results in registers.
     dots = axes[0, OUT] == zero and axes[0, SIZE] > np.uint64(1)
     loop = 1
     while not dots and loop < groups and axes[loop, OUT] != zero:
@@ -126,6 +137,7 @@ def contract(arena: Any, axes: Any, counters: Any, groups: int, one: Any, other:
 def _products(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a: Any, step_b: Any) -> None:
     """out[j] += sum over t of one[t, j] * other[t, j]."""
     j = np.uint64(0)
+    # Unsigned constants: mixed with signed integers, Numba would compute indices in doubles.
     u1, u2, u3, u4 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     u5, u6, u7, u8 = np.uint64(5), np.uint64(6), np.uint64(7), np.uint64(8)
     while j + u8 <= size:
@@ -165,6 +177,7 @@ def _multiples(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a
         x0 = x1 = x2 = x3 = x4 = x5 = x6 = x7 = 0.0
         p, q = a + j, b
         for _ in range(terms):
+            # Zeros are frequent, and one test saves eight multiply-adds.
             f = arena[q]
             if f != 0.0:
                 x0 += arena[p] * f
@@ -233,6 +246,7 @@ def _dots(
     """out[t] += sum over j of one[t, j] * other[t, j], where an operand may not have j."""
     zero, u1, u2, u3, u4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     for _ in range(terms):
+        # Four sums: one alone would wait for every addition.
         x0 = x1 = x2 = x3 = 0.0
         j = zero
         if sa != zero and sb != zero:
@@ -268,10 +282,12 @@ def _dots(
 
 
 @jit
-def _draw_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
-    """Write the axes of a contraction, neighbours that go together as one; returns how many.
+def _write_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: Any) -> int:
+    """Write the axes of a contraction, innermost first, neighbours in the same tables merged; return their number.
 
-    one, other, out: first and length of the scope of each (int64 pairs).
+    scopes, sizes: of the tree.
+    axes: written.
+    one, other, out: (first, length) of the scope of each table.
     """
     i, j, k = one[0] + one[1] - 1, other[0] + other[1] - 1, out[0] + out[1] - 1
     stride_i = stride_j = stride_k = np.uint64(1)
@@ -294,6 +310,7 @@ def _draw_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: An
             sb, stride_j, kind, j = stride_j, stride_j * size, kind + 2, j - 1
         if k >= out[0] and scopes[k] == position:
             sc, stride_k, kind, k = stride_k, stride_k * size, kind + 4, k - 1
+        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
         if kind == before:
             axes[groups - 1, SIZE] *= size
         else:
@@ -310,16 +327,23 @@ def _draw_axes(scopes: Any, sizes: Any, axes: Any, one: Any, other: Any, out: An
 def _message(
     nodes: Any, work: Any, one: int, one_column: int, other: int, other_column: int, out: int, out_column: int
 ) -> None:
-    """Contract two messages (a table and the column of its place; table -1 is the number 1) into a third."""
+    """Contract two messages into a third, rescale it and bound its losses.
+
+    nodes, work: tables and numbers of the row.
+    one, other, out: tables; -1 is the number 1.
+    one_column, other_column, out_column: UP or DOWN.
+    """
     tables, facts, arena = nodes.tables, work.facts, work.arena
     scope_one, place_one, lost_one, least_one = _operand(tables, facts, one, one_column)
     scope_other, place_other, lost_other, least_other = _operand(tables, facts, other, other_column)
     place, entries = tables[out, out_column], tables[out, ENTRIES]
     for e in range(np.uint64(place), np.uint64(place + entries)):
+        # Contractions add to their result.
         arena[e] = 0.0
     scope = (tables[out, FIRST], tables[out, LENGTH])
-    groups = _draw_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
+    groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope_one, scope_other, scope)
     contract(arena, work.axes, work.counters, groups, place_one, place_other, np.uint64(place))
+    # (1 + one) (1 + other) - 1, without cancellation.
     lost = lost_one + lost_other + lost_one * lost_other
     if lost > 0 or least_one * least_other < TINY:
         lost = _terms(work.axes, groups) * (lost + TINY * (1 + lost))
@@ -330,7 +354,7 @@ def _message(
 
 @jit
 def _operand(tables: Any, facts: Any, number: int, column: int) -> Any:
-    """Return first and length of its scope, place, bound and least entry of a message; -1: the number 1."""
+    """Return (first, length) of the scope, offset, bound and smallest entry of a message; -1: the number 1."""
     if number < 0:
         return (np.int64(0), np.int64(0)), np.uint64(0), 0.0, 1.0
     side = DOWNWARD * (column == DOWN)
@@ -349,11 +373,12 @@ def _terms(axes: Any, groups: int) -> float:
 
 @jit
 def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> None:
-    """Divide a message by the power of two that brings its largest entry into [0.5, 1), and note its facts."""
+    """Divide a message by the power of two that brings its largest entry into [0.5, 1), and write its facts."""
     arena, facts = work.arena, work.facts
     first, end = np.uint64(place), np.uint64(place + entries)
+    # Bits of positive doubles are ordered as the numbers are, and integers have faster comparisons.
     largest = np.uint64(0)
-    # Zeros wrap around to the largest integer, so that they are no candidates.
+    # Bits less 1: zeros wrap around to the largest integer and are never the minimum.
     least = np.uint64(0xFFFFFFFFFFFFFFFF)
     for e in range(first, end):
         bits = as_bits(arena[e])
@@ -364,7 +389,7 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
         return
     exponent = np.int64(largest >> np.uint64(52)) - 1022
     if exponent < -1021:
-        # Below the smallest normal number even the largest entry has lost its digits.
+        # Below the normal numbers even the largest entry has lost digits.
         facts[number, LOST + side] = np.inf
     factor = as_float(np.uint64(1023 - exponent) << np.uint64(52))
     facts[number, LEAST + side] = as_float(least + np.uint64(1)) * factor
@@ -379,7 +404,7 @@ def _rescale(work: Any, place: int, entries: int, number: int, side: int) -> Non
 
 @jit
 def _load(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, number: int) -> None:
-    """Gather the entries of a factor at the observed states into the table of a leaf."""
+    """Copy the entries of a factor at the observed states into the table of a leaf."""
     table = nodes.tables[number]
     factor = table[FACTOR]
     place = factors.places[factor]
@@ -431,11 +456,14 @@ def _gather(values: Any, work: Any, length: int, source: Any, target: Any) -> No
 
 @jit
 def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: int, room: Any, results: Any) -> int:
-    """Answer rows from `first` on; returns the row that the arena is too small for, or how many rows there are.
+    """Answer rows from `first` on; return the row that the arena is too small for, or the number of rows.
 
+    factors: of the network.
     evidence: states int64 [rows, variables] (-1: unobserved), soft int64 [rows, kinds] (variables with likelihoods, or
-    -1), likelihoods float64 [rows, entries], places int64 [kinds], where each kind begins. wanted: bool [variables].
-    starts: int64 [variables], where the posterior of each one begins in a row of the results. room: tree and work.
+        -1), likelihoods float64 [rows, entries], places int64 [kinds], first column of each kind.
+    wanted: bool [variables], whose posteriors are computed.
+    starts: int64 [variables], offset of each posterior in a row of the results.
+    room: Tree and RowWorkspace.
     results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
     """
     states, soft, likelihoods, places = evidence
@@ -446,6 +474,7 @@ def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: in
             status[row] = TOO_LARGE
             continue
         if tree.nodes.counts[ARENA] > work.arena.size:
+            # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return row
         _load_likelihoods(factors.starts.size - 1, likelihoods[row], places, tree.nodes, work.arena)
         status[row] = _propagate(factors, states[row], wanted, starts, tree, work, posteriors[row], log_values, row)
@@ -474,9 +503,10 @@ def _propagate(
     log_values: Any,
     row: int,
 ) -> int:
-    """Pass messages up and down the tree of a row and read its posteriors; returns its status."""
+    """Pass messages up and down the tree of a row, write its posteriors, and return its status."""
     nodes = tree.nodes
     work.arena[0] = 1.0
+    # Entry 0 is the number 1, the operand of tables with one child.
     status = _collect(factors, states, tree.position, nodes, work, log_values, row)
     if status != ANSWERED:
         return int(status)
@@ -484,6 +514,7 @@ def _propagate(
     for v in range(wanted.size):
         if not wanted[v]:
             continue
+        # Observed: certain, whatever the tables say.
         if states[v] >= 0:
             for e in range(factors.cards[v]):
                 posteriors[starts[v] + e] = 0.0
@@ -495,7 +526,7 @@ def _propagate(
 
 @jit
 def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, log_values: Any, row: int) -> int:
-    """Make all messages up, and log P(e) of the row from where they end."""
+    """Compute all messages up, and log P(e) of the row from the roots; return its status."""
     tables, facts, arena = nodes.tables, work.facts, work.arena
     given = factors.starts.size - 1
     exponents, logarithms = 0.0, 0.0
@@ -511,10 +542,11 @@ def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, l
                 _load(factors, states, positions, nodes, work, number)
             facts[number, LOST] = 0.0
             _rescale(work, tables[number, UP], tables[number, ENTRIES], number, 0)
+        # Exponents are integers: their sum is exact.
         exponents += facts[number, EXPONENT]
         if tables[number, PARENT] < 0:
             value = arena[tables[number, UP]]
-            # Not (a > b), so that a bound that is no number is doubtful too.
+            # Not `lost > tolerance`: a bound of nan must be doubtful too.
             if not facts[number, LOST] <= LOSS_TOLERANCE * value:
                 return DOUBTFUL
             if value == 0.0:
@@ -526,7 +558,7 @@ def _collect(factors: Any, states: Any, positions: Any, nodes: Any, work: Any, l
 
 @jit
 def _distribute(nodes: Any, work: Any) -> None:
-    """Make the messages down that are wanted."""
+    """Compute the wanted messages down."""
     tables, facts = nodes.tables, work.facts
     for number in range(nodes.counts[TABLES] - 1, -1, -1):
         if not tables[number, WANTED]:
@@ -536,22 +568,29 @@ def _distribute(nodes: Any, work: Any) -> None:
             work.arena[tables[number, DOWN]] = 1.0
             facts[number, DOWNWARD + LOST], facts[number, DOWNWARD + LEAST] = 0.0, 1.0
         else:
+            # -1 for an only child, whose RIGHT is -1: the number 1.
             sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
             _message(nodes, work, parent, DOWN, sibling, UP, number, DOWN)
 
 
 @jit
 def _read(nodes: Any, work: Any, host: int, position: int, start: int, posteriors: Any) -> bool:
-    """Write the posterior of a position; False where underflow may have moved too much of it."""
+    """Write the posterior of a position; return False if underflow may have moved too much of it.
+
+    nodes, work: tables and numbers of the row.
+    host: table to read from.
+    position: to read.
+    start: offset in `posteriors`.
+    """
     arena, facts = work.arena, work.facts
     size = nodes.sizes[position]
-    # The last places of the arena are for this.
+    # The end of the arena is for posteriors.
     place = nodes.counts[ARENA] - size
     nodes.scopes[nodes.counts[SCOPES]] = position
     scope, up, lost_up, least_up = _operand(nodes.tables, facts, host, UP)
     _, down, lost_down, least_down = _operand(nodes.tables, facts, host, DOWN)
     arena[place : place + size] = 0.0
-    groups = _draw_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
+    groups = _write_axes(nodes.scopes, nodes.sizes, work.axes, scope, scope, (nodes.counts[SCOPES], np.int64(1)))
     contract(arena, work.axes, work.counters, groups, up, down, np.uint64(place))
     total = 0.0
     for e in range(size):

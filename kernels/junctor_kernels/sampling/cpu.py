@@ -1,7 +1,7 @@
 """Samples and their weights on the CPU, compiled: blocks of `BLOCK` samples, node by node (Numba).
 
-What a block takes (a byte for each node and sample) stays in the cache; threads take blocks, or nodes when an
-importance function learns. The same counters are drawn whoever takes what, and sums are added in the order of blocks.
+Main functions: `sums`, `draw`, `learn`; called by `junctor.sampling.sampler`. The states of a block (a byte for each
+node and sample) stay in the cache. Results depend neither on threads nor on their order: counters give random numbers.
 """
 
 from __future__ import annotations
@@ -34,18 +34,32 @@ from junctor_kernels.sampling.layout import (
     Sums,
 )
 from junctor_kernels.sampling.philox import RandomStream, fill
-from junctor_kernels.sampling.thresholds import settle_rows
+from junctor_kernels.sampling.thresholds import threshold_rows
 
 
 def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int) -> Sums:
-    """Return the sums over samples from number `first` on, a multiple of BLOCK."""
+    """Draw samples and return their sums.
+
+    case: the row of evidence.
+    function: to draw from.
+    stream: random numbers of the row and stage.
+    first: first sample, a multiple of BLOCK.
+    count: number of samples.
+    """
+    # Samples are not kept: each block is drawn, summed and overwritten by the next one.
     slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
     shift, hits = _sum_blocks(*_of(case, function), stream.record(), first, count, slots, total)
     return Sums(shift, slots, total, count, hits)
 
 
 def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums:
-    """Return the sums over `count` samples that are there already."""
+    """Return the sums over samples that were drawn before.
+
+    case: the row of evidence.
+    samples: states and weights.
+    logs: whether weights are logarithms.
+    count: number of samples.
+    """
     slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
     shift, hits = _sum_drawn(case.nodes, samples.states, samples.weights, logs, slots, total)
     return Sums(shift, slots, total, count, hits)
@@ -54,7 +68,7 @@ def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums
 def draw(
     case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, into: Samples, block: int
 ) -> None:
-    """Draw samples from number `first` on, a multiple of BLOCK, into the blocks of `into` from `block` on."""
+    """Draw samples into `into` from its block `block` on; other parameters as for `sums`."""
     _draw_blocks(*_of(case, function), stream.record(), first, count, into.states, into.weights, block)
 
 
@@ -73,10 +87,16 @@ def learn(
     rate: float,
     scores: Any,
 ) -> None:
-    """Move what a node is drawn from towards what weighted samples say of it, by a share `rate` (equation 9 of AIS-BN).
+    """Move the chances of a node towards weighted samples (Cheng and Druzdzel 2000, equation 9).
 
-    tables: probabilities of all entries. top: the largest weight. scores: int64, room for the entries of the node.
-    Rows that no sample came through stay as they are.
+    case: the row of evidence.
+    function: changed in place; rows without samples stay as they are.
+    tables: probabilities of all entries.
+    samples: of the stage.
+    node: to learn.
+    top: the largest weight.
+    rate: learning rate.
+    scores: int64, zeros, for the entries of the node; zero again afterwards.
     """
     spot = case.nodes[node]
     _learn(
@@ -87,6 +107,7 @@ def learn(
 
 def _of(case: SampledCase, function: Function) -> tuple[Any, ...]:
     soft = case.soft
+    # `values` and `ratios` are logarithms already; soft evidence differs from row to row.
     if function.logs:
         with np.errstate(divide="ignore"):
             soft = np.log(soft)
@@ -96,7 +117,8 @@ def _of(case: SampledCase, function: Function) -> tuple[Any, ...]:
 
 @jit
 def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> None:
-    """Write for each sample the row, or entry, that its parents' states select."""
+    """Write for each sample the row (or entry) that the states of its parents select, int32 [BLOCK]."""
+    # Strides and states fit 32 bits, as tables have fewer than 2^31 entries: twice as many lanes as with 64 bits.
     rows[:] = 0
     for p in range(first, first + count):
         mine, stride = states[parents[p, NODE]], parents[p, STRIDE]
@@ -108,6 +130,7 @@ def _locate(parents: Any, first: Any, count: Any, states: Any, rows: Any) -> Non
 def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: Any) -> None:
     """Write the state of a node for each sample."""
     size, first, entry = node[STATES], node[FIRST], node[ENTRY]
+    # Two states need one comparison without a branch; more are searched from the most probable one on.
     if size == 1:
         out[:] = 0
     elif size == 2:
@@ -123,6 +146,7 @@ def _choose(node: Any, words: Any, rows: Any, thresholds: Any, order: Any, out: 
 
 @jit
 def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> None:
+    # The test stands outside of the loops, so that both become vectors.
     if logs:
         for i in range(BLOCK):
             weights[i] += factors[entry + rows[i]]
@@ -151,6 +175,7 @@ def _draw_block(
     rows: Any,
 ) -> None:
     """Draw `count` samples of a block and weigh them."""
+    # Factors are combined in the order of the reference: nodes first, then evidence.
     weights[:] = 0.0 if logs else 1.0
     for n in range(len(nodes)):
         node = nodes[n]
@@ -165,6 +190,7 @@ def _draw_block(
     for f in range(len(factors)):
         _locate(parents, factors[f, FACTOR_PARENTS], factors[f, FACTOR_COUNT], states, rows)
         _combine(weights, soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
+    # Samples beyond the last one weigh nothing.
     for i in range(count, BLOCK):
         weights[i] = -np.inf if logs else 0.0
 
@@ -187,6 +213,7 @@ def _draw_blocks(
     weights: Any,
     block: Any,
 ) -> None:
+    # Scratch arrays are allocated once for all blocks.
     words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
     for done in range(0, count, BLOCK):
         b = block + done // BLOCK
@@ -213,7 +240,7 @@ def _sum_blocks(
     slots: Any,
     total: Any,
 ) -> Any:
-    """Add up weights, and their squares, of each state of each node; returns their shift, and how many are above 0."""
+    """Add weights and squares to each state of each node; returns the shift and the number of positive weights."""
     words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
     states, weights = np.zeros((len(nodes), BLOCK), np.uint8), np.empty(BLOCK)
     squares = np.empty(BLOCK)
@@ -231,10 +258,11 @@ def _sum_blocks(
 
 @jit
 def _sum_drawn(nodes: Any, states: Any, weights: Any, logs: Any, slots: Any, total: Any) -> Any:
-    """Add up the weights of all blocks, which stay as they are."""
+    """Add the weights of all blocks; the samples stay unchanged."""
     plain, squares = np.empty(BLOCK), np.empty(BLOCK)
     shift, hits = (-np.inf if logs else 0.0), 0
     for b in range(len(states)):
+        # A copy: learning reads the weights again.
         plain[:] = weights[b]
         if logs:
             shift = _shifted(plain, shift, slots, total)
@@ -244,8 +272,9 @@ def _sum_drawn(nodes: Any, states: Any, weights: Any, logs: Any, slots: Any, tot
 
 @jit
 def _shifted(weights: Any, shift: Any, slots: Any, total: Any) -> Any:
-    """Turn logarithms into weights times exp(-shift), with a larger shift where one needs it."""
+    """Replace logarithms by weights times exp(-shift); a larger shift rescales the sums so far."""
     top = weights.max()
+    # A larger weight than all before it: sums so far are brought to its scale, as in a streaming log-sum-exp.
     if top > shift:
         scale = math.exp(shift - top)
         slots[:, 0] *= scale
@@ -268,13 +297,14 @@ def _masked(states: Any, state: Any, weights: Any, squares: Any) -> Any:
     return one, two
 
 
-# The one place where sums may be taken in another order: in vectors.
+# Only here LLVM may reorder additions, to sum in vectors.
 _sum_of: Any = jit(_masked, fastmath={"reassoc"})
 
 
 @jit
 def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, total: Any) -> Any:
-    """Add up a block; returns how many weights are above zero. squares: room for theirs."""
+    """Add the weights of a block and return the number of positive ones; `squares`: float64 [BLOCK], scratch."""
+    # Squares give standard errors and effective sample sizes; they are computed once for all nodes.
     slot, hits = 0, 0
     for i in range(BLOCK):
         hits += weights[i] > 0.0
@@ -308,6 +338,7 @@ def _learn(
     ratios: Any,
     scores: Any,
 ) -> None:
+    # Integer scores: their sums do not depend on the order of samples.
     size, entry = node[STATES], node[ENTRY]
     rows, most = np.empty(BLOCK, np.int32), 0
     for b in range(len(states)):
@@ -317,6 +348,7 @@ def _learn(
             row = rows[i]
             scores[row * size + states[b, n, i]] += np.int64(np.rint(share * SCORE_UNIT))
             most = max(most, row)
+    # Rows that no sample selected keep their chances.
     for row in range(most + 1):
         whole = 0
         for s in range(size):
@@ -325,9 +357,10 @@ def _learn(
             continue
         for s in range(size):
             at = entry + row * size + s
+            # Convex combination of the old chances and the weighted share of the state.
             chances[at] += rate * (scores[row * size + s] / whole - chances[at])
             scores[row * size + s] = 0
-        settle_rows(
+        threshold_rows(
             tables,
             chances,
             thresholds,

@@ -1,7 +1,7 @@
-"""What samplers of all backends read: tables of a network, the draws of a row, an importance function.
+"""Data of samplers on all backends: tables of a network, the draws of a row, an importance function, sums.
 
-Variables that are drawn are *nodes*, in an order in which parents come first. A draw is an integer of 31 bits that is
-compared with thresholds: the probabilities of a table row, added up from its most probable state on.
+Main classes: Tables, SampledCase, Function, Sums. Drawn variables are nodes, parents first. A draw is an integer of 31
+bits, compared with thresholds: cumulative probabilities of a table row, its most probable state first.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# A draw is below this; so are thresholds, or equal to it.
+# Draws have 31 bits and are below this; thresholds are at most this.
 FULL = 1 << 31
-# Columns of a node: where the thresholds of its row begin, the entries of that row, its states, where its parents
-# begin and how many there are, its first bit plane and planes, and whether the importance function weighs its draws.
+# Columns of a node: offset of its thresholds, offset of its entries, number of states, first parent and number of
+# parents, first bit plane and number of planes, whether it is drawn from the importance function.
 FIRST, ENTRY, STATES, PARENTS, COUNT, PLANE, PLANES, WEIGHED = range(8)
-# Columns of a parent: its node, what its state is multiplied with (rows of a table, entries for a factor), and planes.
+# Columns of a parent: its node, stride of its state (rows of a table, entries of a factor), first plane and planes.
 NODE, STRIDE, PARENT_PLANE, PARENT_PLANES = range(4)
-# Columns of a factor of the weight: where its entry begins, its parents, and whether it is soft evidence.
+# Columns of a factor of the weight: offset of its entry, first parent, number of parents, whether it is soft evidence.
 FACTOR_ENTRY, FACTOR_PARENTS, FACTOR_COUNT, SOFT = range(4)
-# Samples that are computed together; sums of weights are taken within such a block first, on every backend.
+# Samples that are computed together; weights are summed within a block first, on every backend.
 BLOCK = 256
-# States of a variable, because they are kept as bytes.
+# Most states of a variable: states are stored as bytes.
 MOST_STATES = 256
-# Weights of learning samples are integers, this for the largest of their stage: sums do not depend on their order.
+# Integer weight of the heaviest learning sample of a stage: integer sums do not depend on their order.
 SCORE_UNIT = 1 << 40
 
 Integers = npt.NDArray[np.int32]
@@ -32,10 +32,11 @@ Floats = npt.NDArray[np.float64]
 
 
 class Tables(NamedTuple):
-    """Tables of all variables of a network, one behind the other.
+    """Tables of all variables of a network, concatenated.
 
-    probabilities: float64 [entries], the states of a row side by side. thresholds: uint32 [rows x (states - 1)].
-    order: uint8 [entries], the states of a row from the most probable on; those of two states stay as they are.
+    probabilities: float64 [entries], the states of a row contiguous.
+    thresholds: uint32 [rows * (states - 1)].
+    order: uint8 [entries], the states of a row by falling probability; for two states in their own order.
     """
 
     probabilities: Floats
@@ -44,13 +45,18 @@ class Tables(NamedTuple):
 
 
 class SampledCase(NamedTuple):
-    """A row of evidence: int32 arrays of nodes [n, 8], parents [m, 4], factors [f, 4], and levels of nodes.
+    """A row of evidence, as its samples need it.
 
-    levels: the first node of each level, and n; nodes of a level do not depend on each other. spans: int32 [n], rows of
-    its table, from the first that parents select to the last. slots: int32 [slots, 4], see `slots_of`. soft: float64,
-    the likelihoods of all soft evidence. certain: sum of the logarithms of factors that no node changes, -inf for a
-    zero. planes: bits in which the states of all nodes lie. least, most: bounds on the logarithm of a weight above zero
-    without `certain`, as long as nodes are drawn from their own tables.
+    nodes: int32 [n, 8].
+    parents: int32 [m, 4].
+    factors: int32 [f, 4].
+    levels: int32, first node of each level, and n; nodes of a level do not depend on each other.
+    spans: int32 [n], rows of a node's table from the first to the last that parents can select.
+    slots: int32 [slots, 4], see `slots_of`.
+    soft: float64, likelihoods of all soft evidence.
+    certain: sum of the logarithms of factors that are the same for all samples, -inf for a zero.
+    planes: bits of the states of all nodes.
+    least, most: bounds on the logarithm of a positive weight without `certain`, for nodes drawn from their own tables.
     """
 
     nodes: Integers
@@ -67,10 +73,13 @@ class SampledCase(NamedTuple):
 
 
 class Function(NamedTuple):
-    """What nodes are drawn from, and what weighs them; `values` and `ratios` hold logarithms where `logs` says so.
+    """An importance function.
 
-    thresholds, order: as in `Tables`. values: of the entries of all tables. ratios: for nodes that are weighed, the
-    probability of an entry divided by that with which it is drawn. chances: of the entries of weighed nodes.
+    thresholds, order: as in `Tables`.
+    values: float64, probabilities of all entries.
+    ratios: float64, probability of an entry over its chance of being drawn, for weighed nodes.
+    chances: float64, chances of the entries of weighed nodes.
+    logs: whether `values` and `ratios` are logarithms.
     """
 
     thresholds: npt.NDArray[np.uint32]
@@ -82,17 +91,24 @@ class Function(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Samples of a stage: states uint8 [blocks, nodes, BLOCK], weights float64 [blocks, BLOCK], of 0 beyond them."""
+    """Samples of a stage.
+
+    states: uint8 [blocks, nodes, BLOCK].
+    weights: float64 [blocks, BLOCK], 0 (-inf as logarithms) beyond the last sample.
+    """
 
     states: npt.NDArray[np.uint8]
     weights: Floats
 
 
 class Sums(NamedTuple):
-    """Sums over samples, of weights times exp(-shift) and of squares: float64 [slots, 2], a slot a state of a node.
+    """Sums over samples of weights times exp(-shift), and of their squares.
 
-    total: float64 [2], over all samples. drawn: samples (each as one, or as a share where stages weigh differently),
-    hits: those whose weight is not zero.
+    shift: logarithm, 0 unless weights are logarithms.
+    slots: float64 [slots, 2], sum and sum of squares for each state of each node.
+    total: float64 [2], the same over all samples.
+    drawn: number of samples, scaled where stages have different weights.
+    hits: number of samples with a positive weight.
     """
 
     shift: float
@@ -103,14 +119,15 @@ class Sums(NamedTuple):
 
 
 def slots_of(nodes: Integers) -> Integers:
-    """Return int32 [slots, 4]: node, state, first plane and planes of each slot, states of a node side by side."""
-    found = [(n, s, node[PLANE], node[PLANES]) for n, node in enumerate(nodes.tolist()) for s in range(node[STATES])]
-    return np.array(found, dtype=np.int32).reshape(-1, 4)
+    """Return int32 [slots, 4]: node, state, first plane and planes of each slot, the states of a node contiguous."""
+    slots = [(n, s, node[PLANE], node[PLANES]) for n, node in enumerate(nodes.tolist()) for s in range(node[STATES])]
+    return np.array(slots, dtype=np.int32).reshape(-1, 4)
 
 
 def add(one: Sums, other: Sums) -> Sums:
-    """Return both together, with the larger of the two shifts."""
+    """Return the sum of two sums, with the larger of their shifts."""
     shift = max(one.shift, other.shift)
+    # No sample had a weight yet: nothing to rescale.
     if shift == -np.inf:
         return one._replace(drawn=one.drawn + other.drawn)
     mine, its = np.exp(one.shift - shift), np.exp(other.shift - shift)

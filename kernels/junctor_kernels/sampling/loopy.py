@@ -1,8 +1,7 @@
-"""Messages of loopy belief propagation over the tables of a directed network (Pearl 1988; Numba).
+"""Messages of loopy belief propagation over the tables of a Bayesian network (Pearl 1988; Numba).
 
-A table is a tensor over its parents and, last, its node. Summing its slowest variable out first, one after the other,
-every step goes over neighbouring numbers, and all steps together over twice the table at the most. Observed variables
-are cut out: their tables are factors over their parents, and rows that they do not select are never read.
+Main function: `propagate`, called by `junctor.sampling.epis`. Observed variables are cut out: their tables are factors
+over their parents, and rows that they do not select are never read.
 """
 
 from __future__ import annotations
@@ -15,25 +14,28 @@ import numpy.typing as npt
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.sampling.layout import Floats, Integers
 
-# Columns of a table: the states of its node (1 of a factor), where its links begin and how many there are, its first
-# entry; of those of nodes also where the node's numbers begin, where messages of its children are listed, how many.
+# A table is a tensor over its parents and, last, its node. Its slowest variable is summed out first, then the next one:
+# every step reads contiguous numbers, and all steps together at most twice the table.
+# Columns of a table: states of its node (1 for a factor), first link, number of links, first entry; for nodes also
+# first number, first of its children's messages in `children`, and their number.
 STATES, FIRST, COUNT, ENTRY, NUMBERS, CHILDREN, CHILD_COUNT = range(7)
 TABLE_COLUMNS = 8
-# Columns of a link to a parent: its node, how many entries one of its states is worth, where the numbers of the two
-# messages begin, and its states.
+# Columns of a link to a parent: its node, stride of its states in entries, offset of both messages, number of states.
 PARENT, STRIDE, MESSAGE, CARD = range(4)
-# Bits of a number that are cleared in the end: 20 behind the first one stay. Backends that differ in the last bits then
-# give the same importance function.
+# Low bits of a result that are rounded off; 20 of the mantissa stay. Backends that differ in the last bits then have
+# the same importance function.
 CLEARED = 32
 
 
 class Links(NamedTuple):
-    """Tables of nodes, then of factors, and what goes between them: int32 arrays.
+    """Tables of nodes, then of factors, and the links between them: int32 arrays.
 
-    tables: [t, 8]. links: [m, 4], those of a table side by side, the slowest parent first. children: [m], where the
-    messages of each node's children begin. levels: [l + 2, 3], the first table, number and message of each level of
-    nodes, of the factors, and what would come behind these. numbers, messages: of all nodes, and of all links; no
-    parent has a single state.
+    tables: [t, 8].
+    links: [m, 4], those of a table contiguous, the slowest parent first; no parent has a single state.
+    children: [m], offsets of the messages of each node's children.
+    levels: [l + 2, 3], first table, number and message of each level of nodes, of the factors, and the ends.
+    numbers: states of all nodes together.
+    messages: numbers of all messages in one direction.
     """
 
     tables: Integers
@@ -45,13 +47,17 @@ class Links(NamedTuple):
 
 
 def propagate(links: Links, probabilities: Floats, own: Floats, sweeps: int) -> Floats:
-    """Return what evidence below says of each node, [numbers], to 20 bits; exact where links make no loop.
+    """Return the likelihood of each node's states from evidence below, float64 [numbers], to 20 bits.
 
-    probabilities: of all entries. own: what evidence says of a node itself, likelihoods or ones. A sweep goes down
-    through all levels and up again.
+    links: of the pattern and row.
+    probabilities: of all entries.
+    own: float64 [numbers], likelihoods from evidence on the node itself, or ones.
+    sweeps: passes down through all levels and up again; results are exact in polytrees.
     """
+    # Uniform messages at first; they need no normalisation.
     up, down = np.ones(links.messages), np.ones(links.messages)
     below = own.copy()
+    # Two tables of partial sums, a compact copy, and products of messages.
     room = np.empty(4 * int(sizes(links).max(initial=1)))
     tables = links.tables, links.links, links.children, int(links.levels[-2, 0])
     _sweeps(*tables, probabilities, own, up, down, below, room, sweeps)
@@ -59,14 +65,14 @@ def propagate(links: Links, probabilities: Floats, own: Floats, sweeps: int) -> 
 
 
 def sizes(links: Links) -> npt.NDArray[np.int64]:
-    """Return the entries that each table has without observed variables, int64 [t]."""
+    """Return the entries of each table without observed variables, int64 [t]."""
     entries = links.tables[:, STATES].astype(np.int64)
     np.multiply.at(entries, np.repeat(np.arange(len(entries)), links.tables[:, COUNT]), links.links[:, CARD])
     return entries
 
 
 def rounded(numbers: Floats) -> Floats:
-    """Return numbers of at least zero with 20 bits behind the first one."""
+    """Return non-negative numbers rounded to 20 bits of the mantissa."""
     bits = numbers.view(np.int64) + (1 << CLEARED - 1)
     result: Floats = (bits >> CLEARED << CLEARED).view(np.float64)
     return result
@@ -87,12 +93,14 @@ def _sweeps(
     sweeps: Any,
 ) -> None:
     for _ in range(sweeps):
+        # Nodes are ordered with parents first: one pass carries messages through all levels.
         for n in range(nodes):
             table = tables[n]
             prior = _prior(table, links, values, down, room)
             _without_each(table, children, own, up, prior, down)
         for n in range(len(tables) - 1, -1, -1):
             table = tables[n]
+            # A factor has no states of its own: its table is a likelihood over its parents.
             mine = np.ones(1)
             if n < nodes:
                 mine = below[table[NUMBERS] : table[NUMBERS] + table[STATES]]
@@ -102,7 +110,7 @@ def _sweeps(
 
 @jit
 def _normalise(numbers: Any) -> None:
-    """Divide by the sum; where that is zero, evidence contradicts itself, and nothing is said."""
+    """Divide by the sum; where that is zero, evidence is contradictory, and the message becomes uniform."""
     total = numbers.sum()
     if total > 0.0:
         numbers /= total
@@ -112,7 +120,7 @@ def _normalise(numbers: Any) -> None:
 
 @jit
 def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
-    """Write what evidence says of a node: its own, times the messages of all children."""
+    """Write the likelihood of a node: from its own evidence times the messages of all children."""
     size = table[STATES]
     out[:] = own[table[NUMBERS] : table[NUMBERS] + size]
     _normalise(out)
@@ -120,12 +128,14 @@ def _collect(table: Any, children: Any, own: Any, up: Any, out: Any) -> None:
         at = children[k]
         for s in range(size):
             out[s] *= up[at + s]
+        # After every child: products of many messages would underflow.
         _normalise(out)
 
 
 @jit
 def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down: Any) -> None:
-    """Write the messages to all children: each what is known of the node but for that child's message."""
+    """Write the messages to all children: the belief of the node without the message of that child."""
+    # Products of all others from both ends, not by division: messages may be zero.
     size, count = table[STATES], table[CHILD_COUNT]
     before = np.empty((count + 1, size))
     for s in range(size):
@@ -147,7 +157,7 @@ def _without_each(table: Any, children: Any, own: Any, up: Any, prior: Any, down
 
 @jit
 def _prior(table: Any, links: Any, values: Any, down: Any, room: Any) -> Any:
-    """Return what parents say of a node, in the room."""
+    """Return the message of the parents to a node, in the scratch memory `room`."""
     rest, size = _compact(table, links, values, room)
     work, other = room[size:], room[2 * size :]
     for j in range(table[FIRST], table[FIRST] + table[COUNT]):
@@ -159,7 +169,7 @@ def _prior(table: Any, links: Any, values: Any, down: Any, room: Any) -> Any:
 
 @jit
 def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room: Any) -> None:
-    """Write the messages to all parents: sums over all others, weighted by what is known of these and of the node."""
+    """Write the messages to all parents: sums over all other variables, weighted by their messages."""
     if table[COUNT] == 0:
         return
     first, last = table[FIRST], table[FIRST] + table[COUNT] - 1
@@ -168,7 +178,7 @@ def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room
     if len(mine) > 1:
         _sum_fastest(rest[:size], mine, work)
         rest, work, other = work, other, work
-    # Weights of all faster parents together, for each of them; those of the fastest one first.
+    # Products of the messages of all faster parents, one array for each parent, the fastest first.
     width, at = 1, 0
     faster[0] = 1.0
     for j in range(last, first, -1):
@@ -192,11 +202,12 @@ def _up(table: Any, links: Any, values: Any, mine: Any, up: Any, down: Any, room
 
 @jit
 def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
-    """Return the numbers of a table side by side, a copy where observed ones lie between, and how many they are."""
+    """Return the entries of a table without observed variables, contiguous (a copy if necessary), and their number."""
     size, gaps = table[STATES], False
     for j in range(table[FIRST] + table[COUNT] - 1, table[FIRST] - 1, -1):
         gaps |= links[j, STRIDE] != size
         size *= links[j, CARD]
+    # Without observed parents the table is contiguous already and is not copied.
     if not gaps:
         return values[table[ENTRY] : table[ENTRY] + size], size
     width = table[STATES]
@@ -220,7 +231,8 @@ def _compact(table: Any, links: Any, values: Any, room: Any) -> Any:
 @jit
 def _sum_out(rest: Any, width: Any, message: Any, out: Any) -> None:
     """Sum the slowest variable out."""
-    # Weights are read before a loop: in it they might be what the loop writes.
+    # Weights are read before the loop: LLVM must assume that it overwrites them.
+    # Two states at a time halve the reads and writes of `out`.
     for x in range(0, len(message) - 1, 2):
         one, other = message[x], message[x + 1]
         here, next_ = rest[x * width : (x + 1) * width], rest[(x + 1) * width : (x + 2) * width]
@@ -246,6 +258,7 @@ def _scale(numbers: Any, weight: Any, out: Any) -> None:
 def _sum_fastest(rest: Any, message: Any, out: Any) -> None:
     """Sum the fastest variable out."""
     size = len(message)
+    # Rows of two are the most frequent ones; a loop over two states would cost more than its body.
     if size == 2:
         one, other = message[0], message[1]
         for row in range(len(rest) // 2):
@@ -265,5 +278,5 @@ def _product(one: Any, other: Any) -> Any:
     return total
 
 
-# Vectors of a width that the processor decides: what is added in another order ends in the same 20 bits.
+# The order of additions depends on the vector width of the processor; the 20 bits that are kept do not.
 _dot: Any = jit(_product, fastmath={"reassoc"})

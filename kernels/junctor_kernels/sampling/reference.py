@@ -1,8 +1,8 @@
-"""Samples of a network and their weights in NumPy: what the compiled CPU and GPU kernels have to agree with.
+"""Samples of a network and their weights in NumPy: the specification of the compiled CPU and GPU kernels.
 
-A node is drawn from the row of its table that its parents' states select. The weight of a sample is the product of what
-its evidence says (Fung and Chang 1990; Shachter and Peot 1990) and, for nodes that are drawn from an importance
-function, of probabilities divided by those that they were drawn with.
+Main functions: `draw`, `weights`, `sums`, `scores`. The weight of a sample is the product of the factors of its
+evidence (Fung and Chang 1990; Shachter and Peot 1990) and, for nodes drawn from an importance function, of the ratios
+of their probabilities to their chances.
 """
 
 from __future__ import annotations
@@ -39,12 +39,20 @@ States = npt.NDArray[np.uint8]
 
 
 def draw(tables: Tables, case: SampledCase, stream: RandomStream, first: int, count: int) -> States:
-    """Return the states uint8 [nodes, count] of samples from number `first` on."""
+    """Return the states of samples, uint8 [nodes, count].
+
+    tables: thresholds and order of all variables.
+    case: the row of evidence.
+    stream: random numbers of the row and stage.
+    first, count: first sample and number of samples.
+    """
     states = np.zeros((len(case.nodes), count), dtype=np.uint8)
     numbers = np.arange(first, first + count, dtype=np.uint64)
     for n, node in enumerate(case.nodes):
+        # Four nodes share one counter.
         if n % philox.WORDS == 0:
             words = philox.words(stream, numbers, n // philox.WORDS) >> 1
+        # A row of n states has n - 1 thresholds: the last one would be FULL.
         size = int(node[STATES])
         row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
         at = node[FIRST] + row * (size - 1)
@@ -56,7 +64,7 @@ def draw(tables: Tables, case: SampledCase, stream: RandomStream, first: int, co
 
 
 def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
-    """Return how many thresholds a draw that stops where it can has looked at, over all nodes and samples."""
+    """Return the number of comparisons with thresholds over all nodes and samples, for forecasts of time."""
     total = 0
     for n, node in enumerate(case.nodes):
         size = int(node[STATES])
@@ -68,9 +76,14 @@ def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
 
 
 def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, states: States, logs: bool) -> Floats:
-    """Return the weights [count] of samples, or with `logs` their logarithms; the tables then hold logarithms.
+    """Return the weights of samples, float64 [count].
 
-    values: of the entries of all tables. ratios: of nodes that are weighed. soft: of soft evidence.
+    values: of the entries of all tables.
+    ratios: of weighed nodes.
+    soft: of soft evidence.
+    case: the row of evidence.
+    states: of the samples.
+    logs: whether values, ratios, soft and the result are logarithms.
     """
     combine = np.add if logs else np.multiply
     result = np.full(states.shape[1], 0.0 if logs else 1.0)
@@ -85,35 +98,49 @@ def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, sta
 
 
 def sums(case: SampledCase, states: States, weight: Floats, logs: bool) -> Sums:
-    """Return the sums over samples of their weights, and of the squares of these, for each state of each node."""
+    """Return the sums over samples of their weights and squares, for each state of each node.
+
+    case: the row of evidence.
+    states: uint8 [nodes, count].
+    weight: float64 [count].
+    logs: whether weights are logarithms.
+    """
     shift = float(weight.max(initial=-np.inf)) if logs else 0.0
     plain = np.exp(weight - shift) if logs and shift > -np.inf else np.zeros_like(weight) if logs else weight
+    # Weights and squares together: standard errors need both.
     powers = np.stack([plain, plain * plain], axis=1)
-    found = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in case.slots]).reshape(-1, 2)
-    return Sums(shift, found, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
+    slots = np.array([powers[states[n] == state].sum(axis=0) for n, state, _, _ in case.slots]).reshape(-1, 2)
+    return Sums(shift, slots, powers.sum(axis=0), len(weight), int((plain > 0).sum()))
 
 
 def scores(case: SampledCase, states: States, weight: Floats, logs: bool, entries: int) -> npt.NDArray[np.int64]:
-    """Return int64 [entries]: the weights of learning samples by the entry that each weighed node was drawn from."""
-    found = np.zeros(entries, dtype=np.int64)
+    """Return the integer weights of learning samples by the entry that each weighed node was drawn from.
+
+    case, states, weight, logs: as in `sums`.
+    entries: number of entries of all tables; the result is int64 [entries].
+    """
+    totals = np.zeros(entries, dtype=np.int64)
     largest = weight.max(initial=-np.inf if logs else 0.0)
     if largest <= (-np.inf if logs else 0.0):
-        return found
+        return totals
     share = np.exp(weight - largest) if logs else weight / largest
+    # Relative to the heaviest sample: sums of fewer than 2^23 samples stay within int64.
     whole = np.rint(share * SCORE_UNIT).astype(np.int64)
     for n, node in enumerate(case.nodes):
         if node[WEIGHED]:
             row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
-            np.add.at(found, node[ENTRY] + row * node[STATES] + states[n], whole)
-    return found
+            np.add.at(totals, node[ENTRY] + row * node[STATES] + states[n], whole)
+    return totals
 
 
-def settle(row: Floats, chances: Floats, least: int) -> tuple[list[int], list[int], list[int]]:
-    """Return thresholds, order and widths (of FULL) of a table row that is drawn with `chances`.
+def thresholds_of(row: Floats, chances: Floats, least: int) -> tuple[list[int], list[int], list[int]]:
+    """Return thresholds, order and widths (in units of 1 / FULL) of a table row.
 
-    least: width at the least of a state whose probability in `row` is above zero. The most probable state gets what is
-    left; states of probability zero get nothing.
+    row: its probabilities.
+    chances: with which its states are drawn.
+    least: smallest width of a state with a positive probability.
     """
+    # The most probable state gets the rest, so that widths sum to FULL; states of probability zero get nothing.
     size = len(row)
     order = sorted(range(size), key=lambda state: -chances[state])
     widths = [0] * size
@@ -126,7 +153,7 @@ def settle(row: Floats, chances: Floats, least: int) -> tuple[list[int], list[in
 
 
 def blocks_of(count: int) -> int:
-    """Return the blocks of so many samples."""
+    """Return the number of blocks of so many samples."""
     return -(-count // BLOCK)
 
 

@@ -1,4 +1,7 @@
-"""From the chances of a table row to thresholds and ratios, and the chances that EPIS-BN gives them (Numba)."""
+"""Thresholds and ratios of table rows from their chances, and the chances of EPIS-BN (Numba).
+
+Main functions: `build_thresholds`, called by `junctor.sampling.tables` and `importance`, and `shape`, called by `epis`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inside, jit
+from junctor_kernels.cpu.jit import inlined, jit
 from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Floats, Function, Integers, SampledCase
 from junctor_kernels.sampling.loopy import NUMBERS, Links
 
 
-def settle(tables: Floats, function: Function, entry: int, first: int, states: int, rows: int, least: int) -> None:
-    """Make thresholds, order and ratios of table rows from their chances; `sampling.settle` says how.
+def build_thresholds(
+    tables: Floats, function: Function, entry: int, first: int, states: int, rows: int, least: int
+) -> None:
+    """Write thresholds, order and ratios of table rows from their chances, as `reference.thresholds_of` does.
 
-    entry, first: where entries and thresholds of the rows begin.
+    tables: probabilities of all entries.
+    function: its chances are read, thresholds, order and ratios written.
+    entry, first: offset of the entries and of the thresholds of the rows.
+    states, rows: size of a row, and their number.
+    least: smallest width of a possible state, in units of 1 / FULL.
     """
-    settle_rows(
+    threshold_rows(
         *(tables, function.chances, function.thresholds, function.order, function.ratios),
         *(entry, first, states, rows, least, function.logs),
     )
@@ -26,11 +35,15 @@ def settle(tables: Floats, function: Function, entry: int, first: int, states: i
 def shape(
     case: SampledCase, nodes: Integers, links: Links, tables: Floats, said: Floats, smallest: Floats, function: Function
 ) -> None:
-    """Make what some nodes are drawn from: their tables times what evidence says below, small chances lifted.
+    """Write the importance function of some nodes: tables times messages from below, small chances lifted (EPIS-BN).
 
-    nodes: int32 [k, 2], nodes of the case and their tables in `links`. tables: probabilities of all entries. said: of
-    all numbers, by `beliefs.propagate`. smallest: of each table, what chances above zero are lifted to. Only rows that
-    drawn parents can select are made, and no chances are kept.
+    case: the row of evidence.
+    nodes: int32 [k, 2], nodes of the case and their tables in `links`.
+    links: of loopy belief propagation.
+    tables: probabilities of all entries.
+    said: messages from below, by `loopy.propagate`.
+    smallest: of each table, threshold that chances above zero are lifted to.
+    function: thresholds, order and ratios are written for rows that drawn parents can select; chances are not kept.
     """
     _shape(
         *(nodes, case.nodes, case.spans, links.tables, tables, said, smallest),
@@ -39,7 +52,7 @@ def shape(
 
 
 @jit
-def settle_rows(
+def threshold_rows(
     tables: Any,
     chances: Any,
     thresholds: Any,
@@ -52,18 +65,18 @@ def settle_rows(
     least: Any,
     logs: Any,
 ) -> None:
-    """Compiled `settle`."""
+    """Compiled `build_thresholds`."""
     widths, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
     for row in range(rows):
         at = entry + row * size
         cut = first + row * (size - 1)
-        _settle_row(
+        _threshold_row(
             tables, chances[at : at + size], thresholds, order, ratios, at, cut, size, least, logs, widths, ranks
         )
 
 
-@inside
-def _settle_row(
+@inlined
+def _threshold_row(
     tables: Any,
     chances: Any,
     thresholds: Any,
@@ -78,6 +91,7 @@ def _settle_row(
     ranks: Any,
 ) -> None:
     _rank(chances, ranks)
+    # The most probable state gets the rest, so that widths sum to FULL exactly.
     left = FULL
     for k in range(1, size):
         s = ranks[k]
@@ -86,6 +100,7 @@ def _settle_row(
     widths[ranks[0]] = left
     below = 0
     for k in range(size):
+        # Most probable state first: fewer comparisons for each draw. Pairs need one comparison in any order.
         s = ranks[k] if size > 2 else k
         order[at + k] = s
         below += widths[s]
@@ -95,9 +110,9 @@ def _settle_row(
         ratios[at + s] = math.log(ratio) if logs else ratio
 
 
-@inside
+@inlined
 def _rank(chances: Any, ranks: Any) -> None:
-    """Write the states from the most probable on; equal ones in their order."""
+    """Write the states by falling probability, equal ones in their order (insertion sort: rows are short)."""
     for s in range(len(chances)):
         k = s
         while k > 0 and chances[s] > chances[ranks[k - 1]]:
@@ -124,6 +139,7 @@ def _shape(
         size, entry, first = nodes[n, STATES], nodes[n, ENTRY], nodes[n, FIRST]
         chances, widths, ranks = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
         below = said[numbered[t, NUMBERS] : numbered[t, NUMBERS] + size]
+        # Most variables have two states, for which there is a loop over all rows without branches.
         if size == 2:
             span = slice(entry, entry + 2 * spans[n])
             cuts = thresholds[first : first + spans[n]]
@@ -133,12 +149,12 @@ def _shape(
             at = entry + row * size
             cut = first + row * (size - 1)
             _shape_row(tables[at : at + size], below, smallest[t], chances)
-            _settle_row(tables, chances, thresholds, order, ratios, at, cut, size, 1, logs, widths, ranks)
+            _threshold_row(tables, chances, thresholds, order, ratios, at, cut, size, 1, logs, widths, ranks)
 
 
 @jit
 def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any, ratios: Any, logs: Any) -> None:
-    """Do what `_shape_row` and `_settle_row` do, for rows of two states; without branches, rows become vectors."""
+    """Do the work of `_shape_row` and `_threshold_row` for rows of two states; without branches, LLVM vectorises it."""
     one, other, full = below[0], below[1], float(FULL)
     for row in range(len(thresholds)):
         p, q = table[2 * row], table[2 * row + 1]
@@ -156,7 +172,7 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
         whole += left - lifted
         p_chance, q_chance = (p_chance if q_leads else left) / whole, (left if q_leads else q_chance) / whole
         q_leads = q_chance > p_chance
-        # The width of the rarer one, at least 1 where it is possible; the other one gets what is left.
+        # The rarer state has a width of at least 1 where it is possible; the other one gets the rest.
         width = float(np.int64((p_chance if q_leads else q_chance) * full + 0.5))
         width = width if width > 1.0 else 1.0
         width = width if (p if q_leads else q) > 0.0 else 0.0
@@ -165,6 +181,7 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
         thresholds[row] = np.int64(p_width)
         ratios[2 * row] = p * full / p_width if p_width > 0.0 else 0.0
         ratios[2 * row + 1] = q * full / q_width if q_width > 0.0 else 0.0
+    # A loop of its own, so that the one above becomes vectors of doubles.
     for row in range(len(thresholds)):
         order[2 * row], order[2 * row + 1] = 0, 1
     if logs:
@@ -172,16 +189,16 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
             ratios[i] = math.log(ratios[i])
 
 
-@inside
+@inlined
 def _shape_row(table: Any, below: Any, least: Any, chances: Any) -> None:
-    """Write the chances of a row; `settle_rows` and the kernels of a GPU go through states in this order as well."""
+    """Write the chances of a row; `threshold_rows` and GPU kernels add states in this order as well."""
     size, total, plain = len(table), 0.0, 0.0
     for s in range(size):
         total += table[s] * below[s]
         plain += table[s]
     top = 0
     for s in range(size):
-        # A row that is left without anything stays as it was.
+        # A row that evidence rules out keeps its table.
         chances[s] = table[s] * below[s] / total if total > 0.0 else table[s] / plain
         if chances[s] > chances[top]:
             top = s
@@ -190,7 +207,7 @@ def _shape_row(table: Any, below: Any, least: Any, chances: Any) -> None:
         if 0.0 < chances[s] < least:
             chances[s] = least
         whole += chances[s]
-    # What is lifted is taken from the largest, as far as that can bear it.
+    # The largest chance pays for the others, down to the threshold.
     lifted = chances[top]
     chances[top] = max(lifted - (whole - 1.0), least)
     whole += chances[top] - lifted

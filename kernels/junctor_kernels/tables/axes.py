@@ -1,9 +1,8 @@
-"""Index arithmetic of one contraction: which axes stay, which are eliminated, and each operand's strides along both.
+"""Index arithmetic of one contraction: kept and eliminated axes, and the strides of every operand along both.
 
     out[s, b] = sum over r of  prod over k of  table_k[A_k[s] + R_k[r]  (, b)]
 
-Offsets are separable (A_k depends on s alone, R_k on r alone), so nothing of the size of the clique is ever tabulated.
-Everything here is plain integers; the array backends turn it into views, loops or launches.
+Main class: Contraction, plain integers that the backends turn into views, loops or launches.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+# Offsets are separable (A_k depends on s alone, R_k on r alone), so nothing of the size of a clique is ever tabulated.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,12 @@ class Strides:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Sizes of the kept and eliminated axes, slowest first, and the strides of every operand along them."""
+    """A contraction.
+
+    kept: sizes of the kept axes, slowest first.
+    eliminated: sizes of the eliminated axes, slowest first.
+    operands: strides of every operand along both.
+    """
 
     kept: tuple[int, ...]
     eliminated: tuple[int, ...]
@@ -31,7 +37,7 @@ class Contraction:
 
     @property
     def kept_entries(self) -> int:
-        """Entries of the result, a case."""
+        """Entries of the result for one case."""
         return math.prod(self.kept)
 
     @property
@@ -43,12 +49,14 @@ class Contraction:
 def contraction(
     kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
 ) -> Contraction:
-    """Lower axis labels to strides.
+    """Return the contraction of labelled axes, with as few axes as possible.
 
-    kept, eliminated: axis labels, slowest first. scopes: the axis labels of each operand, in its C order.
-    sizes: the length of each axis. Axes of length 1 vanish; neighbouring axes that every operand walks through as
-    one are merged.
+    kept, eliminated: axis labels, slowest first.
+    scopes: the axis labels of each operand, in its C order.
+    sizes: the length of each axis.
     """
+    # Axes of length 1 vanish, and neighbouring axes that every operand walks through as one are merged: fewer axes make
+    # longer inner loops.
     operands = [row_major(scope, sizes) for scope in scopes]
     kept_sizes, kept_strides = _merged(kept, operands, sizes)
     eliminated_sizes, eliminated_strides = _merged(eliminated, operands, sizes)
@@ -62,7 +70,7 @@ def contraction(
 def unmerged(
     kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
 ) -> Contraction:
-    """Lower axis labels to strides, one axis a label: for callers that need to address single variables."""
+    """Return the contraction of labelled axes, one axis for each label, for callers that address single variables."""
     operands = [row_major(scope, sizes) for scope in scopes]
     return Contraction(
         tuple(sizes[label] for label in kept),
@@ -94,6 +102,7 @@ def _merged(
         if size == 1:
             continue
         here = [at.get(label, 0) for at in operands]
+        # An axis merges with the next faster one where, in every operand, one of its steps is a whole run of that one.
         if merged_sizes and all(run[-1] == stride * size for run, stride in zip(merged, here, strict=True)):
             merged_sizes[-1] *= size
             for run, stride in zip(merged, here, strict=True):

@@ -1,8 +1,7 @@
-"""Stored tables in another order of their variables: a sequence of swaps, and where each of them takes an entry.
+"""Permutation of the variables of stored tables by a sequence of swaps; the NumPy reference.
 
-Bistaffa, Farinelli and Bombieri (2014) bring the variables of a separator to the most significant positions of a clique
-table by swapping positions pair by pair (their Algorithm 3). Where a swap takes an entry follows in closed form from
-the entry's index alone (their Proposition 1), so all entries move independently of each other.
+Main function: `permute`. Bistaffa, Farinelli and Bombieri (2014): the new index of an entry follows in closed form from
+its index alone (Proposition 1), so all entries move independently of each other.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from junctor_kernels.tables.swaps import Swap
 
 Array = npt.NDArray[Any]
 
-# Entries whose new places NumPy computes at a time.
+# Entries whose new indices NumPy computes at a time.
 PIECE = 1 << 16
 
 
 def swapped(index: Any, swap: Swap) -> Any:
-    """Return where one swap takes the entries `index` (an integer, or an array of them): Proposition 1.
-
-    With the digits a at the lower and b at the upper position, what is below stays, b comes down to the lower position,
-    what lies between and a are worth as much more as the size of the lower position has changed, what is above stays.
-    """
+    """Return the index of entries after one swap (Proposition 1); `index`: an integer or an array of them."""
+    # With digits a at the lower and b at the upper position: digits below and above stay, b moves to the lower
+    # position, and the weights of a and of the digits between scale by the change of the lower position's size.
     lower, lower_size, upper, upper_size, above = swap
     below = index % lower
     a = index // lower % lower_size
@@ -36,14 +33,14 @@ def swapped(index: Any, swap: Swap) -> Any:
 
 
 def permuted(index: Any, swaps: Sequence[Swap]) -> Any:
-    """Return where a sequence of swaps takes the entries `index`."""
+    """Return the index of entries after a sequence of swaps."""
     for swap in swaps:
         index = swapped(index, swap)
     return index
 
 
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return a flat table with every entry where the swaps take it; NumPy, which `cpu.stored` is held against."""
+    """Return a flat table with its entries permuted by swaps; the specification of `cpu.stored.permute_parallel`."""
     out = np.empty_like(table)
     for first in range(0, len(table), PIECE):
         piece = table[first : first + PIECE]

@@ -1,7 +1,7 @@
-"""The NumPy backend: the specification that every other backend has to agree with, and fast enough to use.
+"""Contractions in NumPy: the specification of every other backend, and fast enough to use.
 
-A table is an array [entries, cases]; a table that all cases share is [entries, 1]. The case axis is innermost, so every
-index computation is done once for all cases of a block and the inner loops are contiguous.
+Main functions: `reduce`, `argmax` and `rescale`; called by `junctor.backends.numpy`. A table is an array
+[entries, cases], or [entries, 1] where all cases share it: indices are computed once for all cases of a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from junctor_kernels.tables.axes import Contraction, Strides
 
 Array = npt.NDArray[np.floating[Any]]
 
-# Entries (over clique and cases) of a contraction in flight at once: 512 KiB of doubles stay in a core's cache.
+# Entries (over clique and cases) of a contraction computed at a time: 512 KiB of doubles stay in a core's cache.
 SCRATCH_ENTRIES = 1 << 16
 # Arrays of that size that a contraction may hold at its peak: two partial products, a reduction and its exponentials.
 SCRATCH_ARRAYS = 4
@@ -27,7 +27,15 @@ SCRATCH_ARRAYS = 4
 
 @dataclass(frozen=True)
 class Algebra:
-    """A commutative semiring on tables: how entries combine, how terms are gathered, and their neutral elements."""
+    """A commutative semiring on tables, in one number format.
+
+    name: "double", "single", "log" or "max".
+    dtype: of the tables.
+    combine: product of entries.
+    gather: sum of terms over the first axis, into an array where one is given.
+    one, zero: neutral elements of product and sum.
+    repeat: sum of so many equal terms.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -39,12 +47,12 @@ class Algebra:
 
     @property
     def tiny(self) -> float:
-        """The smallest number with all its digits; 0 on logarithms, where nothing underflows."""
+        """The smallest normal number; 0 on logarithms, where nothing underflows."""
         return 0.0 if self.combine is np.add else float(np.finfo(self.dtype).tiny)
 
 
 def _sum(block: Array, into: Array | None) -> Array:
-    # Halves are added to each other, so that rounding grows with the logarithm of the number of terms, not with it.
+    # Pairwise summation: rounding errors grow with the logarithm of the number of terms.
     terms = len(block)
     while terms > 4:
         half = terms // 2
@@ -59,6 +67,7 @@ def _sum(block: Array, into: Array | None) -> Array:
 
 
 def _log_sum(block: Array, into: Array | None) -> Array:
+    # Where all terms are -inf, subtracting the largest would give nan.
     largest = block.max(axis=0)
     base = np.where(np.isneginf(largest), 0.0, largest)
     with np.errstate(divide="ignore"):
@@ -92,14 +101,17 @@ MAX_LOG = Algebra("max", np.dtype(np.float64), np.add, _maximum, 0.0, -np.inf, _
 def reduce(
     what: Contraction, operands: Sequence[Array], algebra: Algebra, scratch_entries: int = SCRATCH_ENTRIES
 ) -> Array:
-    """Contract `operands` to a table [kept entries, cases].
+    """Contract operands to a table [kept entries, cases].
 
-    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`, the small ones first for speed;
-    they are combined in that order, so that ties of maxima break alike everywhere. cases is the largest of them.
-    The product over the clique is made in blocks of about `scratch_entries` entries and never exists as a whole.
+    what: the contraction.
+    operands: arrays [entries, cases] or [entries, 1] in the order of `what.operands`, the small ones first for speed.
+    algebra: semiring and number format.
+    scratch_entries: entries of the product computed at a time; it never exists as a whole.
     """
+    # Operands are combined in their order, so that rounding and ties of maxima are the same on every backend.
     cases = max((operand.shape[1] for operand in operands), default=1)
     out = np.empty((what.kept_entries, cases), dtype=algebra.dtype)
+    # The empty product is one, summed once for each term.
     if not operands:
         out.fill(algebra.one)
         return algebra.repeat(out, what.eliminated_entries)
@@ -118,6 +130,7 @@ def reduce(
             block = np.broadcast_to(combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
             gathered = algebra.gather(block, gathered)
         grid[kept_at] = gathered
+    # Axes that no operand has only repeat each term; multiplied once instead of summed.
     return algebra.repeat(out, absent) if absent > 1 else out
 
 
@@ -128,16 +141,20 @@ def argmax(
     cases: int,
     scratch_entries: int = SCRATCH_ENTRIES,
 ) -> npt.NDArray[np.int64]:
-    """Return, for each case, the first eliminated index (C order) at which the sum of the operands is largest.
+    """Return the first eliminated index (C order) with the largest sum of operands, int64 [cases].
 
-    operands: log tables [entries, cases] or [entries, 1]. kept_states: one int64 [cases] for each kept axis of the
-    unmerged contraction. Ties go to the lowest index, on every backend.
+    what: the unmerged contraction.
+    operands: log tables [entries, cases] or [entries, 1].
+    kept_states: one int64 [cases] for each kept axis.
+    cases: number of cases.
+    scratch_entries: bounds the memory, as in `reduce`.
     """
+    # Ties go to the lowest index, on every backend.
     here = np.arange(cases)
     bases = [_dot(kept_states, strides.kept, cases) for strides in what.operands]
     best = np.full(cases, -np.inf)
-    found = np.zeros(cases, dtype=np.int64)
-    # Beside sums and places of all cases there is an index for every eliminated axis.
+    index = np.zeros(cases, dtype=np.int64)
+    # In addition to sums and offsets of all cases there is an index for every eliminated axis.
     step = max(1, SCRATCH_ARRAYS * scratch_entries // (4 * cases + len(what.eliminated) + 2))
     for start in range(0, what.eliminated_entries, step):
         terms = np.arange(start, min(start + step, what.eliminated_entries))
@@ -150,8 +167,8 @@ def argmax(
         value = total[first, here]
         better = value > best
         best[better] = value[better]
-        found[better] = first[better] + start
-    return found
+        index[better] = first[better] + start
+    return index
 
 
 def _dot(indices: Sequence[npt.NDArray[np.int64]], strides: Sequence[int], length: int) -> npt.NDArray[np.int64]:
@@ -163,10 +180,12 @@ def _dot(indices: Sequence[npt.NDArray[np.int64]], strides: Sequence[int], lengt
 
 @dataclass(eq=False, slots=True)
 class Rescaled:
-    """A table whose largest entry in each case is near the neutral element, and what was done to it.
+    """A table whose largest entry in each case is near the neutral element.
 
-    log_scale: the logarithm of what each case was divided by. largest: the largest entry before. least: the smallest
-    entry above zero after (both 1 on logarithms, where nothing can be lost). All float64 [cases].
+    table: [entries, cases].
+    log_scale: float64 [cases], logarithm of the divisor.
+    largest: float64 [cases], largest entry before; 1 on logarithms.
+    least: float64 [cases], smallest entry above zero after; 1 on logarithms, where nothing can be lost.
     """
 
     table: Array
@@ -176,20 +195,17 @@ class Rescaled:
 
 
 def rescale(table: Array, algebra: Algebra) -> Rescaled:
-    """Scale every case so that its largest entry is near the neutral element, in place.
-
-    Linear tables are divided by a power of two, which rounds nothing, so their largest entry ends in [0.5, 1). A case
-    that is all zero is left as it is.
-    """
+    """Scale every case so that its largest entry is in [0.5, 1) (0 on logarithms), in place; zeros stay zeros."""
+    # Divided by a power of two, numbers are not rounded.
     largest = table.max(axis=0)
     if algebra.combine is np.add:
         shift = np.where(np.isneginf(largest), 0, largest)
         table -= shift
         return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))
     _, exponent = np.frexp(largest)
-    # 2 ** -exponent has to stay finite; whatever is smaller than that is beyond the format anyway.
+    # 2 ** -exponent has to stay finite; anything smaller is below the normal numbers anyway.
     exponent = np.maximum(exponent, np.finfo(algebra.dtype).minexp)
-    # Taken before, because what the division takes below the format would pass for a zero.
+    # Taken before: entries that the scaling underflows would pass for zeros.
     least = np.ldexp(least_above_zero(table), -exponent)
     table *= np.ldexp(algebra.dtype.type(1), -exponent)
     return Rescaled(table, exponent * math.log(2), largest.astype(np.float64), np.minimum(least, 1))
@@ -198,6 +214,7 @@ def rescale(table: Array, algebra: Algebra) -> Rescaled:
 def least_above_zero(table: Array) -> npt.NDArray[np.float64]:
     """Return the smallest entry above zero of every case, 1 where there is none, float64 [cases]."""
     least = table.min(axis=0)
+    # Usually no entry is zero, and one minimum suffices.
     if not least.all():
         least.fill(np.inf)
         rows = max(1, SCRATCH_ENTRIES // table.shape[1])
@@ -215,14 +232,15 @@ def take_cases(columns: Array, at: npt.NDArray[np.integer[Any]]) -> Array:
 
 
 def _present(what: Contraction) -> tuple[tuple[int, ...], int]:
-    """Sizes of the eliminated axes, 1 for those that no operand has, and how many terms those would repeat."""
+    """Return the sizes of the eliminated axes, 1 for those of no operand, and the number of equal terms of these."""
     used = [any(strides.eliminated[axis] for strides in what.operands) for axis in range(len(what.eliminated))]
     shape = tuple(size if use else 1 for size, use in zip(what.eliminated, used, strict=True))
     return shape, math.prod(size for size, use in zip(what.eliminated, used, strict=True) if not use)
 
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
-    """Cut an index space into boxes of at most `limit` entries: slices along every axis, and the box's sizes."""
+    """Yield boxes of at most `limit` entries of an index space: slices along every axis, and the box's sizes."""
+    # As many whole inner axes as fit, then a range of the next one: blocks are contiguous.
     inner = 1
     axis = len(sizes)
     while axis > 0 and inner * sizes[axis - 1] <= limit:
@@ -249,7 +267,7 @@ def _view(
     kept: tuple[tuple[slice, ...], tuple[int, ...]],
     eliminated: tuple[tuple[slice, ...], tuple[int, ...]],
 ) -> Array:
-    """One operand's part of a block as a view [eliminated..., kept..., cases]; length 1 along axes it does not have."""
+    """Return an operand's part of a block as a view [eliminated..., kept..., cases]; length 1 along axes it lacks."""
     (eliminated_at, eliminated_sizes), (kept_at, kept_sizes) = eliminated, kept
     walk = (*strides.eliminated, *strides.kept)
     base = sum(stride * part.start for stride, part in zip(walk, (*eliminated_at, *kept_at), strict=True))
@@ -261,11 +279,12 @@ def _view(
 
 
 def combined(views: Sequence[Array], algebra: Algebra) -> Array:
-    """Combine views in their order; where the small come first, products of small operands are made at their size."""
+    """Return the product of views in their order; small ones first give small intermediate products."""
     result = views[0]
     owned = False
     for view in views[1:]:
         shape = np.broadcast_shapes(result.shape, view.shape)
+        # The first product may be written over, an operand never.
         if owned and shape == result.shape:
             algebra.combine(result, view, out=result)
         else:

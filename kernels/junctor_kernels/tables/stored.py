@@ -1,8 +1,7 @@
-"""Stored clique tables: what is done to a chunk of one, in NumPy; the specification of the compiled kernels.
+"""Operations on chunks of stored clique tables in NumPy; the specification of `cpu.stored` and the GPU kernels.
 
-The Hugin architecture as Bistaffa, Farinelli and Bombieri (2014) lay it out: a message sums a table over the runs of
-entries that share a separator entry (`reduce`), and multiplies another table by what that sum has changed by
-(`scatter`). Tables are flat; a `View` says which separator entry belongs to an entry.
+The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014): a message sums a table over the entries that share a
+separator entry (`reduce`) and multiplies another table by the ratio of the sums (`scatter`). Tables are flat.
 """
 
 from __future__ import annotations
@@ -20,11 +19,16 @@ Array = npt.NDArray[np.floating[Any]]
 
 
 def scatter(table: Array, view: View, values: Array, algebra: Algebra) -> bool:
-    """Combine every entry of a chunk with its entry of `values`, in place; return whether a product lost digits.
+    """Combine every entry of a chunk with its separator entry, in place; return True if a product underflowed.
 
-    A product of numbers above zero that is below the smallest normal number has lost digits, or vanished.
+    table: flat chunk.
+    view: its strides in the separator.
+    values: entries of the separator.
+    algebra: semiring and number format.
     """
+    # A product of positive numbers below the smallest normal number has lost digits, or vanished.
     steps = [axis.step * values.itemsize for axis in view.axes[::-1]]
+    # Stride 0 repeats a separator entry along variables that it does not have, without a copy.
     by = as_strided(values[view.base :], [axis.size for axis in view.axes[::-1]], steps, writeable=False)
     block = table.reshape([axis.size for axis in reversed(view.axes)])
     possible = (block > algebra.zero) & (by > algebra.zero)
@@ -34,8 +38,15 @@ def scatter(table: Array, view: View, values: Array, algebra: Algebra) -> bool:
 
 
 def reduce(table: Array, view: View, sums: Array, algebra: Algebra) -> None:
-    """Add every entry of a chunk to its entry of `sums` (which begin at the zero of the algebra)."""
+    """Add every entry of a chunk to its separator entry.
+
+    table: flat chunk.
+    view: its strides in the separator.
+    sums: entries of the separator, initially the zero of the algebra.
+    algebra: semiring and number format.
+    """
     axes = view.axes[::-1]
+    # Eliminated axes go first: `gather` sums over the first axis.
     kept = [i for i, axis in enumerate(axes) if axis.step]
     eliminated = [i for i, axis in enumerate(axes) if not axis.step]
     block = table.reshape([axis.size for axis in axes]).transpose(*eliminated, *kept)
@@ -46,7 +57,7 @@ def reduce(table: Array, view: View, sums: Array, algebra: Algebra) -> None:
 
 
 def ratio(new: Array, old: Array, algebra: Algebra) -> Array:
-    """Return what each separator entry has changed by; nothing (0) where there was nothing before: 0 / 0 = 0."""
+    """Return new / old for each separator entry, with 0 / 0 = 0 (Jensen, Lauritzen and Olesen 1990)."""
     out = np.full_like(new, algebra.zero)
     change = np.subtract if algebra.combine is np.add else np.divide
     change(new, old, out=out, where=old > algebra.zero)

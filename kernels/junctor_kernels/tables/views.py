@@ -1,8 +1,7 @@
-"""How a chunk of a stored table walks through a separator: plain integers that every backend turns into its own loops.
+"""Strides of a chunk of a stored table in a separator: plain integers that every backend turns into its own loops.
 
-A chunk is a box of the table that is contiguous in memory: its leading variables are fixed, one variable has a range of
-states, the rest have all. An entry's place in a separator is a sum of (digit x step) over the chunk's axes, with step 0
-along variables that the separator does not have. Neighbouring axes that walk as one are merged.
+Main class: View; called by `junctor.cliques`. A chunk is a contiguous box of the table: its leading variables are
+fixed, one has a range of states, the rest have all states.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from typing import NamedTuple
 Box = tuple[tuple[int, int], ...]
 
 
+# The offset of an entry in a separator is a sum of (digit * step) over the axes of the chunk, with step 0 along
+# variables that the separator does not have. Neighbouring axes that act as one are merged.
 class Axis(NamedTuple):
-    """Entries along an axis, and how far one of them moves."""
+    """Entries along an axis, and the offset of one step in the separator."""
 
     size: int
     step: int
 
 
 class View(NamedTuple):
-    """Where a chunk begins in a separator, and its axes there, the innermost first. There is at least one axis."""
+    """Offset of a chunk in a separator, and its axes there, at least one, the innermost first."""
 
     base: int
     axes: tuple[Axis, ...]
@@ -35,8 +36,8 @@ class View(NamedTuple):
 
     def kept(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         """Return the axes that the separator has, by their steps in the table and by those in the separator."""
-        found = [(axis, step) for axis, step in zip(self.axes, self._table_steps(), strict=True) if axis.step]
-        return tuple(Axis(axis.size, step) for axis, step in found), tuple(axis for axis, _ in found)
+        pairs = [(axis, step) for axis, step in zip(self.axes, self._table_steps(), strict=True) if axis.step]
+        return tuple(Axis(axis.size, step) for axis, step in pairs), tuple(axis for axis, _ in pairs)
 
     def eliminated(self) -> tuple[Axis, ...]:
         """Return the axes that the separator does not have, by their steps in the table."""
@@ -44,10 +45,8 @@ class View(NamedTuple):
         return tuple(Axis(axis.size, step) for axis, step in zip(self.axes, steps, strict=True) if not axis.step)
 
     def run(self) -> int:
-        """Return the length of the run of neighbouring entries that share a separator entry; 0 where they do not.
-
-        That is: where the separator's variables are the most significant ones, in its order.
-        """
+        """Return the number of neighbouring entries that share a separator entry; 0 unless they form runs."""
+        # Runs exist where the separator's variables are the most significant ones, in its order.
         if len(self.axes) == 1:
             size, step = self.axes[0]
             return {0: size, 1: 1}.get(step, 0)
@@ -66,7 +65,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def boxes(shape: Sequence[int], most: int) -> Iterator[Box]:
-    """Cut a table into boxes of at most `most` entries (at least 1), in the order of memory."""
+    """Yield boxes of at most `most` entries (at least 1) that make up a table, in the order of memory."""
     inner, axis = 1, len(shape)
     while axis and inner * shape[axis - 1] <= most:
         axis -= 1
@@ -74,6 +73,7 @@ def boxes(shape: Sequence[int], most: int) -> Iterator[Box]:
     if not axis:
         yield whole(shape)
         return
+    # `most` is at least `inner` here, since the loop above stopped at the next axis.
     step = most // inner
     rest = whole(shape[axis:])
     for outer in product(*(range(size) for size in shape[: axis - 1])):
@@ -83,7 +83,7 @@ def boxes(shape: Sequence[int], most: int) -> Iterator[Box]:
 
 
 def place(shape: Sequence[int], box: Box) -> tuple[int, int]:
-    """Return where a box begins in its table, and how many entries it has."""
+    """Return offset and number of entries of a box in its table."""
     start = 0
     for size, (first, _) in zip(shape, box, strict=True):
         start = start * size + first
@@ -91,7 +91,13 @@ def place(shape: Sequence[int], box: Box) -> tuple[int, int]:
 
 
 def view(layout: Sequence[int], box: Box, separator: Sequence[int], sizes: Sequence[int]) -> View:
-    """Return how a box of a table over `layout` walks through one over `separator` (both: most significant first)."""
+    """Return the view of a box of a table in a separator.
+
+    layout: variables of the table, the most significant first.
+    box: range of states of each.
+    separator: variables of the separator, the most significant first.
+    sizes: variable -> number of states.
+    """
     steps: dict[int, int] = {}
     step = 1
     for v in reversed(separator):
@@ -102,6 +108,7 @@ def view(layout: Sequence[int], box: Box, separator: Sequence[int], sizes: Seque
         step = steps.get(v, 0)
         base += first * step
         inner = axes[-1]
+        # A fixed variable only moves the base.
         if last - first == 1:
             continue
         if inner.size == 1 or step == inner.step * inner.size:

@@ -47,6 +47,7 @@ class CompiledProgram:
         lowering = Lowering(program, cases, self._rows)
         self._likelihoods = lowering.likelihoods
         self._posteriors = dict(lowering.posteriors)
+        # Rows below this are written by kernels.
         entries = lowering.posterior_rows
         for variable, table in self._plan.marginals:
             if table in program.shared:
@@ -69,6 +70,7 @@ class CompiledProgram:
         log_value = sums[0, :cases] + self._program.constants(block)
         posteriors = self._tables[thread]
         if cases < self.cases:
+            # The rest of the lanes repeats the last case.
             posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
         doubtful = doubtful_rows(sums[1, :cases] + sums[2, :cases], log_value, self._program.algebra)
         return BlockOutcome(log_value, posteriors, {}, doubtful)
@@ -108,12 +110,13 @@ class CompiledProgram:
     def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
         """Copy the evidence of a block into the workspace and return its cleared sums, float64 [3, cases]."""
         block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
-        sums: npt.NDArray[np.float64] = work.found
+        sums: npt.NDArray[np.float64] = work.sums
         sums.fill(0)
         return sums
 
     def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> BlockWorkspace:
         """Return the memory of a thread, with the bounds of shared tables filled in."""
+        # Compiled code takes no empty arrays.
         cases, slots = self.cases, max(1, len(lowering.slots))
         lanes = np.zeros((LANES, cases), dtype=dtype)
         work = BlockWorkspace(
@@ -124,6 +127,7 @@ class CompiledProgram:
             np.zeros((4, slots, cases)),
             np.ones(slots, dtype=np.bool_),
             lanes,
+            # The same memory as integers: kernels read exponents from bits.
             lanes.view(np.int32 if dtype.itemsize == 4 else np.int64),
             np.zeros((max(1, self._posterior_rows), cases), dtype=dtype),
             np.zeros((3, cases)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,14 @@ class _Room:
     tree: rowplan.Tree
     work: rowwise.RowWorkspace
     most: int
+
+
+class RowWork(NamedTuple):
+    """Work of one row: multiply-adds, entries of its messages, number of its tables."""
+
+    operations: float
+    entries: float
+    tables: float
 
 
 class RowEngine:
@@ -96,22 +104,22 @@ class RowEngine:
         if room.work.arena.size > max(1, most):
             room.work = rowwise.work(1, len(room.tree.nodes.tables))
 
-    def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
-        """Return multiply-adds, entries of messages and number of tables of a row; infinite where it has no tree."""
+    def work(self, observed: Collection[int], soft: Collection[int] = ()) -> RowWork:
+        """Return the work of a row that observes these variables; infinite where its tables are too large."""
         states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
         # Which state is observed does not change the tree.
         states[list(observed)] = 0
         tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
         if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, tree):
-            return math.inf, math.inf, math.inf
-        operations, entries, tables = tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]
-        return float(operations), float(entries), float(tables)
+            return RowWork(math.inf, math.inf, math.inf)
+        return RowWork(*map(float, tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]))
 
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
         """Return the approximate seconds of a row; infinite where its messages are too large."""
-        operations, entries, tables = self.work(observed, soft)
-        return operations * CPU.tree_operation + tables * TABLE_SECONDS if entries <= self.entries else math.inf
+        work = self.work(observed, soft)
+        seconds = work.operations * CPU.tree_operation + work.tables * TABLE_SECONDS
+        return seconds if work.entries <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
         """Write answers and return the rows that are left: they need a wider number format or have too large a tree.

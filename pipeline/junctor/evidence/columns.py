@@ -28,41 +28,17 @@ _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 def is_text(kind: pa.DataType) -> bool:
     """Return True if cells of this type are text, or bytes: old tools write UTF-8 to Parquet without declaring it."""
-    kind = _cell_type(kind)
-    tests = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-    )
-    return any(test(kind) for test in tests)
+    return _is_one_of(_cell_type(kind), "string large_string string_view binary large_binary binary_view")
 
 
 def is_number(kind: pa.DataType) -> bool:
     """Return True if cells of this type are numbers or booleans, or all null."""
-    kind = _cell_type(kind)
-    tests = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_decimal,
-        pa.types.is_boolean,
-        pa.types.is_null,
-    )
-    return any(test(kind) for test in tests)
+    return _is_one_of(_cell_type(kind), "integer floating decimal boolean null")
 
 
 def is_list(kind: pa.DataType) -> bool:
     """Return True if cells of this type are lists."""
-    tests = (
-        pa.types.is_list,
-        pa.types.is_large_list,
-        pa.types.is_fixed_size_list,
-        pa.types.is_list_view,
-        pa.types.is_large_list_view,
-    )
-    return any(test(kind) for test in tests)
+    return _is_one_of(kind, "list large_list fixed_size_list list_view large_list_view")
 
 
 def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.int32], Bad]:
@@ -215,6 +191,10 @@ def _named(rows: Integers, which: Integers, reason: Any) -> Bad:
 
 def _short(cell: str) -> str:
     return repr(cell if len(cell) <= 40 else f"{cell[:40]}...")
+
+
+def _is_one_of(kind: pa.DataType, families: str) -> bool:
+    return any(getattr(pa.types, f"is_{family}")(kind) for family in families.split())
 
 
 def _cell_type(kind: pa.DataType) -> pa.DataType:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +24,7 @@ from junctor.formats.text import (
     Shapes,
     SourceText,
     TextBlock,
+    assembled,
     hinted,
     names_in_list,
     numbers_in,
@@ -32,11 +32,10 @@ from junctor.formats.text import (
     scope_of,
     shortened,
     unquoted,
-    well_formed,
     without_comments,
 )
 from junctor.model.errors import ModelError, Place
-from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network
+from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network
 
 if TYPE_CHECKING:
     from lark import Token
@@ -120,13 +119,8 @@ def read(text: str, file: str) -> Network:
     network = parse(_GRAMMAR, source, _WORDS)
     titles = [unquoted(token) for block in network.all("network") for token in block.tokens]
     variables = [_variable(source, block) for block in network.all("variable")]
-    shapes = Shapes({variable.name: variable.states for variable in variables})
-    tables: list[DraftTable] = []
-    # build_network refuses the variables with a better error than their tables would give.
-    if well_formed(variables):
-        tables = [_table(source, block, shapes) for block in network.all("probability")]
-    name = titles[0] if titles else PurePath(file).name.partition(".")[0]
-    return build_network(name, "bayes", variables, tables, Place(file))
+    blocks = network.all("probability")
+    return assembled(file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in blocks])
 
 
 def _variable(source: SourceText, block: TextBlock) -> DraftVariable:

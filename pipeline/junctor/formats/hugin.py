@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,16 +22,16 @@ from junctor.formats.text import (
     Shapes,
     SourceText,
     TextBlock,
+    assembled,
     numbers_in,
     parse,
     scope_of,
     shortened,
     unquoted,
-    well_formed,
     without_comments,
 )
-from junctor.model.errors import ModelError, Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.errors import ModelError
+from junctor.model.network import DraftTable, DraftVariable, Network
 
 if TYPE_CHECKING:
     from lark import Token
@@ -93,13 +92,8 @@ def read(text: str, file: str) -> Network:
     blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
     variables = [_variable(source, block) for block in blocks if block.kind == "node"]
-    shapes = Shapes({variable.name: variable.states for variable in variables})
-    tables: list[DraftTable] = []
-    # build_network refuses the variables with a better error than their tables would give.
-    if well_formed(variables):
-        tables = [_table(source, block, shapes) for block in blocks if block.kind == "potential"]
-    name = titles[0] if titles else PurePath(file).name.partition(".")[0]
-    return build_network(name, "bayes", variables, tables, Place(file))
+    potentials = [block for block in blocks if block.kind == "potential"]
+    return assembled(file, titles, variables, lambda shapes: [_table(source, block, shapes) for block in potentials])
 
 
 def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:

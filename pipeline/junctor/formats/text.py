@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from junctor.formats.files import place_at
 from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place, nearest
-from junctor.model.network import DraftVariable, table_size
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network, table_size
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -215,8 +216,24 @@ def _names_in_scope(text: str, known: Container[str]) -> list[str]:
     return names
 
 
-def well_formed(variables: Sequence[DraftVariable]) -> bool:
-    """Return True if all variables have states and no name stands twice; `build_network` has the errors for others."""
+def assembled(
+    file: str, titles: Sequence[str], variables: Sequence[DraftVariable], tables: Callable[[Shapes], list[DraftTable]]
+) -> Network:
+    """Return the Bayesian network of a file; raises ModelError as `build_network` does.
+
+    file: name of the file, which gives the title where it has none.
+    titles: titles in the file, of which the first counts.
+    variables: in the order of the file.
+    tables: reads the tables, given the shapes of the variables.
+    """
+    shapes = Shapes({variable.name: variable.states for variable in variables})
+    name = titles[0] if titles else PurePath(file).name.partition(".")[0]
+    # build_network refuses bad variables with a better error than their tables would give.
+    return build_network(name, "bayes", variables, tables(shapes) if _well_formed(variables) else [], Place(file))
+
+
+def _well_formed(variables: Sequence[DraftVariable]) -> bool:
+    """Return True if all variables have states and no name stands twice."""
     names = [variable.name for variable in variables]
     lists = [names, *(variable.states for variable in variables)]
     return all(listed and len(set(listed)) == len(listed) for listed in lists)

@@ -187,4 +187,4 @@ class CpuDecoder:
                 tasks,
                 self.threads,
             )
-            viterbi_cpu.settle(memory, stride, after // stride, count, which, emissions, scratch)
+            viterbi_cpu.add_emissions(memory, stride, after // stride, count, which, emissions, scratch)

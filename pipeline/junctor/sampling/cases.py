@@ -206,7 +206,8 @@ class _Links:
         self.bits = [(network.network.cardinalities[v] - 1).bit_length() for v in drawn]
         self.planes: list[int] = np.cumsum([0, *self.bits]).tolist()
         self.parents = list[tuple[int, ...]]()
-        self.begins, self.entries = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+        self.begins = list[tuple[int, int, int]]()
+        self.entries = list[tuple[int, int, int]]()
         self._cards = network.network.cardinalities
         self._place = {v: n for n, v in enumerate(drawn)}
         self._column = {v: i for i, v in enumerate(observed)}

@@ -13,7 +13,7 @@ import numpy as np
 from junctor_kernels.sampling import cpu as sampling_cpu
 from junctor_kernels.sampling.layout import MOST_STATES, STATES, Floats, Function
 from junctor_kernels.sampling.philox import RandomStream
-from junctor_kernels.sampling.thresholds import settle
+from junctor_kernels.sampling.thresholds import build_thresholds
 
 from junctor.model.query import Sampler
 from junctor.sampling.cases import CaseLayout, Evidence, layout_of
@@ -38,6 +38,7 @@ MOST_GAIN = 31 * float(np.log(2.0))
 def rate(sampler: Sampler, stage: int) -> float:
     """Return the learning rate of a stage (from 0): the share of its samples in the new importance function."""
     if sampler == "sis":
+        # Running mean of the table and of all stages so far.
         return 1.0 / (stage + 2)
     return FIRST_RATE * float((LAST_RATE / FIRST_RATE) ** (stage / STAGES))
 
@@ -55,7 +56,7 @@ def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Fun
     ratios = np.zeros_like(chances)
     function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, chances, logs)
     for v in network.order:
-        settle_variable(network, function, v)
+        build_variable_thresholds(network, function, v)
     return function
 
 
@@ -66,6 +67,7 @@ def own_function(layout: CaseLayout, start: Function) -> Function:
     for v in layout.weighed:
         cuts = slice(network.cuts[v], network.cuts[v + 1])
         entries = slice(network.entries[v], network.entries[v + 1])
+        # Nodes without evidence below gain nothing from learning.
         thresholds[cuts], order[entries] = start.thresholds[cuts], start.order[entries]
     return Function(thresholds, order, start.values, start.ratios.copy(), start.chances.copy(), start.logs)
 
@@ -74,10 +76,11 @@ def make_uniform(network: SampledNetwork, function: Function, variables: Sequenc
     """Draw variables uniformly from their possible states (first heuristic of AIS-BN); changes `function`."""
     for v in variables:
         table = network.network.factors[v].table
+        # Impossible states must stay impossible: their weight would be zero.
         possible = (table > 0).astype(np.float64)
         span = slice(network.entries[v], network.entries[v + 1])
         function.chances[span] = (possible / possible.sum(axis=-1, keepdims=True)).ravel()
-        settle_variable(network, function, v)
+        build_variable_thresholds(network, function, v)
 
 
 def parents_to_free(layout: CaseLayout, hard: Mapping[int, int], prior: Mapping[int, Floats]) -> list[int]:
@@ -140,9 +143,9 @@ def needs_logs(layout: CaseLayout, least: float, most: float, limit: float) -> b
     return least < -limit or most > limit
 
 
-def settle_variable(network: SampledNetwork, function: Function, variable: int) -> None:
+def build_variable_thresholds(network: SampledNetwork, function: Function, variable: int) -> None:
     """Write thresholds, order and ratios of a variable from its chances."""
     card = network.network.cardinalities[variable]
     where = network.entries[variable], network.cuts[variable], card, network.rows(variable)
     with np.errstate(divide="ignore"):
-        settle(network.tables.probabilities, function, *where, 1)
+        build_thresholds(network.tables.probabilities, function, *where, 1)

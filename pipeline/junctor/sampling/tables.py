@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 from junctor_kernels.sampling.layout import MOST_STATES, Floats, Function, Tables
-from junctor_kernels.sampling.thresholds import settle
+from junctor_kernels.sampling.thresholds import build_thresholds
 
 from junctor.model.errors import ModelError
 from junctor.model.network import Network
@@ -67,12 +67,13 @@ def sampled_network(network: Network) -> SampledNetwork:
     entries = np.cumsum([0, *sizes]).tolist()
     cuts = np.cumsum([0, *(n // c * (c - 1) for n, c in zip(sizes, cards, strict=True))]).tolist()
     probabilities = np.concatenate([factor.table.ravel() for factor in network.factors])
+    # A row of n states has n - 1 thresholds.
     thresholds, order = np.zeros(cuts[-1], dtype=np.uint32), np.zeros(entries[-1], dtype=np.uint8)
     # Rows may miss 1 by rounding; thresholds need exact sums, the weights keep the probabilities as given.
     chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
     function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
     for v, card in enumerate(cards):
-        settle(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
+        build_thresholds(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
     tables = Tables(probabilities, thresholds, order)
     return SampledNetwork(network, tables, tuple(entries), tuple(cuts), _parents_first(network))
 
@@ -89,6 +90,7 @@ def refuse(network: Network) -> None:
             raise ModelError(
                 f"variable {variable.name!r} has {variable.cardinality:,} states, sampling takes at most {MOST_STATES}"
             )
+    # Kernels count entries in int32.
     if math.fsum(factor.table.size for factor in network.factors) >= 2**31:
         raise ModelError("the tables have 2^31 entries or more, which sampling does not take")
 
@@ -103,6 +105,7 @@ def _parents_first(network: Network) -> tuple[int, ...]:
     """Return the variables by the longest path from one without parents."""
     depth: dict[int, int] = {}
     for start in range(len(network.variables)):
+        # Depth first with an explicit stack: long chains exceed Python's recursion limit.
         stack = [start]
         while stack:
             waiting = [p for p in network.factors[stack[-1]].scope[:-1] if p not in depth]
