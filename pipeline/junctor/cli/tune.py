@@ -35,14 +35,14 @@ def tune(
     from junctor.runtime.machine import own_measurements
 
     check_device(device)
-    found = MeasuredDevice(*gpu_at_hand()) if device == "gpu" else MeasuredDevice(cpu_name())
-    path = own_measurements() / file_name(found)
+    here = MeasuredDevice(*gpu_at_hand()) if device == "gpu" else MeasuredDevice(cpu_name())
+    path = own_measurements() / file_name(here)
     if forget:
         path.unlink(missing_ok=True)
         typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
         return
     _check_writable(path.parent)
-    typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
+    typer.echo(f"measuring {here.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
     stored = stored_measured(built_in() if opened is None else (), STORED_SHARE * seconds)
@@ -55,7 +55,7 @@ def tune(
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
         raise typer.Exit(5)
-    write(found, str(date.today()), rows, path)
+    write(here, str(date.today()), rows, path)
     typer.echo(f"{len(rows)} measurements of {networks} networks in {path}")
 
 
