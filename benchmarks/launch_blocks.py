@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
 from junctor.calibration import blocks as tuning
 from junctor.calibration.blocks import CalibrationCase, KeptProgram, unwritten
-from junctor.cost.dataset import Measured, MeasuredDevice, write
+from junctor.calibration.harness import save
+from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.evidence.batch import EvidenceBatch
 from junctor.runtime.threads import in_threads
 from junctor_kernels.cpu.bytecode import Bytecode
@@ -105,7 +105,7 @@ def compare_tiles(cases: Sequence[CalibrationCase], rows: int, processes: int, o
                 continue
             kept += found
             if output is not None:
-                write(device, str(date.today()), kept, output)
+                save(device, kept, output)
     for backend in ("many-single", "many-double"):
         show_tiles([row for row in kept if row.backend == backend])
 

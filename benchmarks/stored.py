@@ -20,17 +20,16 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from junctor.calibration.cliques import built_in, stored_measured
+from junctor.calibration.cliques import built_in, calibrate_cliques
+from junctor.calibration.harness import local_device, save
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
-from junctor.cost.dataset import Measured, MeasuredDevice, write
-from junctor.cost.model import cpu_name
+from junctor.cost.dataset import Measured
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan, plan_stored
@@ -243,10 +242,10 @@ def measure(
 def costs(paths: list[str], output: Path) -> None:
     """Measure networks and those that are made here; `costs.py check` says how good forecasts are."""
     rows: list[Measured] = []
-    for name, found in stored_measured([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
+    for name, found in calibrate_cliques([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
         print(name, " ".join(f"{row.seconds:.3f}" for row in found), flush=True)
         rows += found
-    write(MeasuredDevice(cpu_name()), str(date.today()), rows, output)
+    save(local_device("cpu"), rows, output)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""Networks and evidence made to measure: grids, chains, layered and random networks, hidden Markov models, samples.
+"""Generated networks and evidence: grids, chains, layered and random networks, hidden Markov models, forward samples.
 
-Everything follows from its seed alone, whatever the platform: tables come from random integers and one division.
+Called by the command line, tests and benchmarks. Results depend on the seed alone, not on the platform: tables come
+from random integers and one division.
 """
 
 from __future__ import annotations
@@ -17,32 +18,34 @@ from junctor.model.network import DraftTable, DraftVariable, Kind, Network, buil
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# How evidence rows differ in what they observe: one set of variables for all rows; that set with cells missing at
-# random; or each row its own set.
+# Which variables rows observe: the same set in all rows; that set with cells missing at random; a random set for each.
 Pattern = Literal["fixed", "missing", "random"]
-# A number of states for all variables, or the least and the most of a random number for each.
+# Number of states of all variables, or bounds (inclusive) of a random number for each.
 States = int | tuple[int, int]
 
 CASE_ID = "case_id"
-# Samples are drawn in blocks of this many rows, each with its own seed, so that a stream of blocks holds the same
-# rows as one table.
+# Rows of a block. Each block has its own random stream, so that streamed blocks hold the same rows as one table.
 BLOCK_ROWS = 65_536
 
-# Random streams of one seed.
+# Numbers of the independent random streams of one seed.
 _STRUCTURE, _SAMPLES, _CELLS = range(3)
 
 
 def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
     """Return a Markov network on a grid: a random potential on every variable and on every pair of neighbours.
 
-    Variables are `x_ROW_COLUMN`, row by row; the treewidth is the smaller of `rows` and `columns`.
+    rows, columns: size of the grid; variables are `x_ROW_COLUMN`, the treewidth is the smaller of both.
+    states: number of states, or its bounds.
+    seed: seed of the tables.
     """
     _at_least_one(rows=rows, columns=columns)
+    # One stream in a fixed order: sizes first, then tables.
     rng = _stream(seed, _STRUCTURE)
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     names = {cell: f"x_{cell[0]}_{cell[1]}" for cell in cells}
     scopes: list[tuple[str, ...]] = [(names[cell],) for cell in cells]
     for row, column in cells:
+        # Right and down only, so that each pair comes once.
         neighbours = [(row, column + 1), (row + 1, column)]
         scopes += [(names[row, column], names[other]) for other in neighbours if other in names]
     cardinalities = dict(zip(names.values(), _cardinalities(states, len(cells), rng), strict=True))
@@ -51,7 +54,7 @@ def grid(rows: int, columns: int, states: States = 2, seed: int = 0) -> Network:
 
 
 def chain(length: int, states: States = 2, seed: int = 0) -> Network:
-    """Return a Bayesian network x_0 -> x_1 -> ... of `length` variables with random tables."""
+    """Return a Bayesian network x_0 -> x_1 -> ... of `length` variables with random tables (see `grid`)."""
     _at_least_one(length=length)
     parents: list[list[int]] = [[i - 1] if i else [] for i in range(length)]
     return _random_tables(f"chain_{length}", [f"x_{i}" for i in range(length)], parents, states, 0.0, seed)
@@ -62,8 +65,12 @@ def layered(
 ) -> Network:
     """Return a layered Bayesian network: `layers` x `width` variables `x_LAYER_POSITION` with random tables.
 
-    A variable has up to `parents` parents in the layer before it, at most `reach` positions away, so that
-    neighbouring causes share effects while the treewidth stays near `width`. zeros: share of table entries that are 0.
+    layers, width: number of layers, and of variables in each.
+    states: number of states, or its bounds.
+    parents: most parents of a variable, all in the layer before it.
+    seed: seed of structure and tables.
+    reach: most positions between parent and child, so that the treewidth stays near `width`.
+    zeros: share of table entries that are 0.
     """
     _at_least_one(layers=layers, width=width)
     rng = _stream(seed, _STRUCTURE)
@@ -81,7 +88,11 @@ def random_network(
 ) -> Network:
     """Return a random Bayesian network of `variables` variables `x_0`, `x_1`, ... with random tables.
 
-    Each has 0 to `parents` parents among the `window` variables before it; the window bounds the treewidth.
+    variables: number of variables.
+    states: number of states, or its bounds.
+    parents: most parents of a variable.
+    window: parents are among so many variables before it, which bounds the treewidth.
+    seed: seed of structure and tables.
     zeros: share of table entries that are 0.
     """
     _at_least_one(variables=variables)
@@ -100,9 +111,12 @@ def hmm(
 ) -> Network:
     """Return a hidden Markov model unrolled over `steps` steps: variables `state_1`, `symbol_1`, `state_2`, ...
 
-    start: [states], distribution of `state_1`. transition: [states, states], a row for each state left.
-    emission: [states, symbols]. states, symbols: names, numbers if not given. Raises ModelError where the shapes do
-    not fit each other.
+    steps: number of time steps.
+    start: [states], distribution of `state_1`.
+    transition: [states, states], a row for each state at the step before.
+    emission: [states, symbols].
+    states, symbols: names; numbers if not given.
+    Raises ModelError for shapes that do not fit each other.
     """
     _at_least_one(steps=steps)
     first, move, emit = (np.asarray(table, dtype=np.float64) for table in (start, transition, emission))
@@ -120,6 +134,7 @@ def hmm(
     for step in range(1, steps + 1):
         state, symbol = f"state_{step}", f"symbol_{step}"
         variables += [DraftVariable(state, hidden, place), DraftVariable(symbol, seen, place)]
+        # Tables are shared by all steps: build_network copies them, so that no step changes another.
         before = (
             DraftTable((f"state_{step - 1}", state), move, place) if step > 1 else DraftTable((state,), first, place)
         )
@@ -133,7 +148,7 @@ def sample(network: Network, rows: int, seed: int = 0) -> npt.NDArray[np.int32]:
     The first rows do not depend on how many are asked for. Raises ModelError for a Markov network.
     """
     _refuse_markov(network)
-    # One variable is one contiguous run: that is how samples are drawn here and columns are built from them.
+    # Transposed, each variable is contiguous: samples are drawn and columns are built by variable.
     samples = np.empty((len(network.variables), rows), dtype=np.int32)
     for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
         last = min(rows, first + BLOCK_ROWS)
@@ -151,10 +166,14 @@ def evidence_table(
 ) -> pa.Table:
     """Return samples as an evidence table: `case_id` and a column of state names for each variable that is observed.
 
-    samples: int32 [rows, variables]. observed: share of the variables, picked at random, or the names of some.
+    network: the network of the samples.
+    samples: int32 [rows, variables].
+    observed: share of the variables, picked at random, or names of variables.
     pattern: `fixed` observes the same variables in every row, `missing` leaves out a share `missing` of those cells
-    at random (null), `random` picks such a share of the variables anew for each row. Fewer rows are a prefix of more.
-    Raises EvidenceError for settings that make no sense.
+        at random (null), `random` picks such a share of the variables anew for each row.
+    seed: seed of the choices; fewer rows are a prefix of more.
+    missing: share of cells for the pattern `missing`.
+    Raises EvidenceError for values out of range and unknown names.
     """
     import pyarrow as pa
 
@@ -174,10 +193,10 @@ def evidence_batches(
     seed: int = 0,
     missing: float = 0.05,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an evidence table of `rows` rows without ever holding more than BLOCK_ROWS of them.
+    """Yield the batches of `evidence_table(network, sample(network, rows, seed), ...)`, BLOCK_ROWS rows at a time.
 
-    Together they equal `evidence_table(network, sample(network, rows, seed), ...)`. States of a Markov network, which
-    cannot be sampled forward, are independent and uniform instead: for timing, not for a plausible table.
+    The parameters are those of `evidence_table`. States of a Markov network, which cannot be sampled forward, are
+    independent and uniform instead: for timing, not for plausible evidence.
     """
     cells = _Cells(network, observed, pattern, missing, seed)
     draw = _sample_block if network.kind == "bayes" else _uniform_block
@@ -187,7 +206,7 @@ def evidence_batches(
 
 
 class _Cells:
-    """Which cells of an evidence table are shown, and their record batches."""
+    """The choice of observed cells of an evidence table, and its record batches."""
 
     def __init__(
         self, network: Network, observed: float | Sequence[str], pattern: Pattern, missing: float, seed: int
@@ -200,7 +219,10 @@ class _Cells:
             raise EvidenceError("the pattern 'random' picks the variables itself: found names, expected a share")
         if CASE_ID in network.index:
             raise EvidenceError(f"the network has a variable named {CASE_ID!r}, the name of the column of case numbers")
-        self.network, self.pattern, self.missing, self.seed = network, pattern, missing, seed
+        self.network = network
+        self.pattern = pattern
+        self.missing = missing
+        self.seed = seed
         chosen = _observed_variables(network, observed, seed)
         self.count = len(chosen)
         self.columns = list(range(len(network.variables))) if pattern == "random" and chosen else chosen
@@ -210,6 +232,7 @@ class _Cells:
         import pyarrow as pa
 
         rows = samples.shape[1]
+        # Dictionary arrays: state names are stored once.
         hidden = self._hidden(rows, block)
         arrays = [pa.array(np.arange(first_case, first_case + rows))]
         for i, variable in enumerate(self.columns):
@@ -222,6 +245,7 @@ class _Cells:
         """Return which cells are null, bool [columns, rows], or None for no cell."""
         if self.pattern == "fixed" or not self.columns:
             return None
+        # [rows, columns], so that fewer rows are a prefix of more; transposed afterwards.
         chance = _stream(self.seed, _CELLS, block).random((rows, len(self.columns)))
         if self.pattern == "missing":
             return np.ascontiguousarray(self.missing > chance.T)
@@ -246,12 +270,14 @@ def _sample_block(network: Network, rows: int, seed: int, block: int) -> npt.NDA
         *parents, _ = network.factors[variable].scope
         table = network.factors[variable].table
         cumulative = table.cumsum(axis=-1)
-        # Divided by the total, states of probability 0 at the end of a row have no room left for rounding errors.
+        # Divided by its total the last sum is exactly 1, so that rounding never draws trailing states of probability 0.
         cumulative = (cumulative / cumulative[..., -1:]).reshape(-1, table.shape[-1])
+        # Row of the table: the configuration of the parents as one number, the last parent fastest.
         row = np.zeros(rows, dtype=np.int64)
         for parent in parents:
             row = row * network.cardinalities[parent] + samples[parent]
         chance = _stream(seed, _SAMPLES, block, variable).random(rows)
+        # Inversion: the state is the number of bounds at or below the random number.
         state = np.zeros(rows, dtype=np.int32)
         for bound in cumulative.T[:-1]:
             state += chance >= bound[row]
@@ -273,6 +299,7 @@ def _topological_order(network: Network) -> list[int]:
     for root in range(len(network.variables)):
         waiting = [root]
         while waiting:
+            # Depth first with an explicit stack: chains of ten thousand variables exceed Python's recursion limit.
             missing = [p for p in network.factors[waiting[-1]].scope[:-1] if p not in placed]
             if missing:
                 waiting += missing
@@ -324,11 +351,14 @@ def _random_tables(
 
 
 def _random_conditional(shape: Sequence[int], zeros: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return rows that sum to 1, most of them clearly in favour of one state, as people's tables are."""
+    """Return rows that sum to 1, most of them clearly in favour of one state, as in elicited tables."""
     table_size(shape, "a generated table")
+    # From 1 on: no row is all zeros, and no state impossible unless `zeros` asks for it.
     drawn = rng.integers(1, 2**16, size=shape)
+    # Cubes of 16-bit integers fit int64, so that they are the same on all platforms.
     weights = drawn * drawn * drawn
     if zeros:
+        # The largest weight of a row stays, so that no row is all zeros.
         keep = drawn == drawn.max(axis=-1, keepdims=True)
         weights = np.where(keep | (rng.random(shape) >= zeros), weights, 0)
     rows: npt.NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)

@@ -20,8 +20,8 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
-from junctor.cost.dataset import BACKENDS
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
+from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
@@ -63,7 +63,7 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
-    patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
+    patch.setattr(CostModel, "launch_tuner", lambda costs, algebra: small_items())
     yield
     patch.undo()
 
@@ -253,7 +253,7 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: p
     case = tuning.case_of("x", layered(2, 2, states=4, seed=1), 0.2, True, 1)
     rows = tuning.measure_gpu(case, opened(device), [SINGLE])
     assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
-    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend].work) for row in rows)
     assert rows[0].work != rows[1].work
 
 

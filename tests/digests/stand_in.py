@@ -104,7 +104,7 @@ def block_gpu() -> Iterator[EmulatedDevice]:
         for name, value in few.items():
             patch.setattr(gpu, name, value)
         patch.setattr(gpu_items, "MAKE_ROWS", 3)
-        patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
+        patch.setattr(CostModel, "launch_tuner", lambda speeds, algebra: small_items())
         for module in (routes, steps):
             patch.setattr(module, "has_gpu", lambda: True)
         patch.setattr(engine, "open_gpu", lambda memory: device)

@@ -155,7 +155,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chunked.PassWork, "group", group)
     # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
     for compiled in (True, False):
-        assert any(engine.router.cpu_costs.prices[backend_of(engine.router.ladder[0], compiled)].work)
+        assert any(engine.router.cpu_costs.coefficients[backend_of(engine.router.ladder[0], compiled)].work)
     for found in engine.router.groups(batch):
         if engine.router.in_chunks(found.pattern, 1, engine.allowed):
             engine.router.plan(found.pattern)

@@ -28,7 +28,7 @@ from junctor.planning.shape import Pattern, shape_of
 
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.
-MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
+MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored, 1e-4)
 
 
 def check(chunks: ChunkPlan, working: int) -> None:

@@ -1,4 +1,7 @@
-"""Programs on the compiled CPU backend, which runs a block of cases without Python between two steps."""
+"""Programs on the compiled CPU backend, which runs all steps of a block of cases in one call.
+
+Main class: CompiledProgram; called by the engine, one thread a block.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,26 @@ from junctor.model.answers import Answers, sources_of
 
 
 class CompiledProgram:
-    """Runs blocks of at most `cases` cases of a program in compiled code: sum-product, or max-sum for explanations.
+    """Runs blocks of cases of a program in compiled code: sum-product, or max-sum for explanations.
 
-    Up to `threads` threads may do so at once, each at a `place` below that: an outcome lies in the memory of its place
-    until the next block. Lanes beyond the last case of a block repeat it. code: what it runs. arena_bytes: of the
-    tables of a block. Raises ValueError where `cases` does not fill whole vectors.
+    program: plan and numbers.
+    cases: most cases of a block; ValueError unless they fill whole vectors.
+    threads: threads that may run blocks concurrently. Each has its own memory, which holds an outcome until its next
+        block.
+    code: bytecode of the plan.
+    arena_bytes: bytes of the tables of a block.
     """
 
     def __init__(self, program: Program, cases: int, threads: int = 1) -> None:
         self._program = program
         self._plan = program.plan
-        self.cases, self.threads = cases, threads
+        self.cases = cases
+        self.threads = threads
         dtype = program.algebra.dtype
         if cases % (LANE_BYTES // dtype.itemsize):
             raise ValueError(f"found blocks of {cases} cases, expected a multiple of {LANE_BYTES // dtype.itemsize}")
         explains = bool(self._plan.traceback)
+        # Explanations write states of all variables, so that all need rows.
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
         lowering = Lowering(program, cases, self._rows)
@@ -43,60 +51,69 @@ class CompiledProgram:
         for variable, table in self._plan.marginals:
             if table in program.shared:
                 self._posteriors[variable], entries = entries, entries + len(program.shared[table].table)
+        # Posteriors of shared tables come after those that kernels write: they are filled in once.
         self._posterior_rows = entries
-        self._places: npt.NDArray[np.int64] | None = None
-        self.code, self.itemsize = lowering.code(), dtype.itemsize
+        self._sources: npt.NDArray[np.int64] | None = None
+        self.code = lowering.code()
+        self.itemsize = dtype.itemsize
         self.arena_bytes = max(1, lowering.arena_rows) * cases * dtype.itemsize
         self._works = [self._work(lowering, dtype) for _ in range(threads)]
         self._tables = [self._tables_of(work) for work in self._works]
 
-    def run(self, block: EvidenceBlock, place: int = 0) -> BlockOutcome:
-        """Propagate a block of cases and return its posteriors and log P(e)."""
-        cases, work = block.cases, self._works[place]
-        found = self._take(block, work)
+    def run(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
+        """Propagate a block of cases in the memory of a thread and return its posteriors and log P(e)."""
+        cases, work = block.cases, self._works[thread]
+        # Rows: log P(e), share of the probability lost at edges, and at results.
+        sums = self._take(block, work)
         compiled.propagate(self.code, work)
-        log_value = found[0, :cases] + self._program.constants(block)
-        posteriors = self._tables[place]
+        log_value = sums[0, :cases] + self._program.constants(block)
+        posteriors = self._tables[thread]
         if cases < self.cases:
             posteriors = {variable: table[:, :cases] for variable, table in posteriors.items()}
-        doubtful = doubtful_rows(found[1, :cases] + found[2, :cases], log_value, self._program.algebra)
+        doubtful = doubtful_rows(sums[1, :cases] + sums[2, :cases], log_value, self._program.algebra)
         return BlockOutcome(log_value, posteriors, {}, doubtful)
 
-    def explain(self, block: EvidenceBlock, place: int = 0) -> BlockOutcome:
-        """Find a most probable explanation of every case of a block."""
-        cases, work = block.cases, self._works[place]
-        found = self._take(block, work)
+    def explain(self, block: EvidenceBlock, thread: int = 0) -> BlockOutcome:
+        """Return a most probable explanation of every case of a block."""
+        cases, work = block.cases, self._works[thread]
+        sums = self._take(block, work)
         compiled.explain(self.code, work)
-        log_value = found[0, :cases] + self._program.constants(block)
+        log_value = sums[0, :cases] + self._program.constants(block)
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
-    def work(self, rows: int) -> npt.NDArray[np.float64]:
-        """Return the counts of work that so many rows take, in the order of `cost.features.cpu_blocks.CPU_WORK`."""
+    def work(self, rows: int) -> dict[str, float]:
+        """Return the counts of work of so many rows, by feature."""
         return cpu_work(self.code, self._plan, self.cases, self.itemsize, self.arena_bytes, rows)
 
     def answer(
-        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
+        self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, thread: int = 0
     ) -> BlockOutcome:
-        """Propagate a block of cases and write its posteriors to `rows` of the answers."""
-        outcome = self.run(block, place)
-        if self._places is None:
+        """Propagate a block of cases and write its posteriors to the answers.
+
+        block: evidence.
+        rows: int64 [cases], rows of the answers.
+        answers: of the batch, written here; their posteriors lie in `answers.memory`.
+        thread: index of the calling thread.
+        """
+        outcome = self.run(block, thread)
+        if self._sources is None:
             sizes = self._plan.shape.cardinalities
-            self._places = sources_of(answers.targets, sizes, self._posteriors, self._rows)
-        if self._places.size:
-            work = self._works[place]
-            write_posteriors(work.posteriors, work.states, self._places, rows, answers.memory)
+            self._sources = sources_of(answers.targets, sizes, self._posteriors, self._rows)
+        if self._sources.size:
+            work = self._works[thread]
+            write_posteriors(work.posteriors, work.states, self._sources, rows, answers.memory)
         return outcome
 
     def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
-        """Bring the evidence of a block into its memory and return the cleared results."""
+        """Copy the evidence of a block into the workspace and return its cleared sums, float64 [3, cases]."""
         block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
-        found: npt.NDArray[np.float64] = work.found
-        found.fill(0)
-        return found
+        sums: npt.NDArray[np.float64] = work.found
+        sums.fill(0)
+        return sums
 
     def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> BlockWorkspace:
-        """Return the memory of a place, with the bounds of tables that no case changes."""
+        """Return the memory of a thread, with the bounds of shared tables filled in."""
         cases, slots = self.cases, max(1, len(lowering.slots))
         lanes = np.zeros((LANES, cases), dtype=dtype)
         work = BlockWorkspace(
@@ -119,7 +136,7 @@ class CompiledProgram:
         return work
 
     def _tables_of(self, work: BlockWorkspace) -> dict[int, npt.NDArray[Any]]:
-        """Return the posteriors in the memory of a place; those that no case changes are filled in."""
+        """Return the posteriors in the memory of a thread, those of shared tables filled in."""
         sizes = self._plan.shape.cardinalities
         tables = {v: work.posteriors[row : row + sizes[v]] for v, row in self._posteriors.items()}
         for variable, table in self._plan.marginals:
@@ -129,7 +146,7 @@ class CompiledProgram:
 
 
 def aligned(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a flat array of zeros that begins at a cache line: a vector across two takes twice as long."""
+    """Return a flat array of zeros that begins at a cache line: a vector across two of them takes twice as long."""
     memory = np.zeros(size * dtype.itemsize + BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % BYTES
     return memory[start : start + size * dtype.itemsize].view(dtype)

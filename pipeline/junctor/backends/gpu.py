@@ -18,7 +18,7 @@ from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, byt
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.model import CostModel, speeds_here
+from junctor.cost.model import CostModel, local_cost_models
 from junctor.model.answers import Answers, sources_of
 
 
@@ -33,7 +33,7 @@ class GpuProgram(GpuBlocks):
     def __init__(
         self, program: Program, rows: int, device: BlockDevice, host: int, speeds: CostModel | None = None
     ) -> None:
-        known = speeds or speeds_here().gpu(MeasuredDevice(device.name, device.figures))
+        known = speeds or local_cost_models().gpu(MeasuredDevice(device.name, device.figures))
         super().__init__(program, rows, device.room, host, known)
         self.device = device
         lowering = self._lowering

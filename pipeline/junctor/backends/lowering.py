@@ -1,4 +1,7 @@
-"""A program lowered to the flat arrays of the compiled CPU backend."""
+"""Programs lowered to the flat arrays (bytecode) of the compiled CPU and GPU backends.
+
+Main class: Lowering; called by `backends.cpu` and the GPU backend. `junctor_kernels.cpu.bytecode` defines the arrays.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from junctor.runtime.gc_pause import collector_paused
 
 
 class ArrayPool:
-    """Arrays that are joined to one."""
+    """Arrays that are concatenated to one."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._dtype = dtype
@@ -29,24 +32,29 @@ class ArrayPool:
         self.size = 0
 
     def add(self, array: npt.ArrayLike) -> int:
-        """Append an array and return where it begins."""
+        """Append an array and return its offset."""
         at = self.size
         self._parts.append(np.asarray(array, dtype=self._dtype).ravel())
         self.size += self._parts[-1].size
         return at
 
     def joined(self) -> npt.NDArray[Any]:
-        """Return everything that was added, one element at least."""
+        """Return all arrays as one, of at least one element: compiled code takes no empty arrays."""
         return np.concatenate(self._parts) if self.size else np.zeros(1, self._dtype)
 
 
 class Lowering:
-    """Walks through the steps of a plan and collects the arrays of its `Bytecode` for blocks of `cases` cases.
+    """Collects the arrays of a `Bytecode` step by step.
 
-    state_rows: variable -> row of the block's states. likelihoods: variable -> first row of the block's likelihoods.
-    posteriors: variable -> first row of the block's posteriors. slots: table -> its place among the bounds. tables: the
-    table of every lowered step. shapes: lines and entries of a line that tiles may have. places: where tables lie in
-    the arena and its rows, if not one behind the other in the order of the plan.
+    program: the program.
+    cases: cases of a block, lanes of its tables.
+    state_rows: variable -> row of the block's states.
+    shapes: tile shapes of the backend.
+    places: (table -> row in the arena, rows of the arena); None for first fit in the order of the plan.
+    likelihoods: variable -> first row of the block's likelihoods.
+    posteriors: variable -> first row of the block's posteriors.
+    slots: table -> index of its bounds.
+    tables: the table of every lowered step.
     """
 
     @collector_paused()
@@ -59,7 +67,10 @@ class Lowering:
         places: tuple[dict[int, int], int] | None = None,
     ) -> None:
         plan = program.plan
-        self._program, self._plan, self._cases, self._shapes = program, plan, cases, shapes
+        self._program = program
+        self._plan = plan
+        self._cases = cases
+        self._shapes = shapes
         self._place, self.arena_rows = places or arena(plan)
         self.tables: list[int] = []
         self._totals = frozenset(plan.totals)
@@ -82,10 +93,15 @@ class Lowering:
         self._traced: list[tuple[int, ...]] = []
         self._variables: list[tuple[int, int]] = []
         numbers = program.algebra.dtype
-        self._offsets, self._span, self._terms = ArrayPool(np.int64), ArrayPool(np.int64), ArrayPool(np.int32)
+        self._offsets = ArrayPool(np.int64)
+        self._span = ArrayPool(np.int64)
+        self._terms = ArrayPool(np.int32)
+        # Terms are compared by identity: equal lists of small contractions come from one cache.
         self._spans: dict[tiles.Terms, int] = {}
         self._eliminated: dict[tuple[object, ...], int] = {}
-        self._columns, self._scales, self._leasts = ArrayPool(numbers), ArrayPool(np.float64), ArrayPool(np.float64)
+        self._columns = ArrayPool(numbers)
+        self._scales = ArrayPool(np.float64)
+        self._leasts = ArrayPool(np.float64)
         self._shared = ArrayPool(numbers)
         self._shared_place: dict[int, int] = {}
         self._list_all_terms()
@@ -121,10 +137,11 @@ class Lowering:
     def _lower(self, step: Slice | Likelihood | Reduce) -> None:
         table = self._plan.tables[step.out]
         if not table.per_case:
-            # Made already; it only takes part in results.
+            # A shared table is computed already; the step only adds it to results.
             if step.out in self._totals or step.out in self._marginal_of or step.out in self._closed:
                 self._append(step.out, layout.FIXED, 0, table.entries)
             return
+        # Offsets in the arena are in numbers, one lane for each case.
         row = self._place[step.out] * self._cases
         if isinstance(step, Slice):
             self._append(step.out, layout.SLICE, row, table.entries, *self._slice(step))
@@ -140,14 +157,17 @@ class Lowering:
         up, total = self._edge_of.get(table, (-1, -1))
         marginal = -1
         if table in self._marginal_of:
+            # Posteriors of shared tables are written once, outside of the bytecode.
             marginal = 0
             if kind != layout.FIXED:
                 marginal = self.posteriors[self._marginal_of[table]] = self.posterior_rows
                 self.posterior_rows += entries
+        # The second message of an edge weighs the open losses of both.
         edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
         self.tables.append(table)
         self._results.append((int(table in self._totals), marginal, *edge))
         step = (kind, self._slot(table), row, entries, *rest)
+        # Columns that a kind of step does not use are zero.
         self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
         self._growth.append(self._program.lowered[table].growth if kind == layout.REDUCE else 0.0)
 
@@ -164,6 +184,7 @@ class Lowering:
         parents = self._add_parents(lowered.operands)
         what = lowered.contraction
         rows = [k for k, operand in enumerate(lowered.operands) if operand not in self._program.shared]
+        # All shared operands become one factor, so that kernels need no more than one broadcast operand.
         factors = [k for k, operand in enumerate(lowered.operands) if operand in self._program.shared]
         walk, span, stride = self._walk(table, lowered, rows)
         first = len(self._operands)
@@ -181,12 +202,17 @@ class Lowering:
         return *counts, walk.how, walk.tiles, out, span, stride, walk.size, walk.shape[0]
 
     def _walk(self, table: int, lowered: LoweredContraction, rows: Sequence[int]) -> tuple[tiles.TileWalk, int, int]:
-        """Choose tiles or single entries, all terms or lists of them; returns the walk, its span and its stride."""
+        """Return the walk of a reduction (tiles or single entries), the offset of its spans of terms, and their stride.
+
+        table: of the reduction.
+        lowered: its operands and strides.
+        rows: indices of its per-case operands.
+        """
         what = lowered.contraction
         pairs = what.kept_entries * what.eliminated_entries
         nonzero = self._program.support.terms[table]
-        # All shared operands are one factor.
         one_factor = len(rows) < len(lowered.operands)
+        # Lists of terms cost memory and indirect reads: mostly dense tables go without.
         dense = nonzero > (1 - tiles.LISTED_FROM) * pairs or self._terms.size + nonzero > MOST_LISTED
         walks = tiles.walks(what, tuple(rows), one_factor, self._shapes, every=not dense)
         if dense:
@@ -196,7 +222,7 @@ class Lowering:
         return walk, self._span_of(terms), 1
 
     def _span_of(self, terms: tiles.Terms) -> int:
-        """Append lists of terms, equal ones once, and return where their span begins."""
+        """Append lists of terms, equal ones once, and return the offset of their span."""
         if terms not in self._spans:
             self._spans[terms] = self._span.add(self._terms.add(terms.listed) + terms.begins)
         return self._spans[terms]
@@ -204,15 +230,20 @@ class Lowering:
     def _factor(
         self, lowered: LoweredContraction, factors: Sequence[int], order: npt.NDArray[np.int64]
     ) -> tuple[int, int]:
-        """Append offsets of the shared operands; where there are several, of their product, which is made here."""
+        """Append the offsets of the shared operand, or of the product of several, which is computed here.
+
+        lowered: the reduction.
+        factors: indices of the shared operands.
+        order: kept entries in the order of the walk.
+        """
         what = lowered.contraction
         if len(factors) == 1:
             at = self._shared_at(lowered.operands[factors[0]])
             return self._both_offsets(what, what.operands[factors[0]], order, at, 1)
         strides, product = _product(what, factors)
         operands = [self._program.shared[lowered.operands[k]].table for k in factors]
-        made = reference.reduce(product, operands, self._program.algebra, self._program.scratch_entries)
-        return self._both_offsets(what, strides, order, self._shared.add(made), 1)
+        table = reference.reduce(product, operands, self._program.algebra, self._program.scratch_entries)
+        return self._both_offsets(what, strides, order, self._shared.add(table), 1)
 
     def _both_offsets(
         self, what: Contraction, strides: Strides, order: npt.NDArray[np.int64], place: int, width: int
@@ -221,7 +252,7 @@ class Lowering:
         return self._offsets.add(place + kept * width), self._terms_at(what.eliminated, strides.eliminated, width)
 
     def _terms_at(self, sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> int:
-        """Append the offsets along eliminated axes, equal ones once, and return where they begin."""
+        """Append the offsets along eliminated axes, equal ones once, and return their position."""
         name = sizes, strides, width
         if name not in self._eliminated:
             self._eliminated[name] = self._offsets.add(tiles.offsets(sizes, strides) * width)
@@ -237,7 +268,7 @@ class Lowering:
         return first
 
     def _list_all_terms(self) -> None:
-        """Begin with the list that contractions share which go through all of their terms."""
+        """Put the list 0, 1, 2, ... first: contractions over all of their terms share it."""
         plan = self._plan
         most = max((plan.shape.entries(step.eliminated) for step in plan.reductions(per_case=True)), default=1)
         self._terms.add(np.arange(most))
@@ -246,10 +277,12 @@ class Lowering:
         lowered, kept = self._program.lowered[step.out], self._plan.tables[step.out].scope
         scopes = [self._plan.tables[operand].scope for operand in lowered.operands]
         sizes = dict(enumerate(self._plan.shape.cardinalities))
+        # Merged axes would hide the states of single variables.
         what = unmerged(kept, step.eliminated, scopes, sizes)
         first, first_kept = len(self._traced), len(self._variables)
         self._variables.extend((variable, sizes[variable]) for variable in (*kept, *step.eliminated))
         for operand, strides in zip(lowered.operands, what.operands, strict=True):
+            # Shared tables have one number for all cases.
             per_case = operand not in self._program.shared
             width = self._cases if per_case else 1
             place = self._place[operand] * width if per_case else self._shared_at(operand)
@@ -269,7 +302,7 @@ class Lowering:
 
 
 def _product(what: Contraction, factors: Sequence[int]) -> tuple[Strides, Contraction]:
-    """Return the strides of the product of some operands, over the axes that any of them has, and how to make it."""
+    """Return the strides of the product of some operands, over all their axes, and the contraction that computes it."""
     operands = [what.operands[k] for k in factors]
     walks = [(*operand.kept, *operand.eliminated) for operand in operands]
     sizes = (*what.kept, *what.eliminated)
@@ -279,9 +312,9 @@ def _product(what: Contraction, factors: Sequence[int]) -> tuple[Strides, Contra
     for axis in reversed(axes):
         own[axis] = entries
         entries *= sizes[axis]
-    made = tuple(Strides(tuple(walk[axis] for axis in axes), ()) for walk in walks)
+    parts = tuple(Strides(tuple(walk[axis] for axis in axes), ()) for walk in walks)
     split = len(what.kept)
-    return Strides(tuple(own[:split]), tuple(own[split:])), Contraction(tuple(sizes[axis] for axis in axes), (), made)
+    return Strides(tuple(own[:split]), tuple(own[split:])), Contraction(tuple(sizes[axis] for axis in axes), (), parts)
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:

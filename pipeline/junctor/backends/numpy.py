@@ -1,20 +1,7 @@
-"""The interpreter: a plan and a network's numbers become a program, and the program runs on blocks of cases.
+"""The NumPy backend: a plan bound to the numbers of a network becomes a program, which runs on blocks of cases.
 
-Every table carries the logarithm of what it was divided by, so log P(e) is a sum of scales, and two bounds on what
-was lost to underflow. All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the
-operands have a product that is a normal number, and the smallest of the result is one, a contraction loses nothing:
-its zeros are true. Otherwise, with K operands over R terms, it loses at most R K tiny in each entry (tiny: the
-smallest normal number). What its operands lost it hands on multiplied by at most the largest sum over r of the others
-(`growth`); rescaling divides both by the largest entry M of the result.
-
-- `lost` bounds the whole difference from the exact message. It grows from message to message.
-- `open` bounds the loss that still has to be weighed. Where both messages of an edge exist, a loss in one of them moves
-  a share of at most |S| open (1 + lost of the other) / (sum over s of both messages) of the probability, whatever comes
-  after; that sum is P(e) divided by both scales. So an edge closes what is open in its two messages.
-
-Adding these shares up over the edges, each loss counted once at its own edge while the messages beyond are exact, is a
-bound on the error of every posterior. A case whose bound exceeds the tolerance is *doubtful*: its answer must come from
-a wider number format, in the end log space.
+Main class: Program; called by the engine, and lowered by the compiled backends. It is the specification of them all.
+Shenoy and Shafer (1990); explanations by Dawid (1992).
 """
 
 from __future__ import annotations
@@ -38,15 +25,31 @@ from junctor.runtime.gc_pause import collector_paused
 
 HowToLower = Callable[..., Contraction]
 
-# Share of the probability that a row of an answer may have lost to underflow before it is computed in a wider format.
+# Every table carries the logarithm of its scale, so log P(e) is a sum of scales, and two bounds on losses to underflow.
+# All operands have entries of at most 1. Where the smallest entries above zero (`least`) of the operands have a product
+# that is a normal number, and the smallest of the result is one, a contraction loses nothing: its zeros are true.
+# Otherwise, with K operands over R terms, each entry loses at most R K tiny (tiny: the smallest normal number). Losses
+# of its operands are passed on, multiplied by at most the largest sum over r of the others (`growth`); rescaling
+# divides both by the largest entry M of the result.
+# - `lost` bounds the difference from the exact message. It grows from message to message.
+# - `open` bounds the loss that is not weighed yet. Where both messages of an edge exist, a loss in one of them moves a
+#   share of at most |S| open (1 + lost of the other) / (sum over s of both messages) of the probability, whatever comes
+#   after; that sum is P(e) divided by both scales. So an edge closes the open losses of its two messages.
+# The sum of these shares over the edges, each loss counted once at its own edge while the messages beyond are exact,
+# bounds the error of every posterior. A case whose bound exceeds the tolerance is doubtful: its answer must come from a
+# wider number format, in the end log space.
+
+# Largest share of the probability that a row may lose to underflow before it is computed in a wider format.
 LOSS_TOLERANCE = {"double": 1e-14, "single": 1e-8}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EvidenceBlock:
-    """Evidence of some cases in the form a plan takes it.
+    """Evidence of some cases in the form of a plan.
 
-    states: sliced variable -> integers [cases]. likelihoods: weighted variable -> float64 [cardinality, cases].
+    cases: number of cases.
+    states: sliced variable -> integers [cases].
+    likelihoods: weighted variable -> float64 [cardinality, cases].
     """
 
     cases: int
@@ -56,10 +59,13 @@ class EvidenceBlock:
     def copy_to(
         self, states: Table, state_rows: Mapping[int, int], likelihoods: Table, likelihood_rows: Mapping[int, int]
     ) -> None:
-        """Write the evidence into rows [rows, lanes] of a backend; lanes beyond the last case repeat it.
+        """Write the evidence into arrays of a backend.
 
-        state_rows: variable -> its row of `states`. likelihood_rows: variable -> the first of its `likelihoods`.
+        states, likelihoods: [rows, lanes].
+        state_rows: variable -> its row of `states`.
+        likelihood_rows: variable -> its first row of `likelihoods`.
         """
+        # Lanes beyond the last case repeat it, so that kernels need no case for partial vectors.
         for variable, column in self.states.items():
             line = states[state_rows[variable]]
             line[: self.cases] = column
@@ -73,10 +79,12 @@ class EvidenceBlock:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockOutcome:
-    """What a program found for a block.
+    """Results of a block.
 
-    log_value: float64 [cases]; -inf where impossible. posteriors: variable -> [cardinality, cases]. states: variable ->
-    int64 [cases]. doubtful: bool [cases], rows whose numbers must not be used.
+    log_value: float64 [cases], log P(e), or of P(assignment, e) for explanations; -inf where impossible.
+    posteriors: variable -> [cardinality, cases].
+    states: variable -> int64 [cases], for explanations.
+    doubtful: bool [cases], rows whose numbers must not be used.
     """
 
     log_value: Floats
@@ -87,7 +95,7 @@ class BlockOutcome:
 
 @dataclass(eq=False, slots=True)
 class _Bounds:
-    """What remains of a table for weighing losses once its entries are gone."""
+    """Scale and bounds of a table, kept after its entries are freed."""
 
     log_scale: Floats
     lost: Floats
@@ -96,9 +104,12 @@ class _Bounds:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Columns:
-    """A factor as columns: [entries over free variables, configurations of observed ones], scaled column by column.
+    """A factor as a matrix, scaled column by column; a case reads the column of its observed states.
 
-    log_scale, least: of every column, as in a value.
+    table: [configurations of free variables, configurations of observed ones].
+    log_scale, least: float64 [columns], as in ScaledTable.
+    observed: observed variables of the factor.
+    radices: stride of each of them in the number of a column.
     """
 
     table: Table
@@ -117,7 +128,7 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True)
 class LoweredContraction:
-    """A reduction: its operands in the order in which they are combined, its strides, and the growth of losses."""
+    """A reduction: its operands in the order of their combination, its strides, and the growth of losses."""
 
     operands: tuple[int, ...]
     contraction: Contraction
@@ -125,9 +136,12 @@ class LoweredContraction:
 
 
 class Program:
-    """A plan bound to the numbers of a network in one algebra; messages that no evidence reaches are already done.
+    """A plan bound to the numbers of a network; messages that do not depend on evidence are computed at once.
 
-    threads: that large contractions take in compiled code, over entries; 0 where NumPy does all of the work.
+    plan: the plan.
+    network: its numbers.
+    algebra: semiring and number format.
+    threads: threads of large contractions in compiled code; 0 for NumPy only.
     """
 
     @collector_paused()
@@ -139,13 +153,14 @@ class Program:
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self._marginal_of = {table: variable for variable, table in plan.marginals}
         self._totals = frozenset(plan.totals)
+        # An edge is weighed when its second message, the one down, exists.
         self._edge_of = {down: (up, total) for up, down, total in plan.edges}
         self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.columns: dict[int, _Columns] = {}
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
-        # What is done once is done in double precision; it costs nothing and keeps the error of P(e) small.
+        # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
         for step in plan.steps:
             self._bind(step, network)
@@ -153,16 +168,17 @@ class Program:
 
     @cached_property
     def support(self) -> NonzeroSupport:
-        """Where tables and terms can differ from zero, whatever the evidence."""
+        """Entries and terms that can differ from zero, whatever the evidence."""
         return support_of(self)
 
     @property
     def nonzero_operations(self) -> int:
-        """Entry operations that one case costs where terms that are zero whatever the evidence are skipped."""
+        """Multiply-adds of one case without terms that are zero whatever the evidence."""
         return sum(terms * len(self.lowered[table].operands) for table, terms in self.support.terms.items())
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate a block of cases and return its posteriors and log P(e)."""
+        # A copy: steps add the tables of this block, and Free removes them.
         values = dict(self.shared)
         log_value = self.constants(block)
         posteriors: dict[int, Table] = {}
@@ -176,6 +192,7 @@ class Program:
             if step.out not in values:
                 values[step.out] = self.perform(step, values, block)
             value = values[step.out]
+            # Edges need the bounds of messages whose entries are freed by then.
             if step.out in self._closed or step.out in self._totals:
                 bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
             if step.out in self._totals:
@@ -191,7 +208,7 @@ class Program:
         return BlockOutcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
     def explain(self, block: EvidenceBlock) -> BlockOutcome:
-        """Find a most probable explanation of every case: maximise towards the roots, then trace back (Dawid 1992)."""
+        """Return a most probable explanation of every case: maximise to the roots, then trace back (Dawid 1992)."""
         values = dict(self.shared)
         log_value = self.constants(block)
         for step in self.plan.steps:
@@ -207,14 +224,14 @@ class Program:
         return BlockOutcome(log_value, {}, states, np.zeros(block.cases, dtype=np.bool_))
 
     def constants(self, block: EvidenceBlock) -> Floats:
-        """Return the part of log P(e) in factors without unobserved variables, float64 [cases]."""
+        """Return the part of log P(e) in factors whose variables are all observed, float64 [cases]."""
         log_value = np.zeros(block.cases)
         for constant in self._constants:
             log_value += constant.log_scale[constant.at(block)]
         return log_value
 
     def evidence(self, block: EvidenceBlock) -> dict[int, ScaledTable]:
-        """Return the tables that come from factors and evidence alone, those of a plan without reductions."""
+        """Return the tables of factors and evidence, without those of reductions."""
         values = dict(self.shared)
         for step in self.plan.steps:
             if isinstance(step, Slice | Likelihood):
@@ -222,11 +239,11 @@ class Program:
         return values
 
     def is_fixed(self, table: int) -> bool:
-        """Tell whether a table is known before any case: a factor, sliced or not, or a message without evidence."""
+        """Return True if a table is known before any case: a factor, sliced or not, or a message without evidence."""
         return table in self.columns or (table in self.shared and table not in self._closed)
 
     def _bind(self, step: object, network: Network) -> None:
-        """Prepare what does not depend on the cases; a step whose operands are all shared is performed here."""
+        """Prepare a step as far as it does not depend on cases; a step with shared operands only is performed."""
         if isinstance(step, Potential):
             self.shared[step.out] = self._potential(step, network)
         elif isinstance(step, Slice):
@@ -239,7 +256,7 @@ class Program:
                 self.shared[step.out] = self._reduce(step, self.shared, self._wide)
 
     def _narrow(self) -> None:
-        """Bring what was done once into the algebra of the cases."""
+        """Round shared tables to the number format of the cases."""
         if self._wide is not self.algebra:
             for value in self.shared.values():
                 with np.errstate(under="ignore"):
@@ -278,10 +295,10 @@ class Program:
             return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
-        """Contract tables in NumPy, or the large ones in compiled code where there are threads for it."""
+        """Contract tables [entries, cases or 1], with threads in compiled code."""
         if not self.threads:
             return reference.reduce(what, tables, algebra, self.scratch_entries)
-        # Loading compiled code takes longer than a small plan.
+        # Imported here: compiled code takes longer to load than a small plan to run.
         from junctor_kernels.cpu import entries
 
         return entries.reduce(what, tables, algebra, self.threads)
@@ -289,29 +306,31 @@ class Program:
     def _losses(
         self, lowered: LoweredContraction, operands: Sequence[ScaledTable], here: Floats
     ) -> tuple[Floats, Floats]:
-        """Return the bounds on everything lost so far and on what no edge closes, before rescaling.
-
-        here: what is lost in this contraction.
-        """
+        """Return `lost` and `open` of a contraction before rescaling; `here`: bound on the loss in it alone."""
         growth, terms = lowered.growth, lowered.contraction.eliminated_entries
         in_messages = np.zeros(1)
         open_messages = np.zeros(1)
         with np.errstate(over="ignore", invalid="ignore"):
             for number, value in zip(lowered.operands, operands, strict=True):
                 if self.is_fixed(number):
-                    # A fixed table may be the very one that `growth` was read off.
+                    # `growth` may come from this very table, so its loss counts term by term.
                     here = here + terms * value.lost
                 else:
                     # One more factor of the product of (1 + lost), less 1, without cancellation.
                     in_messages = in_messages + value.lost * (1 + in_messages)
                     if number not in self._closed:
                         open_messages = open_messages + value.open
-            # Whatever is lost meets the exact messages, which may exceed the computed ones by all that those lost.
+            # Losses are multiplied by exact messages, which may exceed the computed ones by their own losses.
             lost = growth * in_messages + here * (1 + in_messages)
             return lost, (growth * open_messages + here) * (1 + in_messages)
 
     def _moved(self, down: int, entries: int, bounds: Mapping[int, _Bounds]) -> Floats:
-        """Return the share of the probability that the open losses of both messages of an edge can have moved."""
+        """Return a bound on the share of the probability moved by the open losses of both messages of an edge.
+
+        down: table of the message down.
+        entries: of the separator.
+        bounds: table -> scale and bounds.
+        """
         up, total = self._edge_of[down]
         one, other = bounds[up], bounds[down]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -327,13 +346,14 @@ class Program:
         return total.log_scale + logarithm
 
     def bounds_of(self, table: int) -> Floats:
-        """Return log scale, lost, open and least of a shared table, float64 [4]; of a total its logarithm."""
+        """Return log scale (of a total its logarithm), lost, open and least of a shared table, float64 [4]."""
         value = self.shared[table]
         scale = self.log_of(value) if table in self._totals else value.log_scale
+        # One number each, since all cases share the table.
         return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
 
     def normalised(self, table: Table) -> Table:
-        """Return a table as probabilities that sum to 1 in each case."""
+        """Return a table [entries, cases] as probabilities that sum to 1 in each case; nan for impossible ones."""
         if self.algebra.combine is np.add:
             with np.errstate(invalid="ignore"):
                 table = np.exp(table)
@@ -342,7 +362,7 @@ class Program:
         return posterior
 
     def _potential(self, step: Potential, network: Network) -> ScaledTable:
-        """Multiply factors, each scaled first."""
+        """Return the product of factors, each of them scaled before."""
         factors = [scaled_to(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
         lowered = contraction(
             self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
@@ -356,7 +376,7 @@ class Program:
         return ScaledTable(product, log_scale, lost, lost, scaled.least)
 
     def _as_columns(self, factor: Factor) -> _Columns:
-        """Arrange a factor as [free configurations, observed configurations] and scale each column."""
+        """Return a factor as [free configurations, observed configurations], each column scaled."""
         observed = tuple(v for v in factor.scope if v in self.plan.pattern.sliced)
         free = tuple(v for v in factor.scope if v not in self.plan.pattern.sliced)
         axes = [factor.scope.index(v) for v in (*free, *observed)]
@@ -366,7 +386,7 @@ class Program:
         return _Columns(value.table, value.log_scale, value.least, observed, tuple(radices))
 
     def _ordered(self, step: Reduce) -> tuple[int, ...]:
-        """Return the operands in the order in which backends combine them: shared ones first, small ones first."""
+        """Return the operands in the order in which all backends combine them: shared ones first, small ones first."""
         tables = self.plan.tables
         return tuple(sorted(step.operands, key=lambda table: (tables[table].per_case, tables[table].entries)))
 
@@ -376,11 +396,9 @@ class Program:
         return how(tables[step.out].scope, step.eliminated, scopes, self._sizes)
 
     def growth(self, step: Reduce) -> float:
-        """Return the most that a loss in a message can grow by in this contraction, before rescaling.
-
-        It is at most the largest sum over the eliminated axes of any one other operand, times the terms that this
-        operand does not tell apart. Fixed operands are looked at; messages, whose losses are meant, are taken as ones.
-        """
+        """Return the largest factor by which a loss in a message can grow in this contraction, before rescaling."""
+        # At most the largest sum over the eliminated axes of any one other operand, times the number of terms for each
+        # of its entries. Fixed operands are summed; messages, whose losses are meant, count as ones.
         terms = math.prod(self._sizes[v] for v in step.eliminated)
         if self.algebra.combine is np.add:
             return float(terms)
@@ -405,18 +423,29 @@ class Program:
     def _trace(
         self, step: Reduce, values: Mapping[int, ScaledTable], states: dict[int, npt.NDArray[np.int64]], cases: int
     ) -> None:
-        """Fix the variables that `step` maximised over, given those that it kept."""
+        """Set the states of the variables that a step maximised over, given those that it kept.
+
+        step: the reduction.
+        values: its operands.
+        states: variable -> int64 [cases], extended here.
+        cases: number of cases.
+        """
         kept = [states[v] for v in self.plan.tables[step.out].scope]
         operands = self.lowered[step.out].operands
         tables = [values[operand].table for operand in operands]
-        found = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
+        term = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
-        states.update(zip(step.eliminated, np.unravel_index(found, shape) if shape else (), strict=True))
+        states.update(zip(step.eliminated, np.unravel_index(term, shape) if shape else (), strict=True))
 
 
 def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDArray[np.bool_]:
-    """Return where numbers must not be used: too large a share of the probability may be lost, or nothing is left."""
+    """Return True for cases that may have lost too much probability or all of it, bool [cases].
+
+    share: float64 [cases or 1], bound on the share lost.
+    log_value: float64 [cases], log P(e).
+    algebra: of the computation.
+    """
     if algebra.combine is np.add:
         return np.zeros(log_value.shape, dtype=np.bool_)
-    # Not (a > b), so that a bound of 0/0 is doubtful too.
+    # Not `share > tolerance`: a bound of 0/0 must be doubtful too.
     return ~(share <= LOSS_TOLERANCE[algebra.name]) | ~np.isfinite(log_value)

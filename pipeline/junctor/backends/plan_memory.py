@@ -15,6 +15,7 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.number_formats import GPU_FORMATS
 from junctor.backends.numpy import Program
 from junctor.backends.sparsity import LISTING_ENTRIES, MOST_LISTED
+from junctor.cost.constants import CPU
 from junctor.model.network import Network
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.first_fit import arena
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 LANE = 32
 # Threads of contractions over entries that memory is kept for: as blocks, they must not depend on how many there are.
 MOST_ENTRY_THREADS = 64
-# An entry operation of the NumPy kernels and of the compiled ones; coarse, for choices and forecasts.
-OPERATION_SECONDS = 1.5e-9
-COMPILED_OPERATION_SECONDS = 2e-10
 # A block has at most so many cases, and its tables at most so many bytes: enough to keep NumPy's inner loops long,
 # few enough to stay near the cache.
 MOST_CASES = 2048
@@ -42,10 +40,8 @@ BLOCK_BYTES = 1 << 25
 STEP_BYTES = 4096
 # Numbers that travel with a case beside its tables: scales, bounds, indices, masks and their temporaries.
 CASE_NUMBERS = 64
-# Seconds that it takes to lower a step of a plan for the compiled backend.
-LOWERING_SECONDS = 3e-5
-# Seconds that a step takes where contractions go over entries: its preparation, scales and bounds in NumPy.
-STEP_SECONDS = 2e-4
+# Seconds a step, to lower it for the compiled backend; tests replace it.
+LOWERING_SECONDS = CPU.lowering_step
 # Cases of one of its blocks: at least so many, and as many as keep its arena near the cache.
 LEAST_LANES, MOST_LANES = 64, 512
 ARENA_BYTES = 1 << 22
@@ -174,7 +170,7 @@ class PlanMemory:
     def _fit_lanes(self, room: int, cases: int, rows: int, threads: int, entry_threads: int) -> tuple[int, int]:
         """Return the cases of a block of the compiled backend, 0 where lowering does not pay, and its threads."""
         operations = min(rows * self._operations, 10**30)
-        if not self.compiles or operations * OPERATION_SECONDS < len(self.plan.steps) * LOWERING_SECONDS:
+        if not self.compiles or operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
             return 0, 1
         if entry_threads and self._entries_are_faster(cases, rows):
             return 0, 1
@@ -186,9 +182,9 @@ class PlanMemory:
 
     def _entries_are_faster(self, cases: int, rows: int) -> bool:
         """Return True if loops over entries are faster for so many rows than those over the lanes of a block."""
-        case = min(self.plan.case_operations, 10**30) * COMPILED_OPERATION_SECONDS
+        case = min(self.plan.case_operations, 10**30) * CPU.compiled_operation
         lanes = padded(min(cases, rows)) * case + len(self.plan.steps) * LOWERING_SECONDS
-        return rows < LANE and rows * case + len(self.plan.steps) * STEP_SECONDS < lanes
+        return rows < LANE and rows * case + len(self.plan.steps) * CPU.entries_step < lanes
 
     @cached_property
     def _operations(self) -> int:

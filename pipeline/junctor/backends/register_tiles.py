@@ -1,4 +1,7 @@
-"""How the compiled backend walks through one contraction: tiles of kept entries, and the terms of every tile."""
+"""Register tiles: groups of kept entries that compiled kernels compute together, and the terms of each group.
+
+Main class: TileWalk; called by `lowering` for the CPU and the GPU. A tile reads each operand once for several entries.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,22 @@ Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
 Shapes = tuple[tuple[int, int], ...]
 
-# Terms are listed where more than this share of them is zero.
+# Terms are listed explicitly where more than this share of them is zero.
 LISTED_FROM = 0.25
-# Lines that a tile of the CPU kernels has, and entries of a line.
+# Tile shapes of the CPU kernels: (lines, entries of a line).
 CPU_SHAPES = ((1, TILE),)
-# A tile must not have more than so many times the entries that it is made for.
+# Largest ratio of entries with padding to entries without.
 MOST_PADDING = 4 / 3
 
 
 @dataclass(frozen=True, eq=False)
 class TileWalk:
-    """The order of kept entries, in tiles or alone.
+    """The order of kept entries, in tiles or one by one.
 
-    how: LINES, PAIRS or PRODUCTS. rows: the per-case operands (indices), in a tile first the one that the entries of a
-    line share. order: int64, kept entries; those of a tile follow each other line by line, the last lines and the last
-    of each repeated where a tile is not full. shape: lines of a tile and entries of a line.
+    how: LINES, PAIRS or PRODUCTS.
+    rows: indices of the per-case operands; in a tile, first the one that the entries of a line share.
+    order: int64, kept entries, tile by tile and line by line; the last ones repeat where a tile is not full.
+    shape: (lines of a tile, entries of a line).
     """
 
     how: int
@@ -53,17 +57,15 @@ class TileWalk:
 
     @property
     def term_cost(self) -> float:
-        """What a term of a tile costs against a term of a single entry: what has to be read for it.
-
-        Measured on a CPU for four entries: 5.5e10 against 3.5e10 operations a second, so that they have to replace two
-        and a half.
-        """
+        """Cost of a term of a tile relative to a term of a single entry: the ratio of numbers read."""
+        # Measured on a CPU for four entries: 5.5e10 against 3.5e10 multiply-adds a second, so that a tile has to
+        # replace two and a half single entries.
         return sum(self.shape) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Tile t has the terms listed[begins[t]] up to listed[begins[t + 1]]."""
+    """Lists of terms: tile t has listed[begins[t]] to listed[begins[t + 1]]."""
 
     begins: Ints
     listed: npt.NDArray[np.int32]
@@ -72,9 +74,13 @@ class Terms:
 def walks(
     what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shapes = CPU_SHAPES, every: bool = True
 ) -> tuple[TileWalk, ...]:
-    """Return walks in tiles, the best for dense tables first, then the one entry by entry; small ones are kept.
+    """Return walks in tiles, the best for dense tables first, then the walk entry by entry; small ones are cached.
 
-    every: without it only the best of them.
+    what: the contraction.
+    rows: indices of the per-case operands.
+    factor: whether there is a shared operand as well.
+    shapes: tile shapes of the backend.
+    every: False for the best walk only.
     """
     find = _small_walks if what.kept_entries <= SMALL_CONTRACTION else _walks
     return find(what, rows, factor, shapes, every)
@@ -84,7 +90,7 @@ def _walks(what: Contraction, rows: tuple[int, ...], factor: bool, shapes: Shape
     pay = tiles_that_pay(what, rows, factor, shapes)
     if not every and pay:
         return (tiled(what, rows, factor, *pay[0]),)
-    return *(tiled(what, rows, factor, *each) for each in pay), plain(what, rows)
+    return *(tiled(what, rows, factor, *choice) for choice in pay), plain(what, rows)
 
 
 _small_walks = lru_cache(maxsize=REMEMBERED)(_walks)
@@ -93,13 +99,17 @@ _small_walks = lru_cache(maxsize=REMEMBERED)(_walks)
 def tiles_that_pay(
     what: Contraction, rows: Sequence[int], factor: bool, shapes: Shapes
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Return which operand a line reads alike, and the shape, of tiles that are not too padded: fewest rows first."""
+    """Return (operand shared by the entries of a line, shape) of tiles with little padding, fewest reads first.
+
+    The parameters are those of `walks`.
+    """
+    # Kernels for tiles exist for two operands only.
     if len(rows) + factor != 2:
         return []
     choices = [(_padding(what, row, shape), row, shape) for row in rows for shape in shapes]
     choices = [choice for choice in choices if choice[0] <= MOST_PADDING]
     choices.sort(key=lambda choice: choice[0] * (1 / choice[2][0] + 1 / choice[2][1]))
-    # Of a shape the operand that pads less.
+    # For each shape, the operand with less padding.
     first: dict[tuple[int, int], int] = {}
     for _, row, shape in choices:
         first.setdefault(shape, row)
@@ -107,19 +117,22 @@ def tiles_that_pay(
 
 
 def plain(what: Contraction, rows: Sequence[int]) -> TileWalk:
-    """Return the walk entry by entry, which serves operands of any number."""
+    """Return the walk entry by entry, for any number of operands."""
     return TileWalk(PRODUCTS, tuple(rows), np.arange(what.kept_entries, dtype=np.int64), (1, 1))
 
 
 def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shape: tuple[int, int]) -> TileWalk:
     """Return the walk in tiles of a shape.
 
-    The entries of a line read row `first` alike; where a tile has several lines, they read the other operand alike.
+    what, rows, factor: see `walks`.
+    first: operand that the entries of a line share; the lines of a tile share the other one.
+    shape: (lines, entries of a line).
     """
     lines, width = shape
     common, down, along = _split(what, first, lines)
     grid = np.arange(what.kept_entries, dtype=np.int64).reshape(what.kept).transpose(*common, *down, *along)
     sizes = [math.prod(what.kept[axis] for axis in axes) for axes in (common, down, along)]
+    # Repeated entries are computed twice and written twice with the same value.
     grid = np.pad(grid.reshape(sizes), ((0, 0), (0, -sizes[1] % lines), (0, -sizes[2] % width)), mode="edge")
     grid = grid.reshape(sizes[0], grid.shape[1] // lines, lines, -1, width).transpose(0, 1, 3, 2, 4)
     how = LINES if factor else PAIRS
@@ -127,9 +140,9 @@ def tiled(what: Contraction, rows: Sequence[int], factor: bool, first: int, shap
 
 
 def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the kept axes that all operands walk along, those of the first row alone, and those of the others alone.
+    """Return the kept axes common to all operands, those of operand `first` alone, and those of the others alone.
 
-    Tiles of a single line do not tell the first two apart.
+    For tiles of a single line the second list is empty and part of the first.
     """
     walked = [axis for axis, stride in enumerate(what.operands[first].kept) if stride]
     others = [operand.kept for k, operand in enumerate(what.operands) if k != first]
@@ -139,17 +152,18 @@ def _split(what: Contraction, first: int, lines: int) -> tuple[list[int], list[i
 
 
 def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
-    """Return how many times more entries full tiles have than there are."""
+    """Return the ratio of entries with padding to entries without."""
     _, down, along = _split(what, first, shape[0])
     lines, entries = (math.prod(what.kept[axis] for axis in axes) for axes in (down, along))
     return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 
 def cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
-    """Return the walk whose tiles have the cheapest terms, and lists of those that can differ from zero.
+    """Return the walk with the cheapest terms, and the lists of terms that can differ from zero.
 
-    masks: for each operand, bool [entries]. What is found for small contractions is kept: the next plan has most of
-    them again.
+    what: the contraction.
+    walks: to choose from.
+    masks: for each operand, bool [entries], entries that can differ from zero.
     """
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
         return _small_cheapest(what, walks, tuple(mask.tobytes() for mask in masks))
@@ -163,18 +177,19 @@ def _small_cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: tuple
 
 def _cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
     bits = _possible(what, masks)
+    # Bits instead of bools: an eighth of the memory, and a union is one operation for eight terms.
     nonzero = int(np.bitwise_count(bits).sum(dtype=np.int64))
     best, least = walks[-1], math.inf
     for walk in walks:
-        # A term of a tile stands for a term of each of its entries at the most.
+        # Lower bound of the cost: each term of a tile replaces at most one term of each of its entries.
         if nonzero / walk.size * walk.term_cost < least:
             cost = int(np.bitwise_count(_of_tiles(bits, walk)).sum(dtype=np.int64)) * walk.term_cost
-            best, least = min((best, least), (walk, cost), key=lambda each: each[1])
+            best, least = min((best, least), (walk, cost), key=lambda choice: choice[1])
     return best, _listed(_of_tiles(bits, best), what.eliminated_entries)
 
 
 def _possible(what: Contraction, masks: Sequence[Mask]) -> Bits:
-    """Return bits [kept entries, bytes]: the terms that can differ from zero."""
+    """Return the terms that can differ from zero as bits, uint8 [kept entries, bytes]."""
     kept = [offsets(what.kept, strides.kept) for strides in what.operands]
     eliminated = [offsets(what.eliminated, strides.eliminated) for strides in what.operands]
     step = max(1, LISTING_ENTRIES // what.eliminated_entries)
@@ -188,26 +203,24 @@ def _possible(what: Contraction, masks: Sequence[Mask]) -> Bits:
 
 
 def _of_tiles(bits: Bits, walk: TileWalk) -> Bits:
-    """Return bits [tiles, bytes]: the terms that any entry of a tile has."""
+    """Return the terms of any entry of a tile as bits, uint8 [tiles, bytes]."""
     if walk.size == 1:
         return bits[walk.order]
-    found: Bits = np.bitwise_or.reduce(bits[walk.order].reshape(-1, walk.size, bits.shape[1]), axis=1)
-    return found
+    union: Bits = np.bitwise_or.reduce(bits[walk.order].reshape(-1, walk.size, bits.shape[1]), axis=1)
+    return union
 
 
 def _listed(bits: Bits, terms: int) -> Terms:
-    counts, step, found = np.bitwise_count(bits).sum(axis=1), max(1, LISTING_ENTRIES // terms), []
+    counts, step, parts = np.bitwise_count(bits).sum(axis=1), max(1, LISTING_ENTRIES // terms), []
     for start in range(0, len(bits), step):
         part = np.unpackbits(bits[start : start + step], axis=1, count=terms)
-        found.append(np.nonzero(part)[1].astype(np.int32))
-    return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(found))
+        parts.append(np.nonzero(part)[1].astype(np.int32))
+    return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(parts))
 
 
 def offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
-    """Return the offset of every index over `sizes` (C order): A_k or R_k of a contraction, spelled out.
-
-    Not to be written to: short ones are kept, because most of them occur again and again.
-    """
+    """Return the offset of every index over `sizes` (C order), int64: A_k or R_k of a contraction, read-only."""
+    # Short ones are cached and shared: most of them occur many times.
     return _small_offsets(sizes, strides) if math.prod(sizes) <= SMALL_CONTRACTION else _offsets(sizes, strides)
 
 

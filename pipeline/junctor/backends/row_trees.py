@@ -1,4 +1,7 @@
-"""Rows that are answered one by one, each with a tree of its own, on the compiled row engine."""
+"""Rows that are answered one by one, each with a junction tree of its own, in compiled code.
+
+Main class: RowEngine; called by the engine for evidence patterns of few rows, whose plans would not pay.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, pack, weights_of
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
@@ -22,20 +26,25 @@ from junctor.runtime.threads import in_threads
 Rows = npt.NDArray[np.int64]
 Arrays = tuple[npt.NDArray[Any], ...]
 
-# Rows that go through compiled code in one call: as many as these bytes of answers hold, so that what Python does for
-# each call does not weigh on small networks, and Ctrl-C does not wait on large ones.
+# Bytes of answers of one call of compiled code: enough that the overhead of Python does not matter on small networks,
+# few enough that Ctrl-C does not wait on large ones. The number of rows of a call stays within the bounds below.
 CALL_BYTES = 1 << 19
-LEAST_ROWS, MOST_ROWS = 64, 1024
-# Entries of the arena to begin with; it grows with the rows that need more.
+LEAST_ROWS = 64
+MOST_ROWS = 1024
+# Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
-# What an entry operation takes, and a table with its messages; coarse, to choose what is answered here.
-OPERATION_SECONDS = 4e-10
-TABLE_SECONDS = 9e-7
+# Seconds a table with its messages, to choose what is answered here; tests replace it.
+TABLE_SECONDS = CPU.tree_table
 
 
 @dataclass
 class _Room:
-    """What a thread works in: a tree, the arena of its messages, and how many entries that may grow to."""
+    """Memory of a thread.
+
+    tree: the tree of the current row.
+    work: arena of its messages and workspace.
+    most: entries that the arena may grow to.
+    """
 
     tree: rowplan.Tree
     work: rowwise.RowWorkspace
@@ -43,9 +52,12 @@ class _Room:
 
 
 class RowEngine:
-    """Answers rows of evidence on one network, sum-product in double precision; keeps its arenas from call to call.
+    """Answers rows of evidence on one network, sum-product in double precision; keeps its arenas between calls.
 
-    targets: variables whose posteriors are wanted. allowed: bytes that it may take. threads: that rows are answered on.
+    network: the network.
+    targets: variables whose posteriors are computed.
+    allowed: bytes for all threads together.
+    threads: number of threads.
     """
 
     def __init__(self, network: Network, targets: Sequence[int], allowed: int, threads: int = 1) -> None:
@@ -57,8 +69,9 @@ class RowEngine:
         self._wanted[list(targets)] = True
         widths = np.where(self._wanted, self._sizes, 0)
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
+        # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
-        # As many likelihoods as variables, at most.
+        # At most one likelihood for each variable.
         trees = [rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes)) for _ in range(threads)]
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
         self.allow(allowed)
@@ -69,7 +82,7 @@ class RowEngine:
         return sum(room.work.arena.size for room in self._rooms)
 
     def allow(self, allowed: int, working: int | None = None) -> None:
-        """Settle how many entries the messages of a row may have in so many bytes, of which messages take `working`."""
+        """Set the limit on entries of messages from bytes: `allowed` in all, at most `working` of them for messages."""
         if working is not None:
             allowed = min(allowed, working + self._fixed)
         self.entries = (allowed - self._fixed) // 8
@@ -77,14 +90,16 @@ class RowEngine:
             self._resize(room, (allowed // len(self._rooms) - self._fixed) // 8)
 
     def _resize(self, room: _Room, most: int) -> None:
-        """Let the arena of a room have `most` entries; one that has more shrinks."""
+        """Set the limit of a thread's arena; a larger one is dropped."""
         room.most = most
+        # Dropped rather than kept: its memory may be needed elsewhere.
         if room.work.arena.size > max(1, most):
             room.work = rowwise.work(1, len(room.tree.nodes.tables))
 
     def work(self, observed: Collection[int], soft: Collection[int] = ()) -> tuple[float, float, float]:
-        """Return entry operations, entries of messages and number of tables of a row; infinite where it has no tree."""
+        """Return multiply-adds, entries of messages and number of tables of a row; infinite where it has no tree."""
         states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
+        # Which state is observed does not change the tree.
         states[list(observed)] = 0
         tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
@@ -94,21 +109,26 @@ class RowEngine:
         return float(operations), float(entries), float(tables)
 
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
-        """Return about what a row takes; infinite where its messages are too large."""
+        """Return the approximate seconds of a row; infinite where its messages are too large."""
         operations, entries, tables = self.work(observed, soft)
-        return operations * OPERATION_SECONDS + tables * TABLE_SECONDS if entries <= self.entries else math.inf
+        return operations * CPU.tree_operation + tables * TABLE_SECONDS if entries <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
-        """Write the answers to `rows`; returns those that need a wider number format or have too large a tree."""
+        """Write answers and return the rows that are left: they need a wider number format or have too large a tree.
+
+        batch: evidence.
+        rows: int64, rows of the batch.
+        answers: of the batch, written here.
+        """
         tasks = self._calls(rows)
         shared = self._rooms[0].most
-        found = in_threads(lambda part, place: self._answer(batch, part, answers, place), tasks, len(self._rooms))
-        status = np.concatenate([np.zeros(0, dtype=np.int64), *found])
+        parts = in_threads(lambda part, thread: self._answer(batch, part, answers, thread), tasks, len(self._rooms))
+        status = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
         large = np.flatnonzero(status == rowwise.TOO_LARGE)
         if large.size and len(self._rooms) > 1:
-            # What is too large for the share of a thread may fit where one thread has it all.
-            for place, room in enumerate(self._rooms):
-                self._resize(room, 0 if place else self.entries)
+            # Rows too large for the share of one thread may fit where one thread has all memory.
+            for thread, room in enumerate(self._rooms):
+                self._resize(room, 0 if thread else self.entries)
             status[large] = np.concatenate([self._answer(batch, part, answers, 0) for part in self._calls(rows[large])])
             for room in self._rooms:
                 self._resize(room, shared)
@@ -120,12 +140,12 @@ class RowEngine:
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
-    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, place: int) -> npt.NDArray[np.int64]:
-        """Write the answers to a few rows but those that are left to others; returns the status of each."""
+    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+        """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
         posteriors = np.zeros((len(rows), self._width))
         log_values = np.zeros(len(rows))
         status = np.zeros(len(rows), dtype=np.int64)
-        self._propagate(self._rooms[place], self._evidence(batch, rows), (posteriors, log_values, status))
+        self._propagate(self._rooms[thread], self._evidence(batch, rows), (posteriors, log_values, status))
         impossible = status == rowwise.IMPOSSIBLE
         done = impossible | (status == rowwise.ANSWERED)
         at, log_values[impossible] = rows[done], -np.inf
@@ -138,7 +158,7 @@ class RowEngine:
         return status
 
     def _propagate(self, room: _Room, evidence: Arrays, results: Arrays) -> None:
-        """Run the kernel over some rows, with a larger arena where one needs it."""
+        """Run the kernel over some rows; it stops at a row that needs a larger arena, and goes on with one."""
         status = results[2]
         row = 0
         while row < len(status):
@@ -150,12 +170,12 @@ class RowEngine:
                     status[row] = rowwise.TOO_LARGE
                     row += 1
                 else:
-                    # Some to spare, so that not every row after this one needs a little more.
+                    # A quarter more than needed, so that not every following row reallocates.
                     larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
     def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
-        """Return states, soft variables, likelihoods and where each kind of them begins, as the kernel takes them."""
+        """Return states, soft variables, likelihoods and the first column of each soft variable's likelihoods."""
         states = np.full((len(rows), len(self._sizes)), -1, dtype=np.int64)
         for v, column in batch.states.items():
             states[:, v] = column[rows]
@@ -171,7 +191,7 @@ class RowEngine:
 
 
 def room_bytes(network: Network, entries: int) -> int:
-    """Return what a row engine takes whose rows have messages of at most so many entries."""
+    """Return the bytes of a row engine whose rows have messages of at most so many entries."""
     variables, factors = len(network.variables), len(network.factors)
     tables = 2 * (factors + variables) + 3 * variables
     fixed = sum(2 * factor.table.size + 4 * len(factor.scope) for factor in network.factors)
@@ -180,13 +200,14 @@ def room_bytes(network: Network, entries: int) -> int:
 
 def factors_of(network: Network) -> rowplan.Factors:
     """Return the factors of a network as flat arrays."""
+    # Flat arrays: compiled code takes no lists of arrays.
     starts, places = [0], [0]
     scopes: list[int] = []
     strides: list[int] = []
     tables = [np.ascontiguousarray(factor.table, dtype=np.float64) for factor in network.factors]
     for factor, table in zip(network.factors, tables, strict=True):
         scopes.extend(factor.scope)
-        # Not those of the array: NumPy leaves them open where an axis has one entry.
+        # Computed, since NumPy may report any stride for an axis of one entry.
         strides.extend(math.prod(table.shape[axis + 1 :]) for axis in range(len(factor.scope)))
         starts.append(len(scopes))
         places.append(places[-1] + table.size)

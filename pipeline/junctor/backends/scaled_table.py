@@ -1,4 +1,4 @@
-"""Tables with their scales and what is known of their losses; `junctor.propagation` says what the bounds mean."""
+"""Tables with their scales and bounds on losses to underflow. Main class: ScaledTable, used by `backends.numpy`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ Table = npt.NDArray[np.floating[Any]]
 
 @dataclass(eq=False, slots=True)
 class ScaledTable:
-    """A table [entries, cases or 1], the logarithm of its scale, bounds on losses and the smallest entry above zero.
+    """A table divided by a scale; the bounds are derived in `backends.numpy`.
 
-    All but the table are [cases or 1].
+    table: [entries, cases or 1].
+    log_scale: float64 [cases or 1], natural log of the scale.
+    lost: float64 [cases or 1], bound on the difference of an entry from the exact one.
+    open: float64 [cases or 1], bound on the part of it that no edge has weighed yet.
+    least: float64 [cases or 1], smallest entry above zero.
     """
 
     table: Table
@@ -31,15 +35,18 @@ class ScaledTable:
 
 
 def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
-    """Bring plain numbers [entries, columns] into an algebra, the largest of each column scaled to neutral."""
+    """Return numbers float64 [entries, columns] in an algebra, each column divided by its largest entry."""
     largest = numbers.max(axis=0)
     with np.errstate(divide="ignore", under="ignore"):
         log_scale = np.log(largest)
+        # Logarithms lose nothing to underflow: bounds are 0, and the smallest entry counts as 1.
         if algebra.combine is np.add:
             table = np.log(numbers)
             table -= np.where(np.isneginf(log_scale), 0.0, log_scale)
             return ScaledTable(table, log_scale, np.zeros(1), np.zeros(1), np.ones(log_scale.shape))
+        # A column of zeros stays one; its scale is -inf already.
         largest[largest == 0] = 1.0
+        # In float64, before entries are rounded to the format.
         least = reference.least_above_zero(numbers) / largest
         table = (numbers / largest).astype(algebra.dtype, copy=False)
     lost = lost_below(least, algebra)
@@ -47,13 +54,20 @@ def scaled_to(numbers: Floats, algebra: Algebra) -> ScaledTable:
 
 
 def lost_below(least: Floats, algebra: Algebra) -> Floats:
-    """Return the most that each entry of a table lost when it was brought into a format."""
+    """Return a bound on the loss of each entry when a table is rounded to a number format; `least`: before rounding."""
     return np.where(least < algebra.tiny, algebra.tiny, 0.0)
 
 
 def lost_here(operands: Sequence[ScaledTable], terms: int, least: Floats, algebra: Algebra) -> Floats:
-    """Return the most that each entry loses in a contraction of `terms` terms and its rescaling; least: after it."""
+    """Return a bound on the loss of each entry in one contraction and its rescaling, float64 [cases or 1].
+
+    operands: tables that are multiplied.
+    terms: number of terms of each sum.
+    least: smallest entry above zero after rescaling.
+    algebra: of the result.
+    """
     with np.errstate(under="ignore"):
         product = math.prod((value.least for value in operands), start=np.ones(1))
+    # No product of entries can be below the smallest normal number then.
     safe = (product >= algebra.tiny) & (least >= algebra.tiny)
     return np.where(safe, 0.0, len(operands) * algebra.tiny * terms)

@@ -1,4 +1,7 @@
-"""Where the tables of a program can differ from zero, whatever the evidence: what need not be computed at all."""
+"""Structural zeros: entries and terms that are zero whatever the evidence, and need not be computed.
+
+Main class: NonzeroSupport, computed by `support_of` for the compiled CPU and GPU backends.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,30 @@ from junctor_kernels.tables.axes import Contraction
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
 from junctor.runtime.gc_pause import collector_paused
 
+# Program refers to this module at run time.
 if TYPE_CHECKING:
     from junctor.backends.numpy import Program
 
 Mask = npt.NDArray[np.bool_]
 Contract = Callable[[Contraction, Sequence[npt.NDArray[Any]], reference.Algebra], npt.NDArray[Any]]
 
-# Terms that a program may list for the compiled backend, and entries that are looked at together for that.
+# Terms that a program may list explicitly: 16 MiB of int32.
 MOST_LISTED = 1 << 22
+# Terms that are tested at a time.
 LISTING_ENTRIES = 1 << 18
-# What is found out about contractions of at most so many terms is kept, for so many of them: plans of one network share
-# most of their small contractions, and have some of them many times.
+# Results for contractions of at most so many terms are cached: plans of one network share most of their small
+# contractions, and repeat some of them many times.
 SMALL_CONTRACTION = 1024
+# Number of cached contractions.
 REMEMBERED = 8192
 
 
 @dataclass(eq=False)
 class NonzeroSupport:
-    """The entries of every table that can differ from zero, and the terms of every reduction that can.
+    """Entries of tables and terms of reductions that can differ from zero.
 
-    tables: table -> bool [entries]. terms: reduction, by its table -> pairs of a kept entry and an eliminated index.
+    tables: table -> bool [entries].
+    terms: table of a reduction -> number of pairs of a kept entry and an eliminated index.
     """
 
     tables: dict[int, Mask] = field(default_factory=dict)
@@ -43,15 +50,17 @@ class NonzeroSupport:
 
 @collector_paused()
 def support_of(program: Program) -> NonzeroSupport:
-    """Propagate what is not zero through the plan; a likelihood may be positive everywhere, a slice in any column."""
+    """Return the support of all tables of a program, propagated through its plan step by step."""
     support = NonzeroSupport()
     for step in program.plan.steps:
         if isinstance(step, Free):
             continue
         if isinstance(step, Slice):
+            # Evidence selects the column: an entry counts if it is positive in any of them.
             support.tables[step.out] = program.columns[step.out].table.max(axis=1) > program.algebra.zero
         elif isinstance(step, Likelihood):
             support.tables[step.out] = np.ones(program.plan.tables[step.out].entries, dtype=np.bool_)
+        # Shared tables are computed already: their zeros are exact.
         elif isinstance(step, Potential) or step.out in program.shared:
             support.tables[step.out] = program.shared[step.out].table[:, 0] > program.algebra.zero
         else:
@@ -62,7 +71,7 @@ def support_of(program: Program) -> NonzeroSupport:
 
 
 def _terms(step: Reduce, program: Program, tables: Mapping[int, Mask]) -> npt.NDArray[np.floating]:
-    """Return for each kept entry how many of its terms can differ from zero: the sum over them of ones."""
+    """Return the number of terms of each kept entry that can differ from zero: a contraction of zeros and ones."""
     what = program.lowered[step.out].contraction
     masks = [tables[operand] for operand in program.lowered[step.out].operands]
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
@@ -76,5 +85,6 @@ def _small_counts(what: Contraction, masks: tuple[bytes, ...]) -> npt.NDArray[np
 
 
 def _counts(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
+    # Counted by the contraction itself, in doubles: exact up to 2^53 terms.
     ones = [mask.astype(np.float64)[:, None] for mask in masks]
     return contract(what, ones, reference.DOUBLE)[:, 0]

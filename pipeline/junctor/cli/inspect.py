@@ -159,11 +159,11 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 
 def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
-    from junctor.cost.features.cliques import stored_forecast
+    from junctor.cost.model import stored_forecast
     from junctor.planning.cliques import stored_plan
 
     plan, algebra = stored_plan(tree, engine.router.shape), engine.router.ladder[0]
-    found = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs.prices)
+    found = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs)
     return {
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
         "making_seconds": None if found is None else found.making,

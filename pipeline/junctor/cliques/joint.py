@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from junctor.cliques.host import projected_bytes
 from junctor.cliques.tree import LADDERS, Evidence, StoredTree, likelihoods_of
-from junctor.cost.features.cliques import asking_work, stored_forecast
+from junctor.cost.features.cliques import asking_work
+from junctor.cost.model import stored_forecast
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
@@ -176,13 +177,12 @@ class JointQuestions:
             return math.inf, "variables that are asked about share no clique"
         if projected_bytes(plan, algebra, 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
-        prices = self._engine.router.cpu_costs.prices
-        stored = stored_forecast(plan, frozenset(self._likelihoods), algebra, prices)
+        costs = self._engine.router.cpu_costs
+        stored = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
         if stored is None:
             return math.inf, "small tables, and those in log space, have no forecast"
-        asking = sum(
-            prices[f"stored-{algebra.name}"].of_work(asking_work(plan, question)) for question in self._questions
-        )
+        backend = f"stored-{algebra.name}"
+        asking = sum(costs.seconds(backend, asking_work(plan, question)) for question in self._questions)
         return stored.making + stored.case + asking + len(plan.sizes) * PLAIN_VARIABLE_SECONDS, None
 
     @cached_property

@@ -12,7 +12,8 @@ import numpy as np
 from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, ProgramCache
+from junctor.backends.plan_memory import ProgramCache
+from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import patterns_of
@@ -29,12 +30,8 @@ if TYPE_CHECKING:
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
-# What a row takes beside its arithmetic: reading its evidence and writing its answers.
-ROW_SECONDS = 5e-6
-# Seconds of work in NumPy below which an outlook is not worth learning prices for: reading measurements takes a tenth.
-WORTH_SECONDS = 0.5
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
-SURVEY_SECONDS = 5.0
+SURVEY_SECONDS = CPU.survey
 SURVEY_SHARE = 0.1
 # Rows that the order of the tree that is shown is searched for: a fraction of a second.
 TREE_ROWS = 100
@@ -125,14 +122,14 @@ def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route
 def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
     """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work."""
     if route.refused is not None:
-        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * OPERATION_SECONDS)
+        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
     if route.backend is Backend.ROW_TREES:
         return _row_trees(router, route, batch)
     if route.chunks is not None:
-        return replace(route, seconds=route.group.answered * route.chunks.seconds + route.rows * ROW_SECONDS)
+        return replace(route, seconds=route.group.answered * route.chunks.seconds + route.rows * CPU.row)
     plan = route.plan
     assert plan is not None
-    once = min(plan.shared_operations, MOST_OPERATIONS) * OPERATION_SECONDS + route.rows * ROW_SECONDS
+    once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
     seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
     reason = _kernels(router, plan, route.group.answered) if route.backend is Backend.GPU else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
@@ -156,26 +153,25 @@ def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
     """Return what rows of a plan take on the backend of their route."""
     sizes, rows, first = route.sizes, route.group.answered, router.ladder[0]
     assert sizes is not None
-    if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
+    if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
     if route.backend is Backend.GPU:
         return _on_gpu(router, route, plan, bind)
     if route.backend is not Backend.CPU:
         backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
         work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
-        return router.costs.prices[backend].of_plan(work)
+        return router.costs.seconds(backend, work)
     if router.query.kind == "mpe":
-        return min(rows * plan.case_operations, MOST_OPERATIONS) * COMPILED_OPERATION_SECONDS
-    coefficients = router.costs.prices["cpu"]
+        return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
     if not bind:
-        return coefficients.of_plan(plan_work(plan, len(plan.steps), sizes.lanes, rows))
+        return router.costs.seconds("cpu", plan_work(plan, len(plan.steps), sizes.lanes, rows))
     programs = ProgramCache(router.network, plan, router.ladder, sizes.memory)
     programs.use(sizes)
     program = programs.compiled()
     assert program is not None
-    return coefficients.of_work(program.work(rows))
+    return router.costs.seconds("cpu", program.work(rows))
 
 
 def _on_gpu(router: Router, route: Route, plan: Plan, bind: bool) -> float:
@@ -192,10 +188,10 @@ def _on_gpu(router: Router, route: Route, plan: Plan, bind: bool) -> float:
 
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
     backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
-    return costs.prices[backend].of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+    return costs.seconds(backend, plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
 def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
@@ -205,7 +201,7 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
     """
     if route.plan is None or route.chunks is not None or router.query.kind == "mpe":
         return route.seconds
-    return _plan_on_gpu(route.plan, router.ladder[0], route.group.answered, gpu) + route.rows * ROW_SECONDS
+    return _plan_on_gpu(route.plan, router.ladder[0], route.group.answered, gpu) + route.rows * CPU.row
 
 
 def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:

@@ -21,7 +21,9 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
-from junctor.backends.plan_memory import OPERATION_SECONDS, BlockSizes, PlanMemory
+from junctor.backends.plan_memory import BlockSizes, PlanMemory
+from junctor.cost.constants import CPU, GPU
+from junctor.cost.features.plans import PLAN_WORK
 from junctor.engine.pattern_prices import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.backends.row_trees import RowEngine
-    from junctor.cost.model import Coefficients, CostModel, CostModels
+    from junctor.cost.model import CostModel, CostModels
     from junctor.out_of_core.cluster.workers import WorkerPool
 
 # Plans, and programs (plans with their numbers), that are kept for the next batch.
@@ -57,15 +59,8 @@ KEPT_CHUNK_ROUTES = 16
 KEPT_WORK = 512
 # The share of the memory beyond what a plan needs at the least that answers to the unique rows of a group may take.
 UNIQUE_SHARE = 0.25
-# Seconds of work in NumPy from which compiled code, ten times faster, pays for being loaded (half a second; some more
-# the first time on a machine).
-COMPILED_SECONDS = 1.0
-# How much longer NumPy takes in log space.
-LOG_SECONDS = 4.0
-# Rows that a GPU answers in the time of one on a core.
-DEVICE_GAIN = 64
-# Seconds that a byte of pinned memory takes, once for a group of rows (20 GiB take 7 s).
-PINNED_SECONDS = 3.3e-10
+# Seconds of work in NumPy from which compiled code is loaded; tests replace it.
+COMPILED_SECONDS = CPU.compiled_work
 
 Key = TypeVar("Key")
 Kept = TypeVar("Kept")
@@ -232,7 +227,7 @@ class Router:
     def key(self, pattern: Pattern, rows: int) -> PlanKey:
         """Return the key of the plan for a pattern that so many rows will use."""
         # A search pays in proportion to what a row takes.
-        return pattern, rounded(max(1, rows // DEVICE_GAIN) if self.takes_gpu else rows)
+        return pattern, rounded(max(1, rows // GPU.gain) if self.takes_gpu else rows)
 
     def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
         """Return the memory of the plan for `pattern`."""
@@ -299,7 +294,7 @@ class Router:
         for group in groups:
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
             seconds += once + self.to_come(batch, group.answered) * row
-        return seconds * (LOG_SECONDS if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
+        return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
 
     @cached_property
     def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
@@ -307,7 +302,7 @@ class Router:
 
         def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
             plan = self.plan(pattern, uses)
-            return plain_seconds(plan), min(plan.shared_operations, 10**30) * OPERATION_SECONDS
+            return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
 
         return lru_cache(KEPT_PLANS)(seconds)
 
@@ -475,7 +470,7 @@ class Router:
         except BudgetError:
             return self.chunk_route(pattern, uses, algebra, free)
         # Cutting takes seconds, so not where the operations alone take longer.
-        least = CpuSplits(there.limits, algebra, self.cpu_costs.prices, uses).least(there.chunks.plan)
+        least = CpuSplits(there.limits, algebra, self.cpu_costs, uses).least(there.chunks.plan)
         if uses * least >= on_gpu_seconds(there, uses):
             return there
         try:
@@ -496,8 +491,7 @@ class Router:
             chunks = self.chunk_route(pattern, uses, algebra, free, gpu)
         except BudgetError:
             return False
-        coefficients = self.cpu_costs.prices["entries-double"]
-        return on_gpu_seconds(chunks, uses) < one_piece_seconds(self.plan(pattern, uses), coefficients, uses)
+        return on_gpu_seconds(chunks, uses) < one_piece_seconds(self.plan(pattern, uses), self.cpu_costs, uses)
 
     def chunk_route(
         self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None = None
@@ -533,9 +527,9 @@ class Router:
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu)
-        coefficients = (self.costs if on_gpu else self.cpu_costs).prices
+        costs = self.costs if on_gpu else self.cpu_costs
         gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
-        return cut(problem, algebra, limits, coefficients, rows, gpus)
+        return cut(problem, algebra, limits, costs, rows, gpus)
 
     def _cut_for_workers(
         self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool
@@ -570,15 +564,15 @@ class Router:
     @cached_property
     def cost_models(self) -> CostModels:
         """The cost models of all devices that were measured."""
-        from junctor.cost.model import speeds_here
+        from junctor.cost.model import local_cost_models
 
-        return self._costs() if self._costs is not None else speeds_here()
+        return self._costs() if self._costs is not None else local_cost_models()
 
     @property
     def row_price(self) -> tuple[float, float]:
         """Seconds of an entry operation and of a table of the row engine's tree, for a row of a plan."""
         backend = f"many-{'single' if self.query.precision == 'single' else 'double'}" if self.takes_gpu else "cpu"
-        return self.costs.prices[backend].row
+        return self.costs.coefficients[backend].row
 
     @property
     def takes_gpu(self) -> bool:
@@ -644,18 +638,15 @@ def _give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemo
 
 def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:
     """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
-    return rows * chunks.seconds + chunks.memory * PINNED_SECONDS
+    return rows * chunks.seconds + chunks.memory * GPU.pinned_byte
 
 
-def one_piece_seconds(plan: Plan, coefficients: Coefficients, rows: int) -> float:
-    """Return what rows of a plan take on one thread of a CPU whose memory it fits.
-
-    coefficients: of contractions over entries.
-    """
+def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:
+    """Return the forecast of rows of a plan on one thread of a CPU whose memory it fits."""
     steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
     operations = plan.shared_operations + rows * plan.case_operations
     counts = (1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
-    return coefficients.of_plan([float(count) for count in counts])
+    return costs.seconds("entries-double", dict(zip(PLAN_WORK, map(float, counts), strict=True)))
 
 
 def rounded(rows: int) -> int:

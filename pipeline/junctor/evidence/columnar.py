@@ -1,4 +1,7 @@
-"""Evidence tables in Parquet and Arrow IPC files (file and stream), read batch by batch."""
+"""Evidence tables in Parquet and Arrow IPC files (file and stream), read batch by batch.
+
+Main classes: ParquetTable and ArrowTable, opened by `junctor.evidence.read`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import pyarrow as pa
 
 from junctor.evidence.columns import is_text
 
+# Rows of a batch: a thousand columns of dictionary indices take 250 MiB.
 _BATCH_ROWS = 2**16
+# Bytes read ahead of each column.
 _BUFFER_BYTES = 2**20
 
 
 class ParquetTable:
-    """A Parquet file. Text columns come as dictionaries, which is how they lie in the file and what we want."""
+    """A Parquet file. Text columns come as dictionaries: stored that way, and decoded once for each distinct cell."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,13 +31,14 @@ class ParquetTable:
         names = [self.schema.names[position] for position in positions]
         with self._open([name for name in names if is_text(self.schema.field(name).type)]) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
-                # Asked for by name, since a name with a dot can bring others along.
+                # Selected again: a name with a dot may have matched nested columns as well.
+                # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)
                 picked.validate(full=True)
                 yield picked
 
     def line_of(self, row: int) -> int | None:
-        """Rows of a Parquet file have no line."""
+        """Return None: rows of a Parquet file have no line."""
         return None
 
     def _open(self, dictionaries: list[str]) -> pa.parquet.ParquetFile:
@@ -45,7 +51,7 @@ class ParquetTable:
 
 
 class ArrowTable:
-    """An Arrow IPC file or stream, told apart by the file's first bytes; Feather (version 2) is the former."""
+    """An Arrow IPC file (also Feather version 2) or stream, distinguished by its first bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,16 +62,16 @@ class ArrowTable:
         """Yield the columns at `positions`, in that order, in the batches of the file."""
         with pa.OSFile(str(self.path)) as file, self._open(file) as reader:
             if isinstance(reader, pa.ipc.RecordBatchFileReader):
-                found = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
-                found = iter(reader)
-            for batch in found:
+                batches = iter(reader)
+            for batch in batches:
                 picked = batch.select(list(positions))
                 picked.validate(full=True)
                 yield picked
 
     def line_of(self, row: int) -> int | None:
-        """Rows of an Arrow file have no line."""
+        """Return None: rows of an Arrow file have no line."""
         return None
 
     def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:

@@ -1,7 +1,7 @@
 """Columns of an Arrow table as arrays: state numbers, likelihoods, plain numbers.
 
-Every distinct cell is looked at once, in Python, and the rest is NumPy: a column of a million cells has a handful of
-distinct ones. What is wrong comes back as pairs of row and reason, in no particular order.
+Main functions: `encode_states`, `encode_lists`, `encode_entries`; called by `junctor.evidence.encode`. Only distinct
+cells, a handful among millions, are read in Python; the rest is NumPy. Errors are pairs of row and reason, unordered.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Bad = list[tuple[int, str]]
 Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+# Stricter than Arrow's cast, which also takes `inf`.
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether cells of this type are text; bytes are, as UTF-8: old tools write Parquet without saying so."""
+    """Return True if cells of this type are text, or bytes: old tools write UTF-8 to Parquet without declaring it."""
     kind = _cell_type(kind)
     tests = (
         pa.types.is_string,
@@ -40,7 +41,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether cells of this type are numbers or booleans, or all null."""
+    """Return True if cells of this type are numbers or booleans, or all null."""
     kind = _cell_type(kind)
     tests = (
         pa.types.is_integer,
@@ -53,7 +54,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether cells of this type are lists."""
+    """Return True if cells of this type are lists."""
     tests = (
         pa.types.is_list,
         pa.types.is_large_list,
@@ -65,7 +66,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.int32], Bad]:
-    """Return the state of each row, int32 [rows], UNOBSERVED where there is none or the cell is bad, and the bad."""
+    """Return the state of each row, int32 [rows], UNOBSERVED for empty and bad cells, and the bad rows with reasons."""
     distinct, indices = _factorised(column)
     lookup = np.array([*map(cells.code, distinct), UNOBSERVED], dtype=np.int32)
     codes = lookup[indices]  # a null has index -1, the last entry
@@ -78,7 +79,7 @@ def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.i
 
 
 def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
-    """Return the number of each row, float64 [rows], NaN where there is none or the cell is bad, and the bad."""
+    """Return the number of each row, float64 [rows], NaN for empty and bad cells, and the bad rows with reasons."""
     if not is_text(column.type):
         return _doubles(_decoded(column)), []
     distinct, indices = _factorised(column)
@@ -93,7 +94,7 @@ def encode_numbers(column: pa.Array) -> tuple[Doubles, Bad]:
 
 
 def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
-    """Return the likelihoods of a list column and the bad rows; null rows have none."""
+    """Return the likelihoods of a list column (none for null rows), and the bad rows with reasons."""
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     fits = lengths == len(states)
     wrong = np.flatnonzero(~fits & (lengths >= 0))
@@ -105,10 +106,7 @@ def encode_lists(column: pa.Array, states: Sequence[str]) -> tuple[SoftEvidence,
 
 
 def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[SoftEvidence, Bad]:
-    """Put columns with one entry of a likelihood each together, one for each state, and return the bad rows.
-
-    A row without any entry has no likelihood; one with some but not all is bad, since 0 and 1 are both plausible.
-    """
+    """Return the likelihoods of columns that hold one entry each, one column a state, and the bad rows with reasons."""
     values = np.empty((len(columns[0]), len(states)))
     unreadable = np.zeros(len(values), dtype=np.bool_)
     bad: Bad = []
@@ -117,6 +115,7 @@ def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[
         unreadable[[row for row, _ in wrong]] = True
         bad += [(row, f"likelihood of {states[state]!r}: {reason}") for row, reason in wrong]
     missing = np.isnan(values)
+    # A row without any entry has no likelihood. One with some but not all is bad: 0 and 1 are both plausible guesses.
     partial = np.flatnonzero(missing.any(axis=1) & ~missing.all(axis=1) & ~unreadable)
     lacking = missing[partial].argmax(axis=1)
     bad += [
@@ -129,7 +128,11 @@ def encode_entries(columns: Sequence[pa.Array], states: Sequence[str]) -> tuple[
 
 
 def checked_likelihood(rows: Integers, values: Doubles) -> tuple[SoftEvidence, Bad]:
-    """Keep the rows that can be a likelihood: finite, not negative, not all zero. rows: [n], values: [n, states]."""
+    """Return the valid likelihoods (finite, not negative, not all zero), and the bad rows with reasons.
+
+    rows: int64 [n].
+    values: float64 [n, states].
+    """
     finite = np.isfinite(values).all(axis=1)
     negative = (values < 0).any(axis=1)
     zero = ~values.any(axis=1)
@@ -141,14 +144,15 @@ def checked_likelihood(rows: Integers, values: Doubles) -> tuple[SoftEvidence, B
 
 
 def _factorised(column: pa.Array) -> tuple[list[Any], Integers]:
-    """Return the distinct cells of a column and the number of each row's cell among them, -1 for null."""
+    """Return the distinct cells of a column and the index of each row's cell among them, -1 for null."""
     if pa.types.is_dictionary(column.type):
         indices = _indices(column.indices)
         if len(column.dictionary) <= len(column):
             return _cells(column.dictionary), indices
-        # A short piece of a column with many distinct cells: leave out those that are not in it.
+        # A slice of a column shares the dictionary of all of it: cells that do not occur in the slice are left out.
         used, compact = np.unique(indices, return_inverse=True)
         distinct = _cells(column.dictionary.take(pa.array(used[used >= 0])))
+        # np.unique numbers null, -1, as 0; everything moves down by one where there is a null.
         return distinct, compact - np.count_nonzero(used < 0)
     encoded = _plain(column).dictionary_encode()
     return _cells(encoded.dictionary), _indices(encoded.indices)
@@ -184,20 +188,26 @@ def _decoded(column: pa.Array) -> pa.Array:
 
 
 def _doubles(column: pa.Array) -> Doubles:
-    # Not a safe cast: integers above 2^53 lose digits that no likelihood needs.
-    found: Doubles = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
-    return found
+    # An unsafe cast: integers above 2^53 lose digits that no likelihood needs.
+    doubles: Doubles = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+    return doubles
 
 
 def _booleans(column: pa.Array) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
-    return found
+    booleans: npt.NDArray[np.bool_] = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
+    return booleans
 
 
 def _named(rows: Integers, which: Integers, reason: Any) -> Bad:
-    """Pair rows with the reason of their cell; asked once a distinct cell, those that come first in the table first."""
+    """Pair rows with the reason of their cell.
+
+    rows: bad rows.
+    which: index of the distinct cell of each row.
+    reason: function of such an index, called once for each.
+    """
     distinct, first, inverse = np.unique(which, return_index=True, return_inverse=True)
     reasons = [""] * len(distinct)
+    # In the order of the table: suggestions are limited, and the first errors are the ones that people read.
     for at in np.argsort(first).tolist():
         reasons[at] = reason(int(distinct[at]))
     return list(zip(rows.tolist(), map(reasons.__getitem__, inverse.tolist()), strict=True))

@@ -1,4 +1,4 @@
-"""Rows with the same evidence have the same answer, which is found once and copied."""
+"""Rows of equal evidence: their answer is computed once and copied. Main function: `distinct_rows`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from junctor.planning.shape import Pattern
 
 Array = npt.NDArray[Any]
 
-# Fewer rows are not worth looking at.
+# With fewer rows the search for equal ones costs more than it saves.
 LEAST_ROWS = 64
-# The share of rows that may be different for copying answers to pay: a copy takes up to half as long as an answer.
+# Largest share of distinct rows for which copies pay: a copy takes up to half as long as an answer.
 MOST_DISTINCT = 0.5
-# Rows are told apart by a table of all that evidence can be where it has at most so many entries for each row ...
+# Keys of rows are counted in a table of all possible keys where it has at most so many entries for each row, and are
+# sorted otherwise.
 TABLE_SHARE = 4
-# ... and by sorting where it has more, up to what a number holds.
+# Largest range of keys: within int64.
 MOST_KEYS = 1 << 62
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UniqueRows:
-    """The different rows among some of a batch.
+    """The distinct rows among some rows of a batch.
 
-    rows: int64 [n], ascending. batch: evidence of the different ones only. numbers: int64 [n], which of them each is.
+    rows: int64 [n], ascending.
+    batch: evidence of the distinct rows.
+    numbers: int64 [n], index in `batch` of each of `rows`.
     """
 
     rows: Rows
@@ -41,25 +44,28 @@ class UniqueRows:
         """Bytes of the evidence and of the numbers."""
         return self.numbers.nbytes + sum(column.nbytes for column in self.batch.states.values())
 
-    def spread(self, found: Answers, answers: Answers) -> None:
-        """Copy the answers `found` to the different rows to all rows of theirs in `answers`."""
+    def spread(self, unique: Answers, answers: Answers) -> None:
+        """Copy the answers to the distinct rows, `unique`, to all equal rows in `answers`."""
         at, numbers = span_of(self.rows), self.numbers
-        pairs: list[tuple[Array, Array]] = [(found.status, answers.status), (found.log_value, answers.log_value)]
-        pairs += [(found.posteriors[v], array) for v, array in answers.posteriors.items()]
-        pairs += [(found.states[v], array) for v, array in answers.states.items()]
-        for there, here in pairs:
-            _copy(there, here, at, numbers)
-        bad = np.flatnonzero(found.status[numbers] != OK)
+        pairs: list[tuple[Array, Array]] = [(unique.status, answers.status), (unique.log_value, answers.log_value)]
+        pairs += [(unique.posteriors[v], array) for v, array in answers.posteriors.items()]
+        pairs += [(unique.states[v], array) for v, array in answers.states.items()]
+        for source, target in pairs:
+            _copy(source, target, at, numbers)
+        bad = np.flatnonzero(unique.status[numbers] != OK)
         for row, number in zip(self.rows[bad].tolist(), numbers[bad].tolist(), strict=True):
-            answers.reasons[row] = found.reasons[number]
+            answers.reasons[row] = unique.reasons[number]
 
 
 def distinct_rows(
     batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: Sequence[int]
 ) -> UniqueRows | None:
-    """Return the different ones among `rows` (ascending, their evidence within `pattern`), or None where most differ.
+    """Return the distinct rows, or None where most differ or some may have likelihoods, which are rarely equal.
 
-    None as well where some may have likelihoods: those are rarely equal.
+    batch: evidence.
+    rows: int64 [n], ascending, their evidence within `pattern`.
+    pattern: variables with evidence.
+    cardinalities: number of states of every variable.
     """
     variables = sorted(pattern.sliced | pattern.weighted)
     if len(rows) < LEAST_ROWS or not batch.likelihoods.keys().isdisjoint(variables):
@@ -67,8 +73,10 @@ def distinct_rows(
     at = span_of(rows)
     keys, size, first = np.zeros(len(rows), dtype=np.int64), 1, rows[:1]
     for variable in variables:
+        # A key is a number in a mixed radix, one digit a variable; one more digit value stands for unobserved.
         radix = cardinalities[variable] + 1
         if size * radix > MOST_KEYS:
+            # Keys are renumbered from 0 before they overflow, and there may be too many of them already.
             keys, first = _numbered(keys, size)
             size = len(first)
             if size > MOST_DISTINCT * len(rows):
@@ -86,12 +94,13 @@ def distinct_rows(
 
 
 def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
-    """Return the number of each key, from 0 in ascending order of keys below `size`, and a place of each number."""
+    """Return the rank of each key among the distinct keys (below `size`), and one position of each distinct key."""
     if size <= TABLE_SHARE * len(keys):
         places = np.full(size, -1, dtype=np.int64)
         places[keys] = np.arange(len(keys))
         present = places >= 0
         return (np.cumsum(present) - 1)[keys], places[present]
+    # Not a stable sort: which of several equal rows stands for all of them does not matter.
     order = np.argsort(keys)
     ascending = keys[order]
     begins = np.append(True, ascending[1:] != ascending[:-1])
@@ -100,9 +109,9 @@ def _numbered(keys: Rows, size: int) -> tuple[Rows, Rows]:
     return numbers, order[begins]
 
 
-def _copy(found: Array, array: Array, at: Rows | slice, numbers: Rows) -> None:
+def _copy(source: Array, target: Array, at: Rows | slice, numbers: Rows) -> None:
     if isinstance(at, slice):
-        # In place, which needs a mode that cannot fail halfway.
-        np.take(found, numbers, axis=0, out=array[at], mode="clip")
+        # mode="raise" would buffer the output.
+        np.take(source, numbers, axis=0, out=target[at], mode="clip")
     else:
-        array[at] = found[numbers]
+        target[at] = source[numbers]

@@ -1,8 +1,7 @@
 """Evidence tables in CSV and TSV files, also gzipped: UTF-8, a header, quotes as in RFC 4180.
 
-Every cell is text: `01` is not `1`. Empty lines are skipped, except in a table of one column, where they are rows in
-which nothing is observed. Arrow parses; what it does not say (the line of an error, a quote that nobody closes) is
-found by going through the file again with Python's csv module, once there is an error.
+Main class: DelimitedTable, used by `junctor.evidence.read`. Arrow parses; only after an error is the file read again
+with Python's csv module, for what Arrow does not report (the line of an error, an unclosed quote).
 """
 
 from __future__ import annotations
@@ -21,11 +20,14 @@ import pyarrow as pa
 from junctor.evidence.files import open_bytes
 from junctor.model.errors import EvidenceError, Place
 
-# Arrow reads up to 32 blocks ahead; a row may be about as long as a block.
+# Bytes of a block: Arrow reads up to 32 of them ahead, and a row may be about as long as one.
 _BLOCK_BYTES = 2**20
+# Longest line: a file without line ends would otherwise be loaded whole.
 _LINE_CHARACTERS = 2**24
+# No line of a file can be this one: text has no NUL characters.
 _SENTINEL = "\x00end of file\x00"
 _Records = Generator[tuple[int, list[str]], None, None]
+# Every cell is text (`01` is not `1`), as a dictionary, so that only distinct cells become Python strings.
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -36,10 +38,10 @@ class DelimitedTable:
         self.path = path
         self.delimiter = delimiter
         with closing(self._records(strict_text=True)) as records:
-            found = next(((line, names) for line, names in records if names), None)
-            if found is None:
+            header = next(((line, names) for line, names in records if names), None)
+            if header is None:
                 raise self._error("the file is empty, expected a header with names of variables")
-            self._header_line, names = found
+            self._header_line, names = header
             self._has_rows = _any_row(records, len(names) == 1)
         self.schema: pa.Schema = pa.schema([(name, _TEXT) for name in names])
 
@@ -67,7 +69,7 @@ class DelimitedTable:
         try:
             reader = pyarrow.csv.open_csv(
                 source,
-                # Our own names, since the file's need not be different from each other. The header is then a row.
+                # Numbers as names, since those of the file may repeat. The header is then a row to skip.
                 pyarrow.csv.ReadOptions(
                     use_threads=False,
                     block_size=max(_BLOCK_BYTES, 8 * sum(map(len, self.schema.names))),
@@ -75,6 +77,7 @@ class DelimitedTable:
                     skip_rows=self._header_line - 1,
                     skip_rows_after_names=1,
                 ),
+                # Empty lines are skipped, except in a table of one column, where they are rows without observation.
                 pyarrow.csv.ParseOptions(
                     delimiter=self.delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
                 ),
@@ -87,8 +90,9 @@ class DelimitedTable:
             self._explain(error)
 
     def _explain(self, error: pa.ArrowInvalid) -> None:
-        """Raise what a person can use: the line, what was found there and what was expected."""
+        """Raise EvidenceError with the line, what was found there and what was expected."""
         expected = len(self.schema)
+        # Bytes that are not UTF-8 come first: they explain odd numbers of cells as well.
         for _ in self._lines(strict_text=True):
             pass
         for line, cells in self._rows():
@@ -97,21 +101,23 @@ class DelimitedTable:
         raise self._error(f"cannot be read as CSV ({error}); a row may have up to 1 MiB, and quotes must be closed")
 
     def _refuse_open_quote(self) -> None:
-        """Raise where a quote is never closed: it swallows a line that we put at the end."""
+        """Raise EvidenceError where a quote is never closed: it swallows a line that is appended to the file."""
         *_, (line, cells) = deque(self._records(end=[_SENTINEL]), maxlen=1)
         if cells != [_SENTINEL]:
             raise self._error('a cell starts with a quote (") that is not closed before the file ends', line)
 
     def _rows(self) -> _Records:
-        """Yield line and cells of each row, without the header."""
+        """Yield line number and cells of each row, without the header."""
         for line, cells in self._records():
             if line > self._header_line and (cells or len(self.schema) == 1):
                 yield line, cells or [""]
 
     def _records(self, strict_text: bool = False, end: Sequence[str] = ()) -> _Records:
-        """Yield each record and the line on which it starts, empty lines too; `end` is read as if it were more lines.
+        """Yield the line on which each record starts, and its cells; empty lines are records.
 
-        Raises EvidenceError for bytes that are not UTF-8 (where `strict_text`) and for cells that are too long.
+        strict_text: whether bytes that are not UTF-8 raise EvidenceError.
+        end: lines to append to the file.
+        Raises EvidenceError for cells that are too long.
         """
         with closing(self._lines(strict_text)) as lines:
             records = csv.reader(chain(lines, end), delimiter=self.delimiter)
@@ -137,6 +143,7 @@ class DelimitedTable:
 
     def _refuse_other_encodings(self, line: str, number: int) -> None:
         for column, character in enumerate(line, 1):
+            # surrogateescape keeps a bad byte as a lone surrogate of this range.
             if "\udc80" <= character <= "\udcff":
                 byte = ord(character) - 0xDC00
                 raise EvidenceError(
@@ -154,11 +161,12 @@ class DelimitedTable:
 def _any_row(records: _Records, empty_counts: bool) -> bool:
     with suppress(EvidenceError):
         return next((True for _, cells in records if cells or empty_counts), False)
-    return True  # there is something, and whoever reads it will say what is wrong
+    # Something is there; reading it raises the error.
+    return True
 
 
 class _CountedQuotes(io.RawIOBase):
-    """Passes a file on and counts its quotes: an odd number is the mark of one that is not closed."""
+    """Passes a file on and counts its quotes: an odd number means that one is not closed."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw

@@ -1,9 +1,7 @@
-"""Encode tables of evidence: names become numbers, bad cells become reasons.
+"""Encoding of evidence tables: names become numbers, bad cells become reasons.
 
-A row is *invalid*, with the reason, where a cell names no state of its variable; where a likelihood has the wrong
-length, is missing in part, negative, not finite or all zeros; or where a variable has both a state and a likelihood.
-All reasons of a row are joined. With `strict` the first such row is refused instead. `layout` says what columns there
-are, `states` what their cells mean.
+Main class: Encoder; called by `junctor.evidence.read` for files and by the API for tables in memory. `layout` assigns
+the columns, `states` reads their cells.
 """
 
 from __future__ import annotations
@@ -29,7 +27,12 @@ __all__ = ["EncodedPartition", "Encoder", "as_arrow", "concatenate", "encode_tab
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EncodedPartition:
-    """Consecutive rows of an evidence table: the evidence, the case ids [rows], and the number of the first row."""
+    """Consecutive rows of an evidence table.
+
+    batch: the evidence.
+    case_ids: Arrow array [rows].
+    first_row: number of the first row in the table.
+    """
 
     batch: EvidenceBatch
     case_ids: pa.Array
@@ -46,9 +49,16 @@ def encode_table(
     file: str | None = None,
     first_row: int = 0,
 ) -> EncodedPartition:
-    """Encode a table in memory, whose first row has the number `first_row` (from 0).
+    """Encode a table in memory.
 
-    Raises EvidenceError for columns that cannot be evidence, and with `strict` for the first bad row.
+    table: columns as `junctor.evidence.layout` describes them.
+    network: the network that names refer to.
+    case_id: name of the column of case ids, None for `case_id` or row numbers.
+    ignore_extra: whether columns that are no evidence are left out instead of refused.
+    strict: whether the first invalid row is refused instead of marked.
+    file: name for errors.
+    first_row: number of the first row, from 0.
+    Raises EvidenceError.
     """
     layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=file)
     encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None)
@@ -61,10 +71,16 @@ def encode_table(
 
 
 class Encoder:
-    """Encodes the batches of one table, whose columns are those of `layout`.
+    """Encodes the batches of one table.
 
-    place: says where a row of the file (from 0) stands, for errors.
+    network: the network that names refer to.
+    layout: the columns of the table.
+    strict: whether the first invalid row is refused instead of marked.
+    place: gives the place of a row of the file (from 0), for errors.
     """
+
+    # A row is invalid where a cell names no state of its variable; where a likelihood has the wrong length, is missing
+    # in part, negative, not finite or all zeros; or where a variable has both a state and a likelihood.
 
     def __init__(
         self, network: Network, layout: ColumnLayout, strict: bool, place: Callable[[int], Place | None]
@@ -74,7 +90,7 @@ class Encoder:
         self._strict = strict
         self._place = place
         self._case_id: int | None = None
-        # (role, variable) -> where its columns are in a batch; the entries of a likelihood in the order of the states.
+        # (role, variable) -> positions of its columns in a batch; entries of a likelihood in the order of the states.
         self._sources: dict[tuple[Role, int], list[int]] = {}
         for at, column in sorted(enumerate(layout.columns), key=lambda item: item[1].state):
             if column.role == "case_id":
@@ -86,22 +102,28 @@ class Encoder:
         }
 
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
-        """Encode a batch with exactly the columns of the layout, its first row `row_in_file` of its file (from 0)."""
+        """Encode a batch with exactly the columns of the layout; raises EvidenceError if strict and a row is invalid.
+
+        batch: columns in the order of the layout.
+        first_row: number of its first row in the table, from 0.
+        row_in_file: the same in its file.
+        """
         states: dict[int, npt.NDArray[np.int32]] = {}
         likelihoods: dict[int, SoftEvidence] = {}
         bad: dict[int, Bad] = {}
         for (role, variable), at in self._sources.items():
             columns, names = [batch.column(i) for i in at], self._network.variables[variable].states
             if role == "states":
-                states[variable], found = encode_states(columns[0], self._cells[variable])
+                states[variable], errors = encode_states(columns[0], self._cells[variable])
             elif role == "likelihood":
-                likelihoods[variable], found = encode_lists(columns[0], names)
+                likelihoods[variable], errors = encode_lists(columns[0], names)
             else:
-                likelihoods[variable], found = encode_entries(columns, names)
-            bad.setdefault(variable, []).extend(found)
+                likelihoods[variable], errors = encode_entries(columns, names)
+            bad.setdefault(variable, []).extend(errors)
+        # Only now: the check compares whole columns of both kinds.
         for variable in states.keys() & likelihoods.keys():
-            likelihoods[variable], found = _without_states(likelihoods[variable], states[variable])
-            bad[variable] += found
+            likelihoods[variable], errors = _without_states(likelihoods[variable], states[variable])
+            bad[variable] += errors
         invalid = self._joined(bad)
         if self._strict and invalid:
             row = min(invalid)
@@ -111,7 +133,7 @@ class Encoder:
         return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row)
 
     def _joined(self, bad: Mapping[int, Bad]) -> dict[int, str]:
-        """Join the reasons of each row, in the order of the network's variables."""
+        """Return the joined reasons of each row, in the order of the network's variables."""
         reasons: dict[int, str] = {}
         for variable in sorted(bad):
             prefix = f"column {self._network.variables[variable].name!r}: "
@@ -131,10 +153,16 @@ def row_numbers(first_row: int, rows: int) -> pa.Array:
 
 
 def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, first_row: int) -> EncodedPartition:
-    """Put consecutive encoded pieces together; no pieces at all are a partition without rows."""
+    """Return consecutive encoded pieces as one partition.
+
+    parts: in the order of the rows; none give a partition without rows.
+    case_id_type: Arrow type of the case ids, for no parts.
+    first_row: number of the first row.
+    """
     starts = np.cumsum([0, *(part.batch.rows for part in parts)]).tolist()
     batches = [part.batch for part in parts]
     states = {
+        # Pieces of different files may have different columns: what one lacks is unobserved there.
         variable: np.concatenate([_states(batch, variable) for batch in batches])
         for variable in _keys(batch.states for batch in batches)
     }
@@ -159,7 +187,7 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
 
 
 def _without_states(likelihood: SoftEvidence, states: npt.NDArray[np.int32]) -> tuple[SoftEvidence, Bad]:
-    """Drop the likelihoods of rows that observe the variable, and name these rows."""
+    """Return the likelihoods without the rows that observe the variable, and those rows with reasons."""
     observed = states[likelihood.rows] != UNOBSERVED
     bad: Bad = [(row, "both a state and a likelihood") for row in likelihood.rows[observed].tolist()]
     return SoftEvidence(likelihood.rows[~observed], likelihood.values[~observed]), bad
@@ -170,8 +198,8 @@ def _keys(tables: Iterable[Mapping[int, object]]) -> list[int]:
 
 
 def _states(batch: EvidenceBatch, variable: int) -> npt.NDArray[np.int32]:
-    found = batch.states.get(variable)
-    return np.full(batch.rows, UNOBSERVED, dtype=np.int32) if found is None else found
+    states = batch.states.get(variable)
+    return np.full(batch.rows, UNOBSERVED, dtype=np.int32) if states is None else states
 
 
 def _concatenated(pieces: Sequence[tuple[int, SoftEvidence]]) -> SoftEvidence:

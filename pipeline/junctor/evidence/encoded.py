@@ -1,8 +1,8 @@
 """Encoded partitions on disk: Parquet with numbers instead of names.
 
-Columns: `case_id`; `s7`, the states of variable 7 (the smallest unsigned type that holds them, null where it is
-unobserved); `l7`, its likelihoods (a fixed-size list of doubles, null where there is none); `reason`, null where the
-row is valid. Metadata: `junctor`, JSON with `format_version`, `first_row` and the Arrow type of the case ids.
+Columns: `case_id`; `s7`, states of variable 7 (smallest unsigned type, null where unobserved); `l7`, its likelihoods
+(fixed-size lists of doubles, null where there are none); `reason`, null where the row is valid. Metadata: `junctor`,
+JSON with `format_version`, `first_row` and the Arrow type of the case ids.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CASE_ID = "case_id"
 
 
 def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
-    """Write a partition, aside first and then renamed to `path`, so that a file of that name is whole."""
+    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete."""
     columns = dict(_columns(partition))
     metadata = {
         "format_version": FORMAT_VERSION,
         "first_row": partition.first_row,
-        # Parquet has no seconds, for one; the type itself says what to cast back to.
+        # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
         "case_id": base64.b64encode(pa.schema([(_CASE_ID, partition.case_ids.type)]).serialize()).decode(),
     }
     table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata={_METADATA: json.dumps(metadata)})
@@ -51,6 +51,7 @@ def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
         with pq.ParquetFile(path) as file:
             metadata = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
             _refuse_other_versions(metadata, path)
+            # Workers read partitions concurrently; threads in each of them would only compete.
             table = file.read(use_threads=False)
         kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
         columns = {name: _whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -61,10 +62,10 @@ def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
 
 
 def _refuse_other_versions(metadata: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    found = metadata.get("format_version")
-    if found != FORMAT_VERSION:
+    version = metadata.get("format_version")
+    if version != FORMAT_VERSION:
         raise RunError(
-            f"{path}: found encoded evidence of format version {found}, expected {FORMAT_VERSION}: start the run anew"
+            f"{path}: found encoded evidence of format version {version}, expected {FORMAT_VERSION}: start the run anew"
         )
 
 
@@ -85,12 +86,13 @@ def _reasons(batch: EvidenceBatch) -> pa.Array:
 
 
 def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
+    # Most variables have fewer than 256 states: one byte a cell. UNOBSERVED is null, so that the type can be unsigned.
     small = np.min_scalar_type(max(0, int(states.max(initial=0))))
     return number_array(states.astype(small), states == UNOBSERVED)
 
 
 def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
-    """Put likelihoods into lists for all rows, null in rows without one."""
+    """Return likelihoods as lists for all rows, null in rows without one."""
     values = np.zeros((rows, likelihood.values.shape[1]))
     values[likelihood.rows] = likelihood.values
     missing = np.ones(rows, dtype=np.bool_)

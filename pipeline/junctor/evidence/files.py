@@ -1,4 +1,7 @@
-"""Evidence files on disk: which files a path means, what format they have, and how their bytes are opened."""
+"""Evidence files on disk: the files of a path, their formats, and access to their bytes.
+
+Main functions: `files_of`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,14 @@ _ENDINGS = {
     ".ipc": "arrow",
     ".evid": "evid",
 }
+# Arrow streams start with a continuation marker of four 0xFF bytes.
 _FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+# The other formats compress their columns themselves, and are read at any offset.
 _GZIPPED = {"csv", "tsv", "evid"}
 
 
 def checked_format(format: str | None) -> str | None:
-    """Return a format that the user asked for, or None; raises EvidenceError for one that there is not."""
+    """Return the requested format, or None; raises EvidenceError for an unknown one."""
     if format is not None and format not in FORMATS:
         raise EvidenceError(
             f"unknown evidence format {format!r}{nearest(format, FORMATS)}: one of {', '.join(FORMATS)}"
@@ -46,28 +51,29 @@ def format_of(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     gzipped = suffixes[-1:] == [".gz"]
     ending = "".join(suffixes[-2:-1] if gzipped else suffixes[-1:])
-    found = _ENDINGS.get(ending)
-    if found is None and not gzipped:
+    format = _ENDINGS.get(ending)
+    if format is None and not gzipped:
         with path.open("rb") as file:
             start = file.read(8)
-        found = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
-    if found is None or (gzipped and found not in _GZIPPED):
+        format = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
+    if format is None or (gzipped and format not in _GZIPPED):
         raise EvidenceError(
             f"cannot tell the format from the ending {''.join(path.suffixes[-2:])!r}: expected one of "
             f"{' '.join(_ENDINGS)} (.csv, .tsv and .evid also with .gz); --evidence-format "
             "names it otherwise",
             Place(str(path)),
         )
-    return found
+    return format
 
 
 def files_of(folder: Path) -> list[Path]:
-    """All files of a folder, by path; those that start with "_" or "." are marks and leftovers of other tools."""
-    found = []
+    """Return all files of a folder in the order of their paths, without names that start with "_" or "."."""
+    files = []
+    # Such names are markers (_SUCCESS) and leftovers of other tools.
     for directory, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
-        found += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+        files += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
+    return sorted(files, key=lambda path: path.relative_to(folder).parts)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -79,7 +85,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what readers of a file raise into an EvidenceError that names the file."""
+    """Context manager: turn errors of reading a file into an EvidenceError that names it."""
     place = Place(str(path))
     try:
         yield
@@ -98,4 +104,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _raise(error: OSError) -> None:
+    # os.walk skips unreadable folders unless told otherwise, and rows would be missing silently.
     raise error

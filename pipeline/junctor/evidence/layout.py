@@ -1,13 +1,6 @@
-"""What the columns of an evidence table are: case id, states of a variable, its likelihood, or a part of one.
+"""The columns of an evidence table: case id, states of a variable, its likelihood, or one entry of it.
 
-- The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
-  network has a variable of that name.
-- A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
-- A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
-  column must have one for each of its states.
-- Anything else is refused, or left out with `ignore_extra`.
-
-White space around a name is dropped unless the name with it is a variable's.
+Main function: `read_layout`; called by `junctor.evidence.read` and `junctor.evidence.encode`.
 """
 
 from __future__ import annotations
@@ -25,14 +18,24 @@ from junctor.model.network import Network
 
 CASE_ID = "case_id"
 
+# - The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
+#   network has a variable of that name.
+# - A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
+# - A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
+#   column must have one for each of its states.
+# - Anything else is refused, or left out with `ignore_extra`.
 Role = Literal["case_id", "states", "likelihood", "entry"]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that is read: its position in the table, its name there, and what it says of which variable.
+    """A column that is read.
 
-    `state` is meant for the role `entry` alone, `variable` for all roles but `case_id`.
+    position: index in the table.
+    name: name in the table.
+    role: what its cells are.
+    variable: index of the variable; -1 for the role `case_id`.
+    state: index of the state; -1 for all roles but `entry`.
     """
 
     position: int
@@ -58,10 +61,15 @@ class ColumnLayout:
 def read_layout(
     schema: pa.Schema, network: Network, *, case_id: str | None = None, ignore_extra: bool = False, file: str | None
 ) -> ColumnLayout:
-    """Find out what each column is; raises EvidenceError, naming file and column, for what cannot be evidence.
+    """Return the columns that are evidence.
 
-    That is: unknown columns unless `ignore_extra`, a thing that two columns say, cells of a type that cannot be
-    states or likelihoods, a likelihood without columns for all states, and a case-id column that is not there.
+    schema: Arrow schema of the table.
+    network: the network that names refer to.
+    case_id: name of the column of case ids, None for `case_id` where there is one.
+    ignore_extra: whether unknown columns are left out.
+    file: name for errors.
+    Raises EvidenceError for unknown columns unless `ignore_extra`, two columns of the same content, cells of a wrong
+    type, a likelihood without columns for all states, and a missing case-id column.
     """
     reader = _LayoutReader(network, case_id, ignore_extra, Place(file) if file else None, schema.names)
     columns = tuple(reader.columns(schema.types))
@@ -75,6 +83,8 @@ def read_layout(
 
 @dataclass(frozen=True, slots=True)
 class _LayoutReader:
+    """Assigns roles to columns; `cells` caches the readers of state names in `variable=state`."""
+
     network: Network
     case_id: str | None
     ignore_extra: bool
@@ -87,6 +97,7 @@ class _LayoutReader:
 
     def columns(self, types: Sequence[pa.DataType]) -> Iterator[Column]:
         for position, (raw, kind) in enumerate(zip(self.names, types, strict=True)):
+            # White space around a name is dropped unless the name with it is a variable's.
             name = raw if raw in self.network.index else raw.strip()
             column = self._column(position, name, kind) or self._entry(position, raw, kind)
             if column is not None:
@@ -119,20 +130,20 @@ class _LayoutReader:
     def _entry(self, position: int, name: str, kind: pa.DataType) -> Column | None:
         # Variables and states may hold "=" themselves, so every "=" is tried.
         splits = [(name[:i], name[i + 1 :]) for i, sign in enumerate(name) if sign == "="]
-        found, unknown = [], []
+        entries, unknown = [], []
         for owner, state in splits:
             variable = self.network.index.get(owner, self.network.index.get(owner.strip()))
             if variable is not None:
                 cells = self._cells_of(variable)
                 code = cells.code(state)
-                found += [(variable, code)] if code >= 0 else []
+                entries += [(variable, code)] if code >= 0 else []
                 unknown += [cells.reason(state)] if code < 0 else []
-        if len(found) > 1:
-            self.fail(f"column {name!r} can be read in {len(found)} ways: use a list column of likelihoods")
-        if found:
+        if len(entries) > 1:
+            self.fail(f"column {name!r} can be read in {len(entries)} ways: use a list column of likelihoods")
+        if entries:
             if not (is_text(kind) or is_number(kind)):
                 self.fail(f"column {name!r}: found cells of type {kind}, expected numbers for likelihoods")
-            return Column(position, name, "entry", *found[0])
+            return Column(position, name, "entry", *entries[0])
         if unknown:
             self.fail(f"column {name!r}: {unknown[0]}")
         return None
@@ -157,10 +168,11 @@ class _LayoutReader:
         )
 
     def refuse_doubles(self, columns: Sequence[Column]) -> None:
-        """Refuse two columns that say the same thing; a hard and a soft column of a variable may stand together."""
+        """Raise EvidenceError for two columns of the same content; states and likelihoods of a variable may coexist."""
         seen: dict[tuple[str, int, int], Column] = {}
         lists = {column.variable: column for column in columns if column.role == "likelihood"}
         for column in columns:
+            # A state column and a list column bear the same name, the variable's, so one key finds both.
             role = "states" if column.role == "likelihood" else column.role
             first = seen.setdefault((role, column.variable, column.state), column)
             if column.role == "entry":
@@ -172,7 +184,7 @@ class _LayoutReader:
                 )
 
     def refuse_partial_likelihoods(self, columns: Sequence[Column]) -> None:
-        """Refuse `variable=state` columns that leave out a state: 0 and 1 are both plausible guesses."""
+        """Raise EvidenceError for `variable=state` columns that omit a state: 0 and 1 are both plausible guesses."""
         entries: dict[int, set[int]] = {}
         for column in columns:
             if column.role == "entry":
@@ -189,7 +201,7 @@ class _LayoutReader:
 
 
 def _case_id_type(kind: pa.DataType, reader: _LayoutReader) -> pa.DataType:
-    """The type in which case ids are carried: the column's own, without a dictionary."""
+    """Return the type of the case ids: the column's own, without a dictionary."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     carried = is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_fixed_size_binary(kind)

@@ -1,15 +1,7 @@
-"""Evidence files as streams of encoded partitions.
+"""Evidence files and folders as streams of encoded partitions.
 
-| format   | endings                              | what it is |
-|----------|--------------------------------------|------------|
-| csv, tsv | .csv .tsv, also with .gz             | text, UTF-8, header; see `delimited` |
-| parquet  | .parquet .pq .parq                   | Parquet    |
-| arrow    | .arrow .arrows .feather .ipc         | Arrow IPC, file or stream |
-| evid     | .evid, also with .gz                 | UAI evidence; see `uai_evid` |
-
-A file with another ending is known by its first bytes. A folder is one table, whose files (but for UAI evidence) are
-read in the order of their paths; names that start with `_` or `.` are skipped, and folders called `column=value` are
-columns of their own. `layout` says what the columns mean, `states` what cells mean, `encode` which rows are invalid.
+Main function: `open_evidence`; called by runs, the API and the command line. `files` recognises formats, `layout`
+assigns columns, `states` reads cells, `encode` marks invalid rows. A folder is one table.
 """
 
 from __future__ import annotations
@@ -30,11 +22,12 @@ from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 
+# Hive and Spark write null as this folder name.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 class EvidenceSource(Protocol):
-    """An evidence file that was opened: what it has, and its partitions."""
+    """An open evidence file: its columns, and its rows in partitions."""
 
     @property
     def columns(self) -> list[int]:
@@ -66,9 +59,12 @@ def open_evidence(
 ) -> EvidenceSource:
     """Open an evidence file or folder; its columns are checked, its rows not read yet.
 
-    case_id: the column that is carried through; by default `case_id`, and row numbers where there is none.
-    ignore_extra: leave out columns that are not of the network. strict: refuse invalid rows instead of marking them.
-    format: csv, tsv, parquet, arrow or evid; by default what the name or the first bytes say.
+    path: file, or folder of files of one table.
+    network: the network that names refer to.
+    case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
+    ignore_extra: whether columns that are not of the network are left out.
+    strict: whether invalid rows are refused instead of marked.
+    format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     Raises EvidenceError.
     """
     source, format = Path(path), checked_format(format)
@@ -82,6 +78,7 @@ def open_evidence(
             read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=str(table.path))
             for table in tables
         ]
+    # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     encoders = [_encoder(network, layout, strict, table) for table, layout in zip(tables, layouts, strict=True)]
@@ -90,7 +87,7 @@ def open_evidence(
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and contents of the files that are read."""
+    """Return the SHA-256 of a file's bytes; of a folder, of the names and contents of the files that are read."""
     source = Path(path)
     with explained(source):
         if not source.is_dir():
@@ -105,6 +102,8 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 
 
 class _Table(Protocol):
+    """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
+
     path: Path
     schema: pa.Schema
 
@@ -125,6 +124,7 @@ class TableSource:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
         if rows < 1:
             raise ValueError(f"partitions need at least one row, not {rows}")
+        # Blocks of files and partitions have different sizes: slices of blocks are held until they fill a partition.
         first_row = held_rows = 0
         held: list[EncodedPartition] = []
         for encode, batch_rows in self._batches():
@@ -140,11 +140,13 @@ class TableSource:
             yield concatenate(held, self.case_id_type, first_row)
 
     def _batches(self) -> Iterator[tuple[Callable[[int, int, int], EncodedPartition], int]]:
-        """Yield, for each batch of the files, how to encode a slice of it, and its rows."""
+        """Yield for each batch of the files a function that encodes a slice of it, and its number of rows."""
         for table, layout, encoder in self._files:
             row_in_file = 0
             batches = table.batches([column.position for column in layout.columns])
             while True:
+                # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
+                # unchanged.
                 with explained(table.path):
                     batch = next(batches, None)
                 if batch is None:
@@ -220,7 +222,7 @@ def _open_table(path: Path, format: str, folder: Path | None) -> _Table:
 
 
 class _WithFolderColumns:
-    """A file in folders called `column=value`, as Hive and Spark write them: they are columns, last in the table."""
+    """A file in folders called `column=value`, as Hive and Spark write them: each is a column, after the file's own."""
 
     def __init__(self, table: _Table, constants: dict[str, str]) -> None:
         self.path = table.path
@@ -238,6 +240,7 @@ class _WithFolderColumns:
             for i, value in enumerate(self._values, self._width):
                 columns[i] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
             picked = pa.RecordBatch.from_arrays([columns[i] for i in positions], [str(i) for i in positions])
+            # A record batch without columns loses its number of rows.
             yield picked if positions else batch
 
     def line_of(self, row: int) -> int | None:

@@ -1,14 +1,6 @@
-"""What one cell says of a variable: a state by name or by index, nothing, or something unknown.
+"""The meaning of one evidence cell: a state by name or by index, unobserved, or unknown.
 
-In this order:
-
-1. A cell that is the name of a state is that state, even if the name is `NA` or `?`. Text is compared as it stands,
-   then without the white space around it; a number by its digits, an integral one (3.0) also as an integer.
-2. Null, NaN and the texts empty, `NA`, `?`, `null`, `NaN` and `nan` say nothing: the variable is unobserved.
-3. True and false, as booleans or as text in any case, are the state of that name in any case (`TRUE`, `True`).
-4. A whole number (3, 3.0, `3`, `3.0`, but not `03`) is the index of a state, from 0; only where no state of the
-   variable has a name that looks like a number. Where one has, numbers are names and nothing else.
-5. Anything else is unknown, and its row invalid.
+Main class: StateCells, one for each observed variable; called by `junctor.evidence.columns`.
 """
 
 from __future__ import annotations
@@ -27,10 +19,11 @@ UNKNOWN = -2
 Cell = str | bool | int | float | Decimal | None
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-# At most 18 digits: any text of 4,300 and more makes int() raise.
+# At most 18 digits fit 64 bits; int() raises for texts of more than 4,300.
 _INTEGER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 
-# Suggestions compare a cell with every state, which is slow. A table of garbage shall not make the reader crawl.
+# Suggestions compare a cell with every state, which is slow: a table of garbage must not slow the reader down. Most
+# suggestions for a variable, most comparisons for all of them, longest cell with a suggestion.
 _HINTS = 1000
 _HINT_COMPARISONS = 20_000
 _HINT_LENGTH = 64
@@ -39,8 +32,16 @@ _SHOWN_LENGTH = 40
 
 
 class StateCells:
-    """Reads the cells of one variable. `code` is cheap; `reason` is for what `code` does not know."""
+    """Reads the cells of one variable: `code` gives the state, `reason` the error for an unknown cell."""
 
+    # Rules, in this order:
+    # 1. The name of a state is that state, even if it is `NA` or `?`. Text is compared as it stands, then without
+    #    surrounding white space; a number by its digits, an integral one (3.0) also as an integer.
+    # 2. Null, NaN and the texts empty, `NA`, `?`, `null`, `NaN` and `nan` are unobserved.
+    # 3. True and false, as booleans or as text in any case, are the state of that name in any case.
+    # 4. A whole number (3, 3.0, `3`, `3.0`, not `03`) is the index of a state from 0, but only if no state has a name
+    #    that looks like a number: otherwise numbers are names.
+    # 5. Anything else is unknown, and its row invalid.
     def __init__(self, variable: Variable, noun: str = "state") -> None:
         self._noun = noun
         self._states = variable.states
@@ -52,6 +53,7 @@ class StateCells:
 
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
+        # NaN alone differs from itself.
         if cell is None or cell != cell:
             return UNOBSERVED
         for text in _spellings(cell):
@@ -63,7 +65,7 @@ class StateCells:
         text = str(cell).strip()
         if isinstance(cell, str) and text in MISSING_TEXTS:
             return UNOBSERVED
-        # Long cells are not folded: no word of five letters is in them.
+        # `true` and `false` have at most five letters; longer cells need no case folding.
         truth = self._truths.get(text.casefold()) if len(text) <= 5 else None
         if truth is not None:
             return truth
@@ -89,12 +91,13 @@ class StateCells:
 
 
 def _only(states: tuple[str, ...], truth: str) -> int | None:
-    found = [code for code, name in enumerate(states) if name.casefold() == truth]
-    return found[0] if len(found) == 1 else None
+    # Both `True` and `TRUE` as states leave no way to choose.
+    codes = [code for code, name in enumerate(states) if name.casefold() == truth]
+    return codes[0] if len(codes) == 1 else None
 
 
 def _spellings(cell: Cell) -> Iterator[str]:
-    """The names that a cell may stand for; a boolean is no number, and its names are looked up in any case."""
+    """Yield the names that a cell may stand for; none for booleans, whose names are compared without case."""
     if isinstance(cell, bool):
         return
     yield str(cell)
@@ -106,6 +109,7 @@ def _spellings(cell: Cell) -> Iterator[str]:
 
 
 def _integer(cell: Cell) -> int | None:
+    # Before int, of which bool is a subclass.
     if isinstance(cell, bool):
         return None
     if isinstance(cell, str):

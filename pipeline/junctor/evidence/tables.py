@@ -1,4 +1,4 @@
-"""Tables in memory, whatever library they come from, as Arrow."""
+"""Tables in memory, of whatever library, as Arrow. Main function: `as_arrow`, called by the Python API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EXPECTED = (
 
 
 def as_arrow(evidence: Any) -> pa.Table:
-    """Return a table of evidence as Arrow, its columns as they are; raises EvidenceError for what is no table.
+    """Return a table of evidence as Arrow, its columns unchanged; raises EvidenceError for what is no table.
 
-    evidence: an Arrow table, record batch or reader; a pandas data frame (its index is dropped); anything that offers
-    Arrow's C stream, such as a polars data frame; a mapping of columns; a list of rows, in which a missing key is an
-    unobserved variable. NaN in pandas is null. A column of mixed plain values is read as text.
+    evidence: an Arrow table, record batch or reader; a pandas data frame (its index is dropped, NaN is null); any
+        object with Arrow's C stream, such as a polars data frame; a mapping of columns; a list of rows, in which a
+        missing key is an unobserved variable. A column of mixed plain values is read as text.
     """
     if isinstance(evidence, pa.Table):
         return evidence
@@ -31,7 +31,7 @@ def as_arrow(evidence: Any) -> pa.Table:
     if isinstance(evidence, Mapping):
         return _from_columns([(name, _checked_cells(name, cells)) for name, cells in evidence.items()])
     if type(evidence).__module__.partition(".")[0] == "pandas" and hasattr(evidence, "items") and evidence.ndim == 2:
-        # Through its columns: pandas' own way to Arrow keeps the index and stops at mixed columns.
+        # By columns: pandas' own conversion to Arrow keeps the index and fails at mixed columns.
         return _from_columns(list(evidence.items()), rows=len(evidence))
     if hasattr(evidence, "__arrow_c_stream__"):
         return pa.table(evidence)
@@ -50,6 +50,7 @@ def _checked_cells(name: Any, cells: Any) -> Any:
 
 
 def _from_rows(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
+    # Rows may have different keys; a dictionary keeps the order of first appearance.
     names = dict.fromkeys(name for row in rows for name in row)
     return _from_columns([(name, [row.get(name) for row in rows]) for name in names], rows=len(rows))
 
@@ -59,6 +60,7 @@ def _from_columns(columns: Sequence[tuple[Any, Any]], rows: int = 0) -> pa.Table
     if len(set(lengths.values())) > 1:
         raise EvidenceError(f"evidence: columns of different lengths: {lengths}")
     if not columns:
+        # Arrow takes the number of rows from a column only.
         return pa.table({"": pa.nulls(rows)}).select([])
     return pa.Table.from_arrays([_column(name, cells) for name, cells in columns], [str(name) for name, _ in columns])
 
@@ -84,7 +86,7 @@ def _as_text(name: Any, cell: Any) -> str | None:
 
 
 def _is_null(cell: Any) -> bool:
-    # pandas' own nulls are named, since pandas need not be there to be imported.
+    # pandas' own nulls are told by name, since pandas need not be installed.
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(cell, float) and cell != cell

@@ -1,13 +1,6 @@
 """UAI evidence (`.evid`): numbers of variables and states, no names, one case or several.
 
-Two forms are in use, and nothing in a file says which one it has:
-
-- one case: the number of observed variables, then a variable and its state for each; `0` is a case without evidence;
-- several cases: the number of cases, then each of them in the form above.
-
-The form that uses up all numbers is meant. Where both do (`2 0 1 1 0`), the one in which all variables and states exist
-and no variable comes twice is; where that does not decide either, several cases are meant if the first number and each
-case stand on lines of their own, else one case. The file is held in memory, 8 bytes a number.
+Main class: EvidSource, opened by `junctor.evidence.read`. The file is held in memory, 8 bytes a number.
 """
 
 from __future__ import annotations
@@ -32,9 +25,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Cases:
-    """Case i observes `variables[starts[i]:starts[i + 1]]` in `states` of the same places.
+    """Observations of all cases, one case after the other.
 
-    tokens: the position in the file, counted in numbers, of the first variable of each case.
+    starts: int64 [cases + 1], case i has the observations starts[i] to starts[i + 1].
+    variables: int64 [observations].
+    states: int64 [observations], of these variables.
+    tokens: int64 [cases], position in the file, counted in numbers, of the first variable of each case.
     """
 
     starts: Integers
@@ -43,11 +39,11 @@ class _Cases:
     tokens: Integers
 
     def rows(self) -> Integers:
-        """The case of each observation."""
+        """Return the case of each observation."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def token_of(self, observation: int) -> int:
-        """The position in the file of the variable of an observation."""
+        """Return the position in the file, counted in numbers, of the variable of an observation."""
         case = int(np.searchsorted(self.starts, observation, side="right")) - 1
         return int(self.tokens[case] + 2 * (observation - self.starts[case]))
 
@@ -85,7 +81,7 @@ class EvidSource:
         if rows < 1:
             raise ValueError(f"partitions need at least one row, not {rows}")
         total = len(self._cases.starts) - 1
-        # One pass over what is invalid, however many partitions there are.
+        # By partition at once: a search in all invalid rows for each partition would be quadratic.
         bad: dict[int, dict[int, str]] = {}
         for row, reason in self._invalid.items():
             bad.setdefault(row // rows, {})[row % rows] = reason
@@ -93,7 +89,7 @@ class EvidSource:
             here = min(rows, total - first)
             invalid = bad.get(first // rows, {})
             states = self._states(first, here)
-            # An invalid row does not count, but a state that there is not could lead readers out of a table.
+            # Invalid rows get no answer, but a state out of range would index outside of tables.
             for column in states.values():
                 column[list(invalid)] = UNOBSERVED
             batch = EvidenceBatch(here, states, {}, invalid)
@@ -110,22 +106,27 @@ class EvidSource:
 
 
 def _read_cases(numbers: Integers, text: _Text, network: Network) -> _Cases:
-    """Return the cases in whichever of the two forms the file has."""
+    """Return the cases of a file; raises EvidenceError if it has neither of the two forms in use."""
+    # Nothing in a file declares its form:
+    # - one case: the number of observed variables, then a variable and its state for each (`0`: no evidence);
+    # - several cases: the number of cases, then each of them in the form above.
+    # The form that uses up all numbers is meant. Where both do (`2 0 1 1 0`), it is the one in which all variables and
+    # states exist and no variable repeats; else several cases if the first number and each case have their own lines.
     single, several = _one_case(numbers), _several_cases(numbers)
     if single is not None and several is not None:
-        sound = [cases for cases in (single, several) if _is_sound(cases, network)]
-        if len(sound) == 1:
-            return sound[0]
+        consistent = [cases for cases in (single, several) if _is_consistent(cases, network)]
+        if len(consistent) == 1:
+            return consistent[0]
         return several if text.has_lines_of(several) else single
-    found = single if single is not None else several
-    if found is None:
+    cases = single if single is not None else several
+    if cases is None:
         count = int(numbers[0])
         raise text.error(
             f"found {len(numbers) - 1} numbers after the first, {count}: expected either {2 * count} (one case: a "
             f"variable and its state, {count} times) or {count} cases, each with its own number of variables first",
             0,
         )
-    return found
+    return cases
 
 
 def _one_case(numbers: Integers) -> _Cases | None:
@@ -135,31 +136,35 @@ def _one_case(numbers: Integers) -> _Cases | None:
 
 
 def _several_cases(numbers: Integers) -> _Cases | None:
+    # Items of a memoryview are Python integers, several times faster one by one than those of an array.
     flat, end, at, tokens = memoryview(numbers.data), len(numbers), 1, []
     for _ in range(min(int(numbers[0]), end)):
         if at >= end:
             return None
         tokens.append(at + 1)
         at += 1 + 2 * flat[at]
-    if at != end or len(tokens) != numbers[0] or not tokens:  # `0` is a case, not no cases
+    # `0` is one case without evidence, not zero cases.
+    if at != end or len(tokens) != numbers[0] or not tokens:
         return None
     first = np.array(tokens, dtype=np.int64)
     starts = np.append(0, np.cumsum(numbers[first - 1]))
-    # Where an observation stands: after its case's first one, two numbers each.
+    # Position of each observation in the file: two numbers each, from the first one of its case.
     places = np.repeat(first - 2 * starts[:-1], np.diff(starts)) + 2 * np.arange(starts[-1])
     return _Cases(starts, numbers[places], numbers[places + 1], first)
 
 
-def _is_sound(cases: _Cases, network: Network) -> bool:
+def _is_consistent(cases: _Cases, network: Network) -> bool:
     inside = bool((cases.variables < len(network.variables)).all())
     return inside and not any(True for _ in _invalid_cases(cases, network))
 
 
 def _invalid_cases(cases: _Cases, network: Network) -> Iterator[tuple[int, str]]:
-    """Yield the cases that cannot be, by row, with all that is wrong with them."""
+    """Yield the rows of invalid cases with all their errors."""
     rows = cases.rows()
     cardinalities = np.array(network.cardinalities)
     wrong = cases.states >= cardinalities[cases.variables]
+    # Sorted by case and variable, repeated variables of a case are neighbours; the sort is stable, so the first one
+    # stays.
     order = np.lexsort((cases.variables, rows))
     again = np.zeros(len(rows), dtype=np.bool_)
     again[order[1:]] = (np.diff(rows[order]) == 0) & (np.diff(cases.variables[order]) == 0)
@@ -172,19 +177,20 @@ def _invalid_cases(cases: _Cases, network: Network) -> Iterator[tuple[int, str]]
             reasons.setdefault(int(rows[at]), []).append(message)
         if again[at]:
             reasons.setdefault(int(rows[at]), []).append(f"{name} is observed twice")
-    for row, found in reasons.items():
-        yield row, "; ".join(found)
+    for row, errors in reasons.items():
+        yield row, "; ".join(errors)
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The bytes of a file and its name; knows where its numbers stand."""
+    """The bytes of a file and its name; locates its numbers for errors."""
 
     data: bytes
     file: str
 
     def numbers(self) -> Integers:
-        """All numbers of the file, int64; raises EvidenceError for anything else in it."""
+        """Return all numbers of the file, int64; raises EvidenceError for anything else in it."""
+        # Ten digits and more are refused: no network has such numbers, and sums of them could overflow.
         strange = re.search(rb"[^\s\d]|\d{10,}", self.data)
         if strange:
             before = self.data[: strange.start()]
@@ -199,12 +205,12 @@ class _Text:
         return np.fromstring(self.data, dtype=np.int64, sep=" ")
 
     def has_lines_of(self, cases: _Cases) -> bool:
-        """Whether the number of cases and each case stand on lines of their own."""
+        """Return True if the number of cases and each case stand on lines of their own."""
         lengths = [len(line.split()) for line in self.data.splitlines()]
         return [length for length in lengths if length] == [1, *(1 + 2 * np.diff(cases.starts)).tolist()]
 
     def error(self, message: str, token: int) -> EvidenceError:
-        """An error at the number that comes after `token` others."""
+        """Return an error at the number with index `token` in the file."""
         for i, match in enumerate(re.finditer(rb"\S+", self.data)):
             if i == token:
                 return EvidenceError(message, self._place(match.start()))

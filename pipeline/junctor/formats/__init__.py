@@ -1,16 +1,7 @@
-"""Network files: which format a file has, and the readers and writers of all formats.
+"""Network files: recognition of their format, and the readers and writers of all formats.
 
-| format   | extensions                          | read | write |
-|----------|-------------------------------------|------|-------|
-| `bif`    | .bif                                | yes  | yes   |
-| `xmlbif` | .xml .bifxml .xmlbif .xbif          | yes  |       |
-| `hugin`  | .net .hugin                         | yes  |       |
-| `xdsl`   | .xdsl                               | yes  |       |
-| `uai`    | .uai                                | yes  | yes   |
-| `parquet`| .parquet (`junctor.formats.store`)  | yes  | yes   |
-
-Each may be compressed by gzip (`.gz` after the extension). To convert a file is to read it and to write it. UAI files
-have no names: variables and states become numbers.
+Main functions: `read_network` and `write_network`, called by the API, the command line and flows. Any file may be
+compressed by gzip (`.gz` after the extension). Conversion is reading one format and writing another.
 """
 
 from __future__ import annotations
@@ -31,14 +22,17 @@ EXTENSIONS = {
     "uai": (".uai",),
     "parquet": (".parquet",),
 }
+# UAI files have no names: variables and states become numbers. The XML formats and Hugin are read only.
 WRITABLE = ("bif", "uai", "parquet")
 
 _PARQUET_MAGIC = b"PAR1"
 
 
 def read_network(path: str | os.PathLike[str], format: str | None = None) -> Network:
-    """Read a network file; the format follows from the extension, or else from the content, unless `format` names it.
+    """Read a network file.
 
+    path: file, possibly gzipped.
+    format: a key of EXTENSIONS or an extension; None for the format of the extension, else of the content.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network.
     """
@@ -47,14 +41,18 @@ def read_network(path: str | os.PathLike[str], format: str | None = None) -> Net
     if chosen == "parquet":
         from junctor.formats import store
 
+        # By path, not by content: its limit on the size of the file is larger than that of text formats.
         return store.read(path)
     data = read_bytes(path)
     return _read(chosen or _format_of_content(data, path), data, path)
 
 
 def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
-    """Write a network file, whole or not at all, and return warnings about what the format could not keep.
+    """Write a network file atomically and return warnings about information that the format cannot keep.
 
+    network: the network to write.
+    path: target; an existing file is replaced.
+    format: a name of WRITABLE or an extension; None for the format of the extension.
     Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
     """
     path = Path(path)
@@ -68,7 +66,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
 
 
 def _read(format: str, data: bytes, path: Path) -> Network:
-    # Each reader is imported when it is needed: XML and Arrow take their time.
+    # Readers are imported on demand: Arrow alone takes 0.1 s and more to load.
     file = str(path)
     if format == "bif":
         from junctor.formats import bif
@@ -145,6 +143,8 @@ def _format_of_extension(path: Path) -> str | None:
     return next((name for name, known in EXTENSIONS.items() if suffixes[-1:] and suffixes[-1] in known), None)
 
 
+# Searched in the first 64 KiB, in this order: an XDSL file is XML as well, and 'network' in BIF is less special than
+# the first word of the others.
 _SIGNS = {
     "xdsl": re.compile(r"<smile[\s>]"),
     "xmlbif": re.compile(r"<(\w+:)?(xml)?bif[\s>]", re.I),
@@ -159,6 +159,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
 def _format_of_content(data: bytes, path: Path) -> str:
     if data.startswith(_PARQUET_MAGIC):
         return "parquet"
+    # Latin-1 decodes any bytes, and all signs are ASCII; what it makes of a UTF-8 byte order mark is taken off.
     head = data[:65536].decode("latin-1").removeprefix("\xef\xbb\xbf")
     is_xml = head.lstrip().startswith("<")
     plain = head if is_xml else _COMMENT.sub(" ", head)

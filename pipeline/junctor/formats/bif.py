@@ -4,14 +4,7 @@
     variable smoke { type discrete [ 2 ] { yes, no }; }
     probability ( lung | smoke ) { (yes) 0.1, 0.9; (no) 0.01, 0.99; }
 
-Accepted besides: names and states in quotes or not, separated by commas or spaces; `(child parents)` without a bar;
-`default` rows; properties (ignored); blocks in any order; C and C++ comments; a missing `;` after a type or property.
-
-`table` gives all entries of a node in BIF's own order: the child is the slowest variable, the last parent the fastest,
-so that `table 0.1 0.01 0.9 0.99` is (yes) 0.1, 0.9; (no) 0.01, 0.99. Some writers put the child last. A table whose
-rows sum to 1 in that order only is refused with an explanation; nothing is guessed.
-
-Rows are checked by `junctor.model.build_network`: they may miss 1 by 1e-2, and are then divided by their sum.
+Main functions: `read` and `write`.
 """
 
 from __future__ import annotations
@@ -38,8 +31,8 @@ from junctor.formats.text import (
     parse,
     scope_of,
     shortened,
-    sound,
     unquoted,
+    well_formed,
     without_comments,
 )
 from junctor.model.errors import ModelError, Place
@@ -48,6 +41,8 @@ from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, 
 if TYPE_CHECKING:
     from lark import Token
 
+# Also accepted: names and states in quotes or not, separated by commas or spaces; `(child parents)` without a bar;
+# `default` rows; properties (ignored); blocks in any order; C and C++ comments; a missing `;` after a type or property.
 _GRAMMAR = r"""
 start: (network | variable | probability)*
 
@@ -87,7 +82,7 @@ _END_OF_ROW: ";"
 %ignore /\s+/
 """
 
-# What each terminal is called in errors; in the order in which they are offered.
+# Names of the terminals in errors, in the order in which alternatives are listed.
 _WORDS = {
     "_NETWORK": "'network'",
     "_VARIABLE": "'variable'",
@@ -114,7 +109,7 @@ _WORDS = {
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _KEYWORDS = frozenset({"network", "variable", "probability", "property", "type", "discrete", "default", "table"})
-# BIF knows no escape for a quote; other control characters get lost on the way through editors and line ends.
+# BIF has no escape for a quote; control characters are lost in editors and in conversions of line ends.
 _UNWRITABLE = re.compile(r'["\x00-\x1f\x7f-\x9f\ud800-\udfff]')
 
 
@@ -127,8 +122,8 @@ def read(text: str, file: str) -> Network:
     variables = [_variable(source, block) for block in network.all("variable")]
     shapes = Shapes({variable.name: variable.states for variable in variables})
     tables: list[DraftTable] = []
-    # Tables over variables that build_network is going to refuse make no sense.
-    if sound(variables):
+    # build_network refuses the variables with a better error than their tables would give.
+    if well_formed(variables):
         tables = [_table(source, block, shapes) for block in network.all("probability")]
     name = titles[0] if titles else PurePath(file).name.partition(".")[0]
     return build_network(name, "bayes", variables, tables, Place(file))
@@ -178,16 +173,20 @@ def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:
 
 
 def _note(block: TextBlock) -> str:
-    """What may explain missing rows."""
+    """Return a property that may explain missing rows, for errors."""
     texts = (shortened(token) for prop in block.all("property") for token in prop.tokens)
     function = next((text for text in texts if text.startswith("function")), None)
+    # GeNIe exports noisy gates this way, with the parameters of the gate in place of its rows.
     return f": 'property {function}' stands for a noisy model, which has to be written out as rows" if function else ""
 
 
 def _whole_table(
     source: SourceText, token: Token, what: str, rows_shape: Sequence[int], size: int
 ) -> npt.NDArray[np.float64]:
-    """All entries, child slowest in the file, brought to child fastest."""
+    """Return all entries, float64 [rows, child]."""
+    # In BIF's own order the child is the slowest variable and the last parent the fastest: `table 0.1 0.01 0.9 0.99` is
+    # (yes) 0.1, 0.9; (no) 0.01, 0.99. Some writers put the child last. A table whose rows sum to 1 in that order only
+    # is refused with an explanation; nothing is guessed.
     values = numbers_in(source, token)
     rows = math.prod(rows_shape)
     if values.size != rows * size:
@@ -212,7 +211,13 @@ def _sums_to_one(table: npt.NDArray[np.float64], axis: int) -> bool:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one table, each labelled by a state of every parent."""
+    """Rows of one table, each labelled by a state of every parent.
+
+    source, what, place: text, name and place of the table, for errors.
+    parents: names, and `states` their states, in the order of the labels.
+    size: number of states of the child.
+    note: possible explanation of missing rows.
+    """
 
     source: SourceText
     what: str
@@ -229,11 +234,16 @@ class _Rows:
 
     @property
     def count(self) -> int:
-        """Number of rows that a whole table has."""
+        """Number of rows of a complete table."""
         return math.prod(map(len, self.states))
 
     def table(self, rows: Sequence[TextBlock], default: Token | None, shapes: Shapes) -> npt.NDArray[np.float64]:
-        """Table [rows, child]; raises ModelError for missing or double rows without allocating it."""
+        """Return the table [rows, child]; raises ModelError for missing or double rows before allocating it.
+
+        rows: blocks of labels and numbers.
+        default: numbers of the rows that are not listed.
+        shapes: counts the entries that `default` fills in.
+        """
         first_at: dict[int, Token] = {}
         for labels, numbers in (row.tokens for row in rows):
             at = self._row(labels)
@@ -244,6 +254,7 @@ class _Rows:
                 )
             first_at[at] = labels
             self._check_length(numbers)
+        # Lengths are checked first, so that one conversion of all rows cannot shift numbers into the next row.
         values = numbers_in(self.source, *(row.tokens[1] for row in rows)).reshape(-1, self.size)
         if default is None:
             self._refuse_missing(first_at)
@@ -256,10 +267,11 @@ class _Rows:
         return table
 
     def _row(self, token: Token) -> int:
-        """Number of the row that a list of states labels."""
+        """Return the number of the row that a list of states labels, the last parent fastest."""
         inner = token[1:-1]
         labels = [label.strip() for label in inner.split(",")] if self.parents else []
         if len(labels) != len(self.parents) or '"' in inner or not self._known(labels):
+            # Most rows take the fast way of a plain split; quotes, spaces and brackets need the slow one.
             labels = names_in_list(inner, len(self.parents))
         if len(labels) != len(self.parents):
             names = shortened(", ".join(self.parents)) or "no parents"
@@ -306,7 +318,7 @@ class _Rows:
 
 
 def write(network: Network) -> str:
-    """Return the network as BIF text, from which `read` makes the same network again, doubles to the last bit.
+    """Return the network as BIF text; `read` restores the same network, doubles to the last bit.
 
     Raises ModelError for a Markov network, and for names with a double quote or a control character in them.
     """
@@ -326,6 +338,7 @@ def write(network: Network) -> str:
         table = factor.table.reshape(-1, network.variables[child].cardinality)
         for label, row in zip(labels, table.tolist(), strict=True):
             start = f"({', '.join(label)})" if parents else "table"
+            # repr gives the shortest digits that read back as the same double.
             lines.append(f"  {start} {', '.join(map(repr, row))};")
         lines.append("}")
     return "\n".join(lines) + "\n"

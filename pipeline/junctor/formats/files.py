@@ -27,15 +27,15 @@ _DECLARED = re.compile(
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of `path`, decompressed if it is gzip (known by its first bytes, not by its name).
+    """Return the content of `path`, decompressed if its first bytes are those of gzip, whatever its name.
 
-    Raises ModelError if there is no such file, it cannot be read, is empty, is larger than `limit` (`MAX_BYTES` if it
-    was compressed), or is gzip that is cut short or damaged.
+    limit: most bytes after decompression; for compressed files at most `MAX_BYTES`.
+    Raises ModelError if the file is missing, unreadable, empty or too large, or if its gzip data is damaged.
     """
     place = Place(str(path))
     try:
         with open(path, "rb") as file:
-            # Looked at without seeking: the file may be a pipe.
+            # Peeked at instead of read and rewound: the file may be a pipe.
             compressed = file.peek(2)[:2] == GZIP_MAGIC
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if compressed else file
             data = b"".join(_bounded(_chunks(stream), min(limit, MAX_BYTES) if compressed else limit, place))
@@ -68,9 +68,9 @@ def _bounded(chunks: Iterator[bytes], limit: int, place: Place) -> Iterator[byte
 
 
 def decode(data: bytes, file: str | None = None) -> str:
-    r"""Return `data` as text with `\n` line ends: UTF-8 or UTF-16 by its mark, else UTF-8, else Latin-1.
+    r"""Return `data` as text with `\n` line ends: UTF-8 or UTF-16 by its byte order mark, else UTF-8, else Latin-1.
 
-    Raises ModelError, with the place, where there is a NUL character: that is no text.
+    Raises ModelError, with the place, at a NUL character: the file is binary.
     """
     text = _decoded(data).replace("\r\n", "\n").replace("\r", "\n")
     at = text.find("\0")
@@ -80,7 +80,7 @@ def decode(data: bytes, file: str | None = None) -> str:
 
 
 def decode_xml(data: bytes) -> str:
-    """Return XML as text; an encoding that the XML declaration names comes before UTF-8 and Latin-1."""
+    """Return XML as text: in the encoding that its declaration names, else UTF-8, else Latin-1."""
     declared = _DECLARED.match(data[:1000])
     if declared:
         with contextlib.suppress(UnicodeDecodeError, LookupError):
@@ -95,6 +95,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
+        # Any bytes are valid Latin-1: old files of Western tools read right, others get odd names but right numbers.
         return data.decode("latin-1")
 
 
@@ -111,13 +112,14 @@ def title_of(file: str | None) -> str:
 
 
 def publish(path: Path, data: bytes) -> None:
-    """Write `data` to `path` whole or not at all: aside first, then renamed. A `.gz` in the name compresses it.
+    """Write `data` to `path` atomically (to a temporary file, then renamed), compressed if the name ends in `.gz`.
 
     Raises ModelError if it cannot be written.
     """
-    # The time stamp is left out so that the same network gives the same bytes.
+    # Without a time stamp the same network gives the same bytes.
     data = gzip.compress(data, mtime=0) if path.suffix.lower() == ".gz" else data
     try:
+        # Behind a symbolic link the file is replaced, not the link.
         target = Path(os.path.realpath(path))
         if target.is_dir():
             raise IsADirectoryError(None, "found a directory, expected the name of a file")
@@ -137,5 +139,5 @@ def _replace(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, target)
     finally:
-        # Nothing is left of it where all went well.
+        # After a successful rename there is nothing left to remove.
         aside.unlink(missing_ok=True)

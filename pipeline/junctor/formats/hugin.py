@@ -5,14 +5,7 @@
     potential (smoke) { data = (0.5 0.5); }
     potential (lung | smoke) { data = ((0.1 0.9) (0.01 0.99)); }
 
-Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
-attributes are ignored, `%` starts a comment. The entries of `data` go by the parents as they are listed, the child
-fastest; its brackets are checked, unless there is one pair around all entries. Without `data` a table is uniform. A
-table given only as an expression (`model_data`) is refused, as are networks with utility, decision, continuous,
-function or instance nodes.
-
-Rows are checked by `junctor.model.build_network`: they may miss 1 by 1e-2, and are then divided by their sum. Counts
-and other tables that were never normalised are refused: they cannot be told from mistakes.
+Main function: `read`.
 """
 
 from __future__ import annotations
@@ -34,8 +27,8 @@ from junctor.formats.text import (
     parse,
     scope_of,
     shortened,
-    sound,
     unquoted,
+    well_formed,
     without_comments,
 )
 from junctor.model.errors import ModelError, Place
@@ -44,6 +37,9 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 if TYPE_CHECKING:
     from lark import Token
 
+# Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
+# attributes are ignored. Utility, decision, continuous, function and instance nodes are matched in order to be refused.
+# Keywords have priority (.1) but not before `=`: attributes may bear their names.
 _GRAMMAR = r"""
 start: (net | class | node | potential)*
 
@@ -71,7 +67,7 @@ _END: ";"
 %ignore /\s+/
 """
 
-# What each terminal is called in errors; in the order in which they are offered.
+# Names of the terminals in errors, in the order in which alternatives are listed.
 _WORDS = {
     "_NET": "'net'",
     "CLASS": "'class'",
@@ -99,15 +95,15 @@ def read(text: str, file: str) -> Network:
     variables = [_variable(source, block) for block in blocks if block.kind == "node"]
     shapes = Shapes({variable.name: variable.states for variable in variables})
     tables: list[DraftTable] = []
-    # Tables over variables that build_network is going to refuse make no sense.
-    if sound(variables):
+    # build_network refuses the variables with a better error than their tables would give.
+    if well_formed(variables):
         tables = [_table(source, block, shapes) for block in blocks if block.kind == "potential"]
     name = titles[0] if titles else PurePath(file).name.partition(".")[0]
     return build_network(name, "bayes", variables, tables, Place(file))
 
 
 def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:
-    """The blocks of the file and those inside of its class."""
+    """Yield the blocks of the file and those inside of its class."""
     classes = file.all("class")
     if len(classes) > 1:
         place = source.place_of(classes[1].tokens[0])
@@ -117,13 +113,13 @@ def _flat(source: SourceText, file: TextBlock) -> Iterator[TextBlock]:
 
 
 def _attribute(source: SourceText, block: TextBlock, key: str) -> Token | None:
-    """The value of an attribute, or None where it is missing; raises ModelError if it is empty or stands twice."""
-    found = [attribute.tokens for attribute in block.all("attribute") if attribute.tokens[0] == key]
-    if len(found) > 1:
-        raise ModelError(f"found a second {key!r}, expected one", source.place_of(found[1][0]))
-    if found and len(found[0]) < 2:
-        raise ModelError(f"found no value of {key!r}, expected one after '='", source.place_of(found[0][0]))
-    return found[0][1] if found else None
+    """Return the value of an attribute, None where it is missing; raises ModelError if it is empty or stands twice."""
+    matches = [attribute.tokens for attribute in block.all("attribute") if attribute.tokens[0] == key]
+    if len(matches) > 1:
+        raise ModelError(f"found a second {key!r}, expected one", source.place_of(matches[1][0]))
+    if matches and len(matches[0]) < 2:
+        raise ModelError(f"found no value of {key!r}, expected one after '='", source.place_of(matches[0][0]))
+    return matches[0][1] if matches else None
 
 
 def _title(source: SourceText, net: TextBlock) -> str:
@@ -138,9 +134,9 @@ def _unescaped(text: str) -> str:
 def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     kind, token = block.tokens
     name, place = unquoted(token), source.place_of(token)
-    if (found := " ".join(kind.split())) not in ("node", "discrete node"):
+    if (spelt := " ".join(kind.split())) not in ("node", "discrete node"):
         raise ModelError(
-            f"{name!r} is a {found.removesuffix(' node')} node, expected nothing but discrete chance nodes: this is no "
+            f"{name!r} is a {spelt.removesuffix(' node')} node, expected nothing but discrete chance nodes: this is no "
             "discrete Bayesian network",
             source.place_of(kind),
         )
@@ -176,6 +172,7 @@ def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:
             "save it with its tables (data)",
             place,
         )
+    # Hugin takes a table without `data` as uniform.
     return DraftTable([*parents, child], shapes.fill(shape, what, place) / shape[-1], place)
 
 
@@ -185,6 +182,8 @@ def _data(source: SourceText, data: Token, what: str, shape: Sequence[int]) -> n
     sizes = " x ".join(map(str, shape))
     if values.size != expected:
         raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", source.place_of(data))
+    # The entries follow the parents as listed, the child fastest; nested brackets must say the same. One pair around
+    # all entries says nothing and is accepted.
     if re.sub(r"[^()]++", "", data) not in (_nested(shape), "()"):
         raise ModelError(
             f"{what}: the brackets of its data do not nest as {sizes}: expected one pair around the entries of each "
@@ -195,7 +194,7 @@ def _data(source: SourceText, data: Token, what: str, shape: Sequence[int]) -> n
 
 
 def _nested(shape: Sequence[int]) -> str:
-    """Brackets around the entries of a table of this shape."""
+    """Return the brackets around the entries of a table of this shape."""
     outline = "()"
     for size in reversed(shape[:-1]):
         outline = f"({outline * size})"

@@ -1,4 +1,4 @@
-"""Numbers in text: parsed in bulk, and looked at one by one only to find the one that is wrong."""
+"""Numbers in text: converted in bulk, and one by one only to locate a bad one. Used by the readers of all formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-# Words are split a block at a time, so that the words of a large file never exist all at once.
+# Characters that are split at a time, so that the words of a large file never exist as objects all at once.
 BLOCK = 2**20
 _WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s")
@@ -20,15 +20,17 @@ class BadNumber(ValueError):
 
     def __init__(self, word: str, offset: int) -> None:
         super().__init__(word)
-        self.word, self.offset = word, offset
+        self.word = word
+        self.offset = offset
 
 
 def parse_numbers(text: str) -> npt.NDArray[np.float64]:
     """Return the numbers of `text`, separated by white space; raises BadNumber at the first word that is none."""
+    # Grows in place: a list of Python floats would take four times the memory.
     values = array("d")
     for start, end in _blocks(text):
         block = text[start:end]
-        # float() takes 1_000 and the digits of all scripts; files with those are mistaken.
+        # float() accepts 1_000 and digits of all scripts; in a network file both are mistakes.
         odd = "_" in block or not block.isascii()
         try:
             values.extend(map(float, block.split()))
@@ -47,6 +49,7 @@ def shown(word: str) -> str:
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(text):
+        # The cut goes to the next white space, so that no number is split in two.
         space = _SPACE.search(text, start + BLOCK)
         end = space.start() if space else len(text)
         yield start, end

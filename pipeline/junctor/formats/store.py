@@ -1,22 +1,7 @@
-"""Junctor's own form of a network: one Parquet file that says what it holds.
+"""Junctor's own file format of networks: one Parquet file, readable by any tool, written by Junctor only.
 
-One row a variable, then one row a factor (table), in the order of the network:
-
-| column   | type          | variables         | factors                                                           |
-|----------|---------------|-------------------|-------------------------------------------------------------------|
-| `record` | string        | "variable"        | "factor"                                                          |
-| `name`   | string        | its name          | null                                                              |
-| `states` | list<string>  | its states        | null                                                              |
-| `scope`  | list<string>  | null              | names of its variables; in a Bayesian network the child is last   |
-| `values` | list<double>  | null              | entries, the last variable of the scope fastest                   |
-
-So `SELECT name, states FROM 'network.parquet' WHERE record = 'variable'` lists the variables. The schema's metadata
-has `format` ("junctor-network"), `format_version` ("1"), `name`, `kind` ("bayes" or "markov") and `seal`, a checksum:
-"sha256:" and the SHA-256 of the file in which the 64 digits of the checksum itself are zeros. Numbers and names read
-back exactly, and nothing is pickled.
-
-The seal is checked before Arrow sees the file, and a file without it is refused: Arrow may abort the whole process over
-damaged metadata. Any tool can read these files; only Junctor writes them.
+Main functions: `read` and `write`. One row for each variable, then one for each factor, in the order of the network.
+`SELECT name, states FROM 'network.parquet' WHERE record = 'variable'` lists the variables.
 """
 
 from __future__ import annotations
@@ -38,9 +23,16 @@ from junctor.runtime.arrow import number_array, numbers_of, string_array, string
 
 FORMAT = "junctor-network"
 FORMAT_VERSION = 1
-# Tables may be larger than any text that one would write them to.
+# Tables may be larger than in any text format.
 MAX_BYTES = 2**35
 
+# | column   | type          | variables         | factors                                                           |
+# |----------|---------------|-------------------|-------------------------------------------------------------------|
+# | `record` | string        | "variable"        | "factor"                                                          |
+# | `name`   | string        | its name          | null                                                              |
+# | `states` | list<string>  | its states        | null                                                              |
+# | `scope`  | list<string>  | null              | names of its variables; in a Bayesian network the child is last   |
+# | `values` | list<double>  | null              | entries, the last variable of the scope fastest                   |
 _SCHEMA = pa.schema(
     [
         pa.field("record", pa.string(), nullable=False),
@@ -50,15 +42,17 @@ _SCHEMA = pa.schema(
         pa.field("values", pa.list_(pa.float64())),
     ]
 )
-# Entries in one row group: writing and reading hold one group at a time besides the network itself.
+# Entries in one row group: writing and reading hold one group at a time in addition to the network itself.
 _GROUP_ENTRIES = 2**22
 
+# The seal is the SHA-256 of the file in which its own 64 digits are zeros. It is checked before Arrow sees the file;
+# a file without it is refused: Arrow may abort the whole process over damaged metadata.
 _SEAL = "sha256:"
 _MAGIC = b"PAR1"
 
 # Thrift metadata may not allocate more than this, whatever the file claims.
 _MAX_METADATA = 2**26
-# A small file may not grow without bound: decoded bytes allowed at once, and for each byte of the file.
+# Limits against decompression bombs: decoded bytes allowed for any file, and more for each byte of the file.
 _SPARE_BYTES = 2**26
 _MAX_EXPANSION = 1000
 
@@ -75,11 +69,11 @@ def to_bytes(network: Network) -> bytes:
         "format_version": str(FORMAT_VERSION),
         "name": network.name,
         "kind": network.kind,
-        # Last, so that it is the last of its kind in the file, whatever the network is called.
+        # Last: `_seal_digits` searches from the end, and a name could look like a seal.
         "seal": _SEAL + "0" * 64,
     }
     sink = pa.BufferOutputStream()
-    # Values are kept as they are: their bytes are the numbers, and a file cannot grow much when it is read.
+    # Probabilities hardly compress, and uncompressed values keep the expansion of a file small.
     compression = {field.name: "none" if field.name == "values" else "zstd" for field in _SCHEMA}
     try:
         with pq.ParquetWriter(
@@ -108,12 +102,13 @@ def sealed(data: bytes) -> bytes:
 def _seal_digits(data: bytes) -> tuple[int, int] | None:
     """Return where the digits of the seal start and end, or None if there is no seal."""
     start = data.rfind(_SEAL.encode()) + len(_SEAL)
-    found = re.compile(rb"[0-9a-f]{64}").match(data, start) if start >= len(_SEAL) else None
-    return found.span() if found else None
+    # rfind gives -1 where there is no seal.
+    digits = re.compile(rb"[0-9a-f]{64}").match(data, start) if start >= len(_SEAL) else None
+    return digits.span() if digits else None
 
 
 def _sha256(data: bytes, start: int, end: int) -> str:
-    """SHA-256 of `data` with zeros for the digits from `start` to `end`."""
+    """Return the SHA-256 of `data` with zeros in place of the bytes from `start` to `end`."""
     sha = hashlib.sha256()
     view = memoryview(data)
     for piece in (view[:start], b"0" * (end - start), view[end:]):
@@ -122,6 +117,7 @@ def _sha256(data: bytes, start: int, end: int) -> str:
 
 
 def _leaves(of_column: dict[str, str]) -> dict[str, str]:
+    # Parquet sets compression on leaf columns: the elements of a list, not the list.
     lists = {field.name for field in _SCHEMA if pa.types.is_list(field.type)}
     return {f"{name}.list.element" if name in lists else name: value for name, value in of_column.items()}
 
@@ -169,8 +165,8 @@ def rows_of(count: int, columns: dict[str, pa.Array]) -> pa.Table:
 def read(source: str | Path | bytes, file: str | None = None) -> Network:
     """Read a network from a path or from the content of a file, whose name is then `file`.
 
-    Raises ModelError if it is no such file, is damaged or was rewritten by another tool, has a newer `format_version`,
-    would take far more memory than its size gives reason for, or holds no valid network.
+    Raises ModelError if the file is no network, is damaged or was rewritten by another tool, has a newer
+    `format_version`, would expand to far more memory than its size, or holds no valid network.
     """
     data = source if isinstance(source, bytes) else read_bytes(Path(source), MAX_BYTES)
     place = Place(file if isinstance(source, bytes) else str(source))
@@ -180,7 +176,7 @@ def read(source: str | Path | bytes, file: str | None = None) -> Network:
     except ModelError:
         raise
     except Exception as error:
-        # Arrow has no one type for files that it cannot read: ArrowInvalid, OSError, ValueError and more come up.
+        # Arrow has no common type of error for unreadable files: ArrowInvalid, OSError, ValueError and more occur.
         raise ModelError(f"the file cannot be read as Parquet ({' '.join(str(error).split())[:200]})", place) from None
 
 
@@ -231,28 +227,29 @@ def _expect_columns(schema: pa.Schema, place: Place) -> None:
     for field in _SCHEMA:
         if schema.names.count(field.name) != 1:
             raise ModelError(f"found the columns {', '.join(schema.names)}, expected one {field.name!r}", place)
-        found = schema.field(field.name).type
-        if not _same_type(found, field.type):
-            raise ModelError(f"column {field.name!r} is of type {found}, expected {field.type}", place)
+        actual = schema.field(field.name).type
+        if not _same_type(actual, field.type):
+            raise ModelError(f"column {field.name!r} is of type {actual}, expected {field.type}", place)
 
 
-def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
-    # Other tools write the same content with wider offsets.
+def _same_type(actual: pa.DataType, expected: pa.DataType) -> bool:
+    # Large types differ in the width of their offsets only.
     if pa.types.is_list(expected):
-        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
-        return is_list and _same_type(found.value_type, expected.value_type)
+        is_list = pa.types.is_list(actual) or pa.types.is_large_list(actual)
+        return is_list and _same_type(actual.value_type, expected.value_type)
     if pa.types.is_string(expected):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
-    return bool(found == expected)
+        return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual))
+    return bool(actual == expected)
 
 
 def _refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place) -> None:
-    """Refuse a small file that decodes to very much: repeated values cost next to nothing in Parquet."""
+    """Raise ModelError for a small file that decodes to far more bytes: repeated values are almost free in Parquet."""
     decoded = 0
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
         for i in range(row_group.num_columns):
             column = row_group.column(i)
+            # Run-length encoding makes even the uncompressed size small; decoded, a value or an offset takes 8 bytes.
             decoded += max(column.num_values * 8, column.total_uncompressed_size)
     allowed = _SPARE_BYTES + _MAX_EXPANSION * size
     if decoded > allowed:

@@ -1,9 +1,7 @@
-"""What the readers of text formats share: comments, parsing by a lark grammar, names, scopes and numbers.
+"""Shared parts of the readers of text formats: comments, parsing by a lark grammar, names, scopes and numbers.
 
-Grammars here have few and coarse terminals: a whole list of names or numbers is one token, taken apart by `str.split`
-and converted at once. lark then sees three tokens for each row of a table instead of one for each number.
-
-Patterns repeat possessively (`*+`, `++`) wherever what follows could take something back: no input is slow.
+Main function: `parse`; called by `bif` and `hugin`. Grammars have few and coarse terminals: a whole list of names or
+numbers is one token, split and converted at once, so that lark sees three tokens for each row of a table.
 """
 
 from __future__ import annotations
@@ -27,34 +25,36 @@ from junctor.model.network import DraftVariable, table_size
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-# Entries (128 MiB of them) that a file may have filled in without writing them out: a short file can name huge tables.
+# Most entries (128 MiB) of tables that a file asks for without writing them out: a short file can name huge ones.
 MAX_FILLED = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A text with its comments blanked out (offsets are those of the file) and the name of its file."""
+    """The text of a file with its comments blanked out, so that offsets stay those of the file, and the file's name."""
 
     text: str
     file: str
 
     def place(self, offset: int) -> Place:
-        """Line and column, from 1, of a character."""
+        """Return line and column, from 1, of the character at `offset`."""
         return place_at(self.text, offset, self.file)
 
     def place_in(self, token: Token, offset: int) -> Place:
-        """Place of the character `offset` of a token."""
+        """Return the place of the character at `offset` within a token."""
         return self.place((token.start_pos or 0) + offset)
 
     def place_of(self, token: Token) -> Place:
-        """Place of a token's first character."""
+        """Return the place of a token's first character."""
         return Place(self.file, token.line, token.column)
 
 
 def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> SourceText:
-    """Return the text with every match of the pattern `comment` outside of strings turned into spaces.
+    """Return the text with all comments outside of strings turned into spaces.
 
-    `unclosed` says what each mark opens that must not be left over, such as a quote. Raises ModelError for those.
+    text, file: content and name of the file.
+    comment, string: regular expressions of a comment and of a quoted string.
+    unclosed: opening mark -> its name in errors; raises ModelError where one is never closed.
     """
     marks = "|".join(map(re.escape, unclosed))
     pattern = re.compile(f"(?P<string>{string})|(?P<comment>{comment})|(?P<open>{marks})", re.DOTALL)
@@ -64,8 +64,7 @@ def without_comments(text: str, file: str, comment: str, string: str, unclosed: 
         if match["comment"] is not None:
             return re.sub(r"[^\n]", " ", match[0])
         if match["open"] is not None:
-            # A stray quote is paired with the next one, so the first string that runs over a line's end is the
-            # likely culprit.
+            # A stray quote pairs with the next one, so the first string that runs over a line's end is probably wrong.
             at = over_lines[0] if match[0] == '"' and over_lines else match.start()
             raise ModelError(
                 f"the {unclosed[match[0]]} that opens here is never closed", SourceText(text, file).place(at)
@@ -78,7 +77,7 @@ def without_comments(text: str, file: str, comment: str, string: str, unclosed: 
 
 
 class TextBlock:
-    """A rule of a grammar as found in a text: its tokens and the rules inside of it. Takes the place of lark's Tree."""
+    """A matched grammar rule: its tokens and nested rules. Replaces lark's Tree, which is slower to build."""
 
     __slots__ = ("children", "kind")
 
@@ -88,16 +87,16 @@ class TextBlock:
 
     @property
     def tokens(self) -> list[Token]:
-        """The tokens of this rule, those of inner rules not among them."""
+        """The tokens of this rule itself, without those of nested rules."""
         return [child for child in self.children if not isinstance(child, TextBlock)]
 
     @property
     def blocks(self) -> list[TextBlock]:
-        """The rules inside of this one."""
+        """The rules nested directly in this one."""
         return [child for child in self.children if isinstance(child, TextBlock)]
 
     def all(self, kind: str) -> list[TextBlock]:
-        """The rules of one kind inside of this one."""
+        """Return the nested rules of one kind."""
         return [block for block in self.blocks if block.kind == kind]
 
 
@@ -106,11 +105,17 @@ def _parser(grammar: str) -> Lark:
     # Imported here: it takes 0.1 s, and most formats need no grammar.
     from lark import Lark
 
+    # LALR takes linear time on any input; Earley, lark's default, does not.
     return Lark(grammar, parser="lalr", maybe_placeholders=False, tree_class=TextBlock)
 
 
 def parse(grammar: str, source: SourceText, words: Mapping[str, str]) -> TextBlock:
-    """Parse by a grammar; raises ModelError saying what was found and, by `words` for each terminal, expected."""
+    """Parse a text by a grammar; raises ModelError with what was found and what was expected.
+
+    grammar: lark grammar with a rule `start`.
+    source: text without comments.
+    words: terminal -> its name in errors, in the order in which alternatives are listed.
+    """
     from lark import UnexpectedCharacters, UnexpectedToken
 
     parser = _parser(grammar)
@@ -126,10 +131,10 @@ def parse(grammar: str, source: SourceText, words: Mapping[str, str]) -> TextBlo
 
 
 def _acceptable(parser: Lark, text: str) -> set[str]:
-    """The terminals that could go on where a text does not parse."""
+    """Return the terminals that could follow at the position where a text does not parse."""
     from lark import UnexpectedInput
 
-    # Parsed once more, since an error names all that its LALR state knows, which is more than the place allows.
+    # Parsed once more: the error lists all terminals of its LALR state, more than can really follow here.
     interactive = parser.parse_interactive(text)
     with suppress(UnexpectedInput):
         for _ in interactive.iter_parse():
@@ -149,23 +154,24 @@ def shortened(text: str) -> str:
 
 
 def hinted(name: str, known: Iterable[str]) -> str:
-    """Return `nearest(name, known)`, but in no time for long names: the search is quadratic."""
+    """Return `nearest(name, known)` for the first 100 characters only: the search is quadratic in the length."""
     return nearest(name[:100], known)
 
 
-# A quoted name, or a run without spaces and commas in which brackets hang together.
+# A quoted name, or a run without spaces and commas in which a pair of brackets and its content hold together.
+# Repetition is possessive (`*+`, `++`) wherever a backtracking match could take something back, so no input is slow.
 _WORD = re.compile(r'"[^"]*+"|(?:[^\s,|()"]++|\([^()]*+\)|[()])++')
 _PART = re.compile(r'(?:"[^"]*+"|\([^()]*+\)|[^,"(]++|\()++')
 
 
 def unquoted(name: str) -> str:
-    """Return a name as it is meant: quotes taken off, or else runs of spaces made one."""
+    """Return a name without its quotes; without quotes, runs of spaces become one space."""
     name = name.strip()
     return name[1:-1] if name[:1] == '"' else " ".join(name.split())
 
 
 def names_in_list(text: str, number: int) -> list[str]:
-    """Return the names in a list that ought to have `number` of them.
+    """Return the names in a list that is expected to have `number` of them.
 
     Tools separate names by commas, by spaces or by both, and some write names with spaces in them without quotes:
     commas separate where there are any, unless only spaces give the right number.
@@ -181,8 +187,10 @@ def names_in_list(text: str, number: int) -> list[str]:
 def scope_of(source: SourceText, token: Token, known: Container[str]) -> tuple[str, list[str]]:
     """Return child and parents of `(child | parents)`; without a bar the first name is the child.
 
-    A name with spaces and no quotes is taken as one where the network knows it so. Raises ModelError for no child,
-    more than one, or a second bar.
+    source: text that `token` is part of, for errors.
+    token: the scope with its brackets.
+    known: names of variables; a known name with spaces and no quotes is one name.
+    Raises ModelError for no child, more than one, or a second bar.
     """
     bars = [match.start() for match in re.finditer(r'"[^"]*+"|\|', token) if match[0] == "|"]
     if bars:
@@ -207,22 +215,27 @@ def _names_in_scope(text: str, known: Container[str]) -> list[str]:
     return names
 
 
-def sound(variables: Sequence[DraftVariable]) -> bool:
-    """Whether all variables have states and no name stands twice; where it does, build_network says so."""
+def well_formed(variables: Sequence[DraftVariable]) -> bool:
+    """Return True if all variables have states and no name stands twice; `build_network` has the errors for others."""
     names = [variable.name for variable in variables]
     lists = [names, *(variable.states for variable in variables)]
     return all(listed and len(set(listed)) == len(listed) for listed in lists)
 
 
 class Shapes:
-    """Numbers of states, and a watch over the tables that a file asks for without writing them out."""
+    """Shapes of tables by names of variables; limits the tables that a file asks for without writing them out."""
 
     def __init__(self, states: Mapping[str, Sequence[str]]) -> None:
         self.states = states
         self._filled = 0
 
     def of(self, scope: Sequence[str], what: str, place: Place) -> tuple[int, ...]:
-        """Shape of a table; raises ModelError for an unknown variable or a table that is too large."""
+        """Return the shape of a table.
+
+        scope: names of its variables.
+        what, place: the table in errors.
+        Raises ModelError for an unknown variable or a table that is too large.
+        """
         for name in scope:
             if name not in self.states:
                 hint = hinted(name, self.states)
@@ -232,7 +245,11 @@ class Shapes:
         return shape
 
     def fill(self, shape: Sequence[int], what: str, place: Place) -> npt.NDArray[np.float64]:
-        """A table of ones, flat; raises ModelError if it, or all that were filled so far, would be too large."""
+        """Return float64 ones, flat; raises ModelError if all tables filled so far exceed MAX_FILLED entries together.
+
+        shape: sizes of the axes.
+        what, place: the table in errors.
+        """
         self._filled += math.prod(shape)
         if self._filled > MAX_FILLED:
             raise ModelError(
@@ -244,10 +261,11 @@ class Shapes:
 
 
 def numbers_in(source: SourceText, *tokens: Token) -> npt.NDArray[np.float64]:
-    """Return the numbers in tokens, between spaces, commas and brackets; raises ModelError for what is no number."""
+    """Return the numbers in tokens, separated by spaces, commas and brackets; raises ModelError for anything else."""
     try:
         return parse_numbers(_spaced(" ".join(tokens)))
     except BadNumber:
+        # Only now one by one: joined text has no offsets in the file.
         for token in tokens:
             try:
                 parse_numbers(_spaced(token))

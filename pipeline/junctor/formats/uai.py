@@ -11,7 +11,7 @@
     6
     ...
 
-Words are separated by any white space; `#` starts a comment. Variables are named "0", "1", ..., and so are states.
+Main functions: `read` and `write`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network, table_size
 
-# Names for so many states are made even if a file has not one number for each: a short file may ask for a billion.
+# States allowed in total beyond one for each number in the file: a short file may claim a billion.
 SPARE_STATES = 2**20
 
 _KINDS: dict[str, Kind] = {"BAYES": "bayes", "MARKOV": "markov"}
+# What `str.split` takes for white space: offsets of words must agree with those of parse_numbers.
 _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f\x1c\x1d\x1e\x1f"])
 
 
@@ -56,14 +57,19 @@ def write(network: Network) -> str:
 
 
 def _line(numbers: Sequence[float]) -> str:
+    # str of a double is the shortest text that reads back as the same double.
     return " ".join(map(str, numbers))
 
 
 class _Words:
-    """The words of a file after the first, all numbers, taken one after the other."""
+    """The words of a file after the first, all numbers, taken one after the other.
+
+    Words are separated by any white space; comments (`#`) are blanked out before.
+    """
 
     def __init__(self, text: str, start: int, file: str | None) -> None:
-        self._text, self._file = text, file
+        self._text = text
+        self._file = file
         foreign = re.search(r"[^\x00-\x7f]", text)
         if foreign:
             place = place_at(text, foreign.start(), file)
@@ -73,7 +79,7 @@ class _Words:
         except BadNumber as bad:
             place = place_at(text, start + bad.offset, file)
             raise ModelError(f"found {shown(bad.word)}, expected a number", place) from None
-        # Where each word starts and where the lines end: thousands of tables want their place.
+        # Offsets of words and line ends, found once: each of thousands of tables needs its place.
         characters = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
         space = _IS_SPACE[characters[start:]]
         self._starts = start + np.flatnonzero(~space & np.concatenate(([True], space[:-1])))
@@ -82,6 +88,7 @@ class _Words:
 
     @property
     def left(self) -> int:
+        """Words not taken yet."""
         return len(self._values) - self._next
 
     def here(self) -> Place:
@@ -92,17 +99,18 @@ class _Words:
         return Place(self._file, line + 1, offset - start_of_line + 1)
 
     def whole(self, what: str) -> int:
-        """Take a whole number."""
+        """Take a whole number; raises ModelError with `what` for the end of the file or another word."""
         if not self.left:
             raise ModelError(f"found the end of the file, expected {what}", self.here())
         value = float(self._values[self._next])
+        # Above 2^53 doubles skip integers.
         if not 0 <= value <= 2**53 or not value.is_integer():
             raise ModelError(f"found {self._word()}, expected {what}, a whole number", self.here())
         self._next += 1
         return int(value)
 
     def count(self, what: str) -> int:
-        """Take the number of things to come, each of at least one word."""
+        """Take the number of following items of at least one word each, so that no small file asks for large lists."""
         place = self.here()
         number = self.whole(what)
         if number > self.left:
@@ -110,15 +118,16 @@ class _Words:
         return number
 
     def entries(self, number: int, what: str) -> npt.NDArray[np.float64]:
-        """Take the entries of a table."""
+        """Take `number` entries of the table that errors call `what`."""
         if number > self.left:
-            found = f"found {self.left:,} of the {number:,} entries of {what} before the end of the file"
+            message = f"found {self.left:,} of the {number:,} entries of {what} before the end of the file"
             self._next = len(self._values)
-            raise ModelError(found, self.here())
+            raise ModelError(message, self.here())
         self._next += number
         return self._values[self._next - number : self._next]
 
     def expect_end(self) -> None:
+        """Raise ModelError if words are left."""
         if self.left:
             more = f"found {self._word()} and {self.left - 1:,} more numbers" if self.left > 1 else self._word()
             raise ModelError(f"{more} after the last table, expected the end of the file", self.here())
@@ -151,6 +160,7 @@ def _variables(words: _Words) -> tuple[list[DraftVariable], list[int]]:
         allowed -= sizes[-1]
         if allowed < 0:
             raise ModelError(f"variable {i} has {sizes[-1]:,} states, far more than the file has numbers", places[-1])
+    # Variables are named "0", "1", ..., and so are states; slices of one tuple share the strings.
     names = tuple(map(str, range(max(sizes, default=0))))
     drafts = zip(sizes, places, strict=True)
     return [DraftVariable(str(i), names[:size], place) for i, (size, place) in enumerate(drafts)], sizes
@@ -171,8 +181,8 @@ def _table(words: _Words, scope: tuple[int, ...], sizes: Sequence[int]) -> Draft
     place = words.here()
     shape = [sizes[i] for i in scope]
     expected = table_size(shape, what, place)
-    found = words.whole(f"the number of entries of {what}")
-    if found != expected:
+    entries = words.whole(f"the number of entries of {what}")
+    if entries != expected:
         product = " x ".join(map(str, shape)) or "1"
-        raise ModelError(f"{what} is said to have {found:,} entries, expected {expected:,} ({product})", place)
-    return DraftTable([str(i) for i in scope], words.entries(found, what), place)
+        raise ModelError(f"{what} is said to have {entries:,} entries, expected {expected:,} ({product})", place)
+    return DraftTable([str(i) for i in scope], words.entries(entries, what), place)

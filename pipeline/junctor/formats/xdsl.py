@@ -1,15 +1,7 @@
 """XDSL, the files of GeNIe and SMILE: nodes of type cpt, deterministic and noisymax.
 
-Tables list the parents' configurations with the last parent fastest, and the child faster than all of them. Only aGrUM
-writes (and reads) them with the first parent fastest; it signs its files, and those are read as they are meant.
-
-A noisy-MAX node is expanded to its full table (Diez 1993). With its states ordered from the strongest effect to its
-absence, it is the maximum over one independent contribution of each parent and one of the leak:
-
-    P(Y at or below k | x) = leak(at or below k) * product over parents i of c_i(at or below k | x_i)
-
-SMILE keeps the parameters as one distribution for each state of each parent and one for the leak, a parent's states in
-the order that `strengths` gives for this node; the last of them is the one without effect.
+Main function: `read`. Noisy-MAX nodes are expanded to full tables (Diez, Parameter adjustment in Bayes networks: the
+generalized noisy OR-gate, UAI 1993).
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, 
 _Array = npt.NDArray[np.float64]
 _States = Mapping[str, Sequence[str]]
 
-# Why a node of GeNIe that is no table cannot be read.
+# Node types of GeNIe that hold no table, and what they are.
 _UNREAD = {
     "equation": "an equation over continuous variables",
     "decision": "a decision of an influence diagram",
@@ -53,9 +45,11 @@ def read(data: bytes, file: str | None = None) -> Network:
         )
     nodes = root.only("nodes").children
     variables = [_variable(node) for node in nodes]
-    # Of two variables of one name the first counts here; the second is refused below.
+    # Of two variables of one name the first counts here; build_network refuses the second.
     states = {variable.name: variable.states for variable in reversed(variables)}
     _refuse_huge_expansions(nodes, states)
+    # All other tools list configurations with the last parent fastest. aGrUM writes the first one fastest, and signs
+    # its files.
     first_parent_fastest = _is_by_agrum(root)
     tables = [_table(node, states, first_parent_fastest) for node in nodes]
     name = root.attributes.get("id") or title_of(file)
@@ -117,6 +111,7 @@ def _table(node: Element, states: _States, first_parent_fastest: bool) -> DraftT
 
 def _from_results(element: Element, child: str, shape: tuple[int, ...], states: Sequence[str]) -> _Array:
     """Return the table [configurations, states] with a 1 at the resulting state of each configuration."""
+    # Deterministic nodes list the resulting state of each configuration, the last parent fastest.
     results = element.text.split()
     rows = math.prod(shape[:-1])
     if len(results) != rows:
@@ -131,7 +126,10 @@ def _from_results(element: Element, child: str, shape: tuple[int, ...], states: 
 
 
 def _from_noisy_max(node: Element, shape: tuple[int, ...]) -> _Array:
-    """Return the table [configurations, states]."""
+    """Return the table [configurations, states] of a noisy-MAX node."""
+    # With states from the strongest effect to its absence, the node is the maximum over one independent contribution
+    # of each parent and one of the leak:
+    # P(Y at or below k | x) = leak(at or below k) * product over parents i of c_i(at or below k | x_i).
     *parents, states = shape
     columns = _columns(node, sum(parents) + 1, states)
     orders = _orders(node, parents)
@@ -149,6 +147,8 @@ def _from_noisy_max(node: Element, shape: tuple[int, ...]) -> _Array:
 
 
 def _columns(node: Element, number: int, states: int) -> _Array:
+    """Return the distributions of the contributions, float64 [number, states], the leak last."""
+    # SMILE keeps one distribution for each state of each parent and one for the leak.
     parameters = node.only("parameters")
     values = parameters.numbers()
     what = f"node {node.attribute('id')!r}"
@@ -172,7 +172,10 @@ def _columns(node: Element, number: int, states: int) -> _Array:
 
 
 def _orders(node: Element, parents: list[int]) -> list[list[int]]:
-    """Return, for each parent, the column that each of its states has among the parent's columns."""
+    """Return, for each parent, the number of each of its states among the parent's distributions.
+
+    They are in the order of `strengths`; the last one is the state without effect.
+    """
     element = node.optional("strengths")
     if element is None:
         return [list(range(size)) for size in parents]
@@ -190,7 +193,7 @@ def _order(strengths: list[float], place: Place) -> list[int]:
     if sorted(strengths) != list(range(size)):
         raise ModelError(f"found the strengths {strengths}, expected the numbers 0 to {size - 1} in some order", place)
     order = [int(strength) for strength in strengths]
-    # Whether it lists the ranks of the states or the states by rank makes no difference if both are the same.
+    # Ranks of the states, or states by rank? A permutation that is its own inverse means the same either way.
     if any(order[order[i]] != i for i in range(size)):
         raise ModelError(
             f"found the strengths {order}, whose meaning is not certain; order the parent's states by their strength "
@@ -201,12 +204,11 @@ def _order(strengths: list[float], place: Place) -> list[int]:
 
 
 def _maximum(table: _Array, contribution: _Array) -> _Array:
-    """Return the distribution of the stronger of two effects, [configurations x parent's states, states].
+    """Return the distribution of the stronger of two effects, [configurations * parent's states, states].
 
     Distributions go from the strongest state to the weakest.
-
-    Sums of products and no differences, so that nothing cancels: zeros stay zeros and small numbers exact.
     """
+    # Sums of products without differences: nothing cancels, zeros stay zeros and small numbers exact.
     table = table[:, None, :]
     stronger: _Array = table * _at_or_below(contribution) + _below(table) * contribution
     return stronger.reshape(-1, contribution.shape[-1])

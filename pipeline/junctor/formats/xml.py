@@ -1,4 +1,7 @@
-"""XML as a plain tree in which every element and every number knows its line and column."""
+"""XML as a plain tree in which every element and every number has its line and column.
+
+Main function: `parse_xml`; called by the readers of XMLBIF and XDSL. Entities are refused (billion laughs attacks).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from junctor.formats.files import decode_xml
 from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
 
-# Network files nest four or five elements deep.
+# Network files nest four or five elements deep; a limit keeps damaged or hostile files from deep recursion.
 MAX_DEPTH = 100
 
 _DECLARATION = re.compile(r"(\s*)<\?(xml)\s[^>]*\?>", re.I)
@@ -33,12 +36,12 @@ class Element:
     attributes: dict[str, str]
     place: Place
     children: list[Element] = field(default_factory=list)
-    # Text as it came, with line and column of each piece; the text of children is theirs.
+    # Pieces of text with line and column, as expat reports them; the text of children is not among them.
     pieces: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """All text of the element itself, without the space around it."""
+        """All text of the element itself, without surrounding white space."""
         return "".join(piece for piece, _, _ in self.pieces).strip()
 
     def all(self, *tags: str) -> Iterator[Element]:
@@ -47,17 +50,17 @@ class Element:
 
     def only(self, tag: str) -> Element:
         """Return the one child with this tag; raises ModelError if there is none or a second one."""
-        found = self.optional(tag)
-        if found is None:
+        child = self.optional(tag)
+        if child is None:
             raise ModelError(f"<{self.tag}> has no <{tag}>, expected one", self.place)
-        return found
+        return child
 
     def optional(self, tag: str) -> Element | None:
         """Return the child with this tag or None; raises ModelError if there is a second one."""
-        found = list(self.all(tag))
-        if len(found) > 1:
-            raise ModelError(f"<{self.tag}> has a second <{tag}>, expected one", found[1].place)
-        return found[0] if found else None
+        children = list(self.all(tag))
+        if len(children) > 1:
+            raise ModelError(f"<{self.tag}> has a second <{tag}>, expected one", children[1].place)
+        return children[0] if children else None
 
     def attribute(self, name: str) -> str:
         """Return an attribute's value; raises ModelError if it is missing or empty."""
@@ -89,13 +92,13 @@ class Element:
 def parse_xml(data: bytes, file: str | None) -> Element:
     """Return the root element; raises ModelError, with the place, for anything that is not plain, well-formed XML.
 
-    An inline DTD is read over; entity definitions and external references are refused.
+    An inline DTD is skipped; entity definitions and external references are refused.
     """
     text = _mended(decode_xml(data))
     builder = _Builder(file)
     parser = DefusedXMLParser(target=builder, forbid_dtd=False, forbid_entities=True, forbid_external=True)
     builder.expat = parser.parser
-    # Buffered text comes with the place of its end.
+    # Buffered text would come with the place of its end.
     parser.parser.buffer_text = False
     try:
         parser.feed(text)
@@ -114,16 +117,16 @@ def parse_xml(data: bytes, file: str | None) -> Element:
 
 
 def _mended(text: str) -> str:
-    """Blank out what tools write and expat refuses: `<?XML ...?>` (JavaBayes), a late `<?xml ...?>`, `<!- ... ->`."""
+    """Blank out what tools write but expat refuses: `<?XML ...?>` (JavaBayes), a late `<?xml ...?>`, `<!- ... ->`."""
     declaration = _DECLARATION.match(text)
     if declaration and (declaration[1] or declaration[2] != "xml"):
         text = _blanked(declaration) + text[declaration.end() :]
     return _HALF_COMMENT.sub(_blanked, text) if "<!-" in text else text
 
 
-def _blanked(found: re.Match[str]) -> str:
-    # Lines and columns of all the rest stay as they are.
-    return re.sub(r"[^\n]", " ", found[0])
+def _blanked(match: re.Match[str]) -> str:
+    # Spaces instead of nothing: lines and columns of the rest stay as they are.
+    return re.sub(r"[^\n]", " ", match[0])
 
 
 def _not_well_formed(text: str, error: ParseError, file: str | None) -> ModelError:
@@ -131,12 +134,13 @@ def _not_well_formed(text: str, error: ParseError, file: str | None) -> ModelErr
     lines = text.split("\n")
     rest = lines[line - 1][column:].strip() if line <= len(lines) else ""
     found = f"found {shown(rest)}" if rest else "found the end of the line or file"
+    # The message of expat ends in its own line and column.
     reason = str(error).rpartition(":")[0]
     return ModelError(f"{found}, expected well-formed XML ({reason})", Place(file, line, column + 1))
 
 
 class _Builder:
-    """What the XML parser calls; builds the tree of elements."""
+    """Target of the XML parser: builds the tree of elements from its events."""
 
     def __init__(self, file: str | None) -> None:
         self.file = file
@@ -169,7 +173,7 @@ class _Builder:
             self._open[-1].pieces.append((text, *self._position()))
 
     def comment(self, text: str) -> None:
-        # Between two numbers a comment separates like a space.
+        # A comment between two numbers separates them.
         self.data(" ")
 
     def close(self) -> None:

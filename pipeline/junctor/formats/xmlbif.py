@@ -1,9 +1,7 @@
 """XMLBIF: Bayesian networks in XML, in the dialects that tools really write.
 
-Version 0.3 (Cozman's interchange format; aGrUM, pgmpy, WEKA) has VARIABLE and DEFINITION; the child varies fastest,
-then the last parent. Files with PROBABILITY instead of DEFINITION are older, and in them the child varies slowest. In
-those of JavaBayes, which have a DTD, the last parent varies fastest, in those of Fast-PGM, which have none, the first.
-What UnBBayes calls XMLBIF has its own elements: `junctor.formats.xmlbif_unbbayes`.
+Main function: `read`. Version 0.3 is Cozman's interchange format (aGrUM, pgmpy, WEKA); UnBBayes uses the name for
+elements of its own, which `junctor.formats.xmlbif_unbbayes` reads.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from junctor.formats.xmlbif_unbbayes import read_unbbayes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
-# How tools name a variable of the only kind that an exact discrete engine can use.
+# Names of tools for a chance variable, the only kind that a discrete Bayesian network has.
 _CHANCE = ("", "nature", "discrete", "chance", "probabilistic")
 
 
@@ -33,6 +31,7 @@ def read(data: bytes, file: str | None = None) -> Network:
     name = network.optional("name")
     variables = [_variable(element) for element in network.all("variable")]
     sizes = {variable.name: len(variable.states) for variable in variables}
+    # The parser reports no DTD, so the bytes are searched.
     has_dtd = b"<!DOCTYPE" in data
     tables = [_table(element, sizes, has_dtd) for element in network.all("definition", "probability")]
     title = name.text if name is not None else ""
@@ -42,6 +41,7 @@ def read(data: bytes, file: str | None = None) -> Network:
 def _variable(element: Element) -> DraftVariable:
     name = element.only("name").text
     kind = element.attributes.get("type", "")
+    # Version 0.3 has an attribute TYPE, older files an element.
     typed = element.optional("type")
     if typed is not None:
         kind = typed.text
@@ -66,6 +66,9 @@ def _table(element: Element, sizes: dict[str, int], has_dtd: bool) -> DraftTable
         )
     table = element.only("table")
     values = table.numbers()
+    # DEFINITION: the child varies fastest, then the last parent. In PROBABILITY, which is older, the child varies
+    # slowest, and fastest is the last parent in files of JavaBayes (with a DTD), the first in those of Fast-PGM
+    # (without).
     if element.tag == "probability":
         values = _child_last(values, sizes.get(child, 0))
         parents = parents if has_dtd else parents[::-1]
@@ -73,7 +76,7 @@ def _table(element: Element, sizes: dict[str, int], has_dtd: bool) -> DraftTable
 
 
 def _child_last(values: npt.NDArray[np.float64], states: int) -> npt.NDArray[np.float64]:
-    """Reorder entries whose child is the first axis; what has no whole number of rows is left for the size check."""
+    """Move the child from the first axis to the last; entries of a wrong number stay for the size check."""
     if states == 0 or values.size % states:
         return values
     return values.reshape(states, -1).T.ravel()

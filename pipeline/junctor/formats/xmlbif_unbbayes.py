@@ -1,7 +1,6 @@
 """The XMLBIF dialects of UnBBayes: version 0 (VAR, POT, DPI) and versions 0.5 and 0.6 (variable, CPT).
 
-Up to version 0.5 the first parent that is listed varies fastest, in version 0.6 the last; the child varies faster than
-all of them.
+Main function: `read_unbbayes`, called by `junctor.formats.xmlbif`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from junctor.formats.xml import Element
 from junctor.model.errors import ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
-# Version -> whether the first parent varies fastest.
+# Version -> whether the first parent varies fastest among the parents; the child is always faster than all of them.
 _FIRST_PARENT_FASTEST = {"0": True, "0.5": True, "0.6": False}
 
 
@@ -42,6 +41,7 @@ def _variable(element: Element) -> DraftVariable:
             element.place,
         )
     states = [state.attribute("name") for state in element.all("state")]
+    # An attribute or an element, depending on the version.
     states += [state.text for state in element.all("statename")]
     return DraftVariable(name, states, element.place)
 
@@ -67,6 +67,7 @@ def _distribution(element: Element, first_parent_fastest: bool) -> DraftTable:
 
 def _expect_in_order(elements: list[Element]) -> None:
     for i, element in enumerate(elements):
+        # Tables follow the listed order; an index that differs from it would have to be guessed at.
         index = element.attributes.get("index", str(i)).strip()
         if index != str(i):
             raise ModelError(f"found index {shown(index)} of <{element.tag}>, expected {i}", element.place)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.model.errors import BudgetError, RunError
@@ -37,8 +38,6 @@ PARTITION_BYTES = 256 * 2**20
 # The share of the memory that answers may take while they are written beside the next partition: rows of the trellis
 # that find no room go to the disk, which costs more than to wait.
 WAITING_SHARE = 1 / 4
-# Transitions times steps that one core does in a second.
-TERMS_A_SECOND = 2e10
 
 logger = logging.getLogger("junctor")
 
@@ -211,7 +210,7 @@ class SequenceJob(Workload):
         entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
         total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
         # The matrix in both forms that kernels read; rows go in blocks where they have to.
-        return RunEstimate(2 * 8 * entries, entries * total / TERMS_A_SECOND)
+        return RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the sequences of some partitions."""

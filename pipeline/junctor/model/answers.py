@@ -1,4 +1,4 @@
-"""The answers of one batch as arrays, and where their posteriors come from."""
+"""Answers of one batch of evidence as arrays. Main class: Answers; every backend and sampler fills one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ import numpy.typing as npt
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 
+# Status of a row: answered, P(e) = 0, evidence that names no state, and no sample that fits the evidence.
 OK, IMPOSSIBLE, INVALID, MISSED = 0, 1, 2, 3
-# What rows are before anybody has answered them.
+# Status before any backend has answered a row.
 UNANSWERED = -1
 NO_PROBABILITY = "the evidence has probability 0"
+# By status number.
 STATUS_NAMES = ("ok", "impossible", "invalid")
-# The same where rows are sampled, which may all have missed the evidence.
+# Only sampling can miss evidence, so that exact answers keep a dictionary of three names.
 SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed")
-# Bytes of a logarithm and a status; of what comes with them where rows are sampled.
-_BESIDE, _SAMPLED_BESIDE = 9, 34
+# Bytes of a row's log_value (8) and status (1).
+_ROW_BYTES = 9
+# Bytes of log_error, effective, samples and sampled of a sampled row (25), and as many again as `_ROW_BYTES`.
+_SAMPLED_ROW_BYTES = 34
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,12 +58,14 @@ class Answers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SampledAnswers(Answers):
-    """Answers of which some or all are estimates; of a row that is not OK no number is to be read.
+    """Answers of which some or all are estimates; rows whose status is not OK (MISSED among them) hold no numbers.
 
-    errors: variable index -> float [rows, cardinality], standard errors of the posteriors. log_error: float64 [rows],
-    of log P(e). effective: float64 [rows], the independent samples that the samples are worth. samples: int64 [rows],
-    that were drawn. sampled: bool [rows], False where an answer is exact: its errors are 0, and it has no samples.
-    status may be MISSED. reasons: also why the error that was asked for was not reached, for rows that are OK.
+    errors: variable index -> float [rows, cardinality], standard errors of the posteriors.
+    log_error: float64 [rows], standard error of log P(e).
+    effective: float64 [rows], effective sample size.
+    samples: int64 [rows], samples drawn.
+    sampled: bool [rows], False where an answer is exact: its errors and its number of samples are 0.
+    reasons: also, for rows that are OK, why the requested error was not reached.
     """
 
     errors: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)
@@ -69,7 +75,7 @@ class SampledAnswers(Answers):
     sampled: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def leave(self, row: int, status: int, reason: str) -> None:
-        """Give a row a status instead of numbers."""
+        """Set the status of a row that gets no numbers."""
         self.status[row] = status
         self.reasons[row] = reason
 
@@ -77,7 +83,8 @@ class SampledAnswers(Answers):
 def posteriors_in(
     memory: npt.NDArray[Any], targets: Sequence[int], cardinalities: Sequence[int], rows: int
 ) -> dict[int, npt.NDArray[Any]]:
-    """Return the posteriors [rows, cardinality] of each target, one after the other in flat memory."""
+    """Return views [rows, cardinality] of flat memory, one for each target, in the order of the targets."""
+    # One allocation for all targets, which compiled code fills in one call.
     ends = [0, *accumulate(cardinalities[v] for v in targets)]
     return {
         v: memory[rows * start : rows * end].reshape(rows, end - start)
@@ -88,10 +95,17 @@ def posteriors_in(
 def sources_of(
     targets: Sequence[int], cardinalities: Sequence[int], *sources: Mapping[int, int]
 ) -> npt.NDArray[np.int64]:
-    """Return for each target which of the `sources` (variable -> row) has it, its row, its states, those before it."""
+    """Return int64 [targets, 4]: index of the first source with it, its row there, its cardinality, its offset.
+
+    targets: variable indices.
+    cardinalities: number of states of every variable.
+    sources: variable -> row of an array of tables.
+    The offset counts the states of the targets before it.
+    """
     which = [next(n for n, rows in enumerate(sources) if v in rows) for v in targets]
     rows = [sources[n][v] for n, v in zip(which, targets, strict=True)]
     sizes = [cardinalities[v] for v in targets]
+    # A copy, since kernels read one target's four numbers at a time and need them contiguous.
     return np.array([which, rows, sizes, np.cumsum([0, *sizes])[:-1]], dtype=np.int64).T.copy()
 
 
@@ -99,6 +113,7 @@ def answer_width(network: Network, query: Query) -> int:
     """Return the bytes that the answers to one row take in memory."""
     cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
     if query.kind == "mpe":
-        return 4 * len(cardinalities) + _BESIDE
-    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _BESIDE
-    return width if query.method == "exact" else 2 * width + _SAMPLED_BESIDE
+        return 4 * len(cardinalities) + _ROW_BYTES
+    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _ROW_BYTES
+    # Sampled posteriors come with standard errors of the same size.
+    return width if query.method == "exact" else 2 * width + _SAMPLED_ROW_BYTES

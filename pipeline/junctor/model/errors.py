@@ -1,4 +1,4 @@
-"""Everything that Junctor raises on purpose, and where in the input it happened."""
+"""Errors that Junctor raises on purpose, and places in the input that they refer to. Base class: JunctorError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands in the input: a file, and as much more as is known (lines and columns from 1)."""
+    """A position in the input: file, line and column as far as they are known (from 1)."""
 
     file: str | None = None
     line: int | None = None
@@ -25,8 +25,9 @@ class Place:
 
 
 class JunctorError(Exception):
-    """Base of all errors that a user can mend; `exit_code` is what the command line returns."""
+    """Base of all errors that a user can resolve; `exit_code` is what the command line returns."""
 
+    # Codes stand in docs and scripts: they never change. 2 is taken by wrong usage of the command line.
     exit_code = 1
 
 
@@ -41,7 +42,7 @@ class InputError(JunctorError):
         super().__init__(f"{place}: {message}" if place is not None else message)
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, Place | None]]:
-        # Rebuilt from its parts, so that it crosses process borders whole.
+        # Exceptions pickle by `args`, which is the joined text; Dask workers and Prefect would lose the place.
         return type(self), (self.message, self.place)
 
 
@@ -81,6 +82,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x' or 'y'?" for the known names nearest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if not close:
+        # `Yes` for `YES` shares too few characters; only a second search without case finds it.
         lowered = {candidate.lower(): candidate for candidate in known}
         close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)]
     return f", did you mean {' or '.join(repr(match) for match in close)}?" if close else ""

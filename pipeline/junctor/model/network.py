@@ -1,4 +1,7 @@
-"""Networks: variables with named states, and factors over them. Immutable, and valid once they exist."""
+"""Networks: variables with named states, and factors over them; immutable, and valid once they exist.
+
+Main class: Network. Readers of all formats hand drafts to `build_network`, the one place where networks are checked.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ Kind = Literal["bayes", "markov"]
 
 # A table that a file asks for may not have more entries than this (1 GiB of doubles): a short file can name a huge one.
 MAX_TABLE_ENTRIES = 2**27
-# And not more variables: NumPy's limit, which only tables over one-state variables reach.
+# NumPy's limit on the axes of an array; only tables over one-state variables reach it.
 MAX_TABLE_VARIABLES = 64
 
-# Rows of a conditional table may miss 1 by this much: files with three printed digits do. Such rows are divided
-# by their sum; anything further off is refused.
+# A row of a conditional table may miss 1 by this much, as in files with three printed digits, and is then divided by
+# its sum; anything further off is refused as a mistake.
 ROW_SUM_TOLERANCE = 1e-2
 # Rows this close to 1 are taken as written: dividing would only move the last digits.
 ROW_SUM_EXACT = 2e-6
@@ -30,7 +33,7 @@ ROW_SUM_EXACT = 2e-6
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A discrete variable: a name and its state names, in the order that tables use."""
+    """A discrete variable: its name, and the names of its states in the order of table axes."""
 
     name: str
     states: tuple[str, ...]
@@ -43,10 +46,10 @@ class Variable:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Factor:
-    """A non-negative table over the variables `scope` (indices into the network).
+    """A non-negative table; in a Bayesian network its last variable is the child, and each row over it sums to 1.
 
-    `table` is float64, C order, one axis a variable of `scope`, and read-only. In a Bayesian network the last
-    variable is the child and each row over it sums to 1.
+    scope: indices of its variables in the network.
+    table: float64, C order, read-only, one axis for each variable of `scope`.
     """
 
     scope: tuple[int, ...]
@@ -55,7 +58,13 @@ class Factor:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A Bayesian (`kind="bayes"`, factor i is the table of variable i) or Markov network."""
+    """A Bayesian or Markov network.
+
+    name: title, for people.
+    variables: in the order that indices refer to.
+    factors: in a Bayesian network factor i is the conditional probability table of variable i.
+    kind: "bayes" or "markov".
+    """
 
     name: str
     variables: tuple[Variable, ...]
@@ -75,6 +84,7 @@ class Network:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything that an answer depends on; equal for equal networks whatever file they came from."""
+        # The name of the network is left out: no answer depends on it.
         sha = hashlib.sha256(self.kind.encode())
         for variable in self.variables:
             sha.update(repr((variable.name, variable.states)).encode())
@@ -97,7 +107,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class DraftVariable:
-    """A variable as a reader found it."""
+    """A variable as a reader took it from its file, unchecked; `place` is where it stands there."""
 
     name: str
     states: Sequence[str]
@@ -106,7 +116,12 @@ class DraftVariable:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DraftTable:
-    """A table as a reader found it: `values` flat, last name of `scope` fastest (the child, in a Bayesian network)."""
+    """A table as a reader took it from its file, unchecked.
+
+    scope: names of its variables, the child last in a Bayesian network.
+    values: entries, flat or in any shape, the last variable fastest.
+    place: where it stands in the file.
+    """
 
     scope: Sequence[str]
     values: npt.ArrayLike
@@ -120,8 +135,13 @@ def build_network(
     tables: Sequence[DraftTable],
     place: Place | None = None,
 ) -> Network:
-    """Check a draft and return the network; the one gate that every reader goes through.
+    """Check a draft and return the network.
 
+    name: title of the network.
+    kind: "bayes" or "markov".
+    variables: in the order of the network.
+    tables: one for each variable of a Bayesian network, in any order; any number for a Markov network.
+    place: the file, for errors that concern all of it.
     Raises ModelError, with the place of the culprit, for duplicate or empty names, variables without states, unknown
     or repeated variables in a scope, tables of the wrong size, negative or non-finite entries, tables with nothing
     but zeros, and in Bayesian networks for missing or second tables, cycles and rows that do not sum to 1. Rows that
@@ -130,6 +150,7 @@ def build_network(
     if not variables:
         raise ModelError("no variables found, expected at least one", place)
     known = tuple(_checked_variable(draft) for draft in variables)
+    # First definitions win here, since the second one is an error.
     index: dict[str, int] = {}
     for i, draft in enumerate(variables):
         if draft.name in index:
@@ -146,7 +167,7 @@ def build_network(
 
 
 def table_size(shape: Sequence[int], what: str, place: Place | None = None) -> int:
-    """Return the number of entries of a table; raises ModelError above MAX_TABLE_ENTRIES. Ask before allocating."""
+    """Return the number of entries of a table before it is allocated; raises ModelError above MAX_TABLE_ENTRIES."""
     if len(shape) > MAX_TABLE_VARIABLES:
         raise ModelError(f"{what} has {len(shape):,} variables, allowed are {MAX_TABLE_VARIABLES}", place)
     entries = math.prod(shape)
@@ -160,6 +181,7 @@ def _checked_variable(draft: DraftVariable) -> Variable:
         raise ModelError("a variable has an empty name", draft.place)
     if not draft.states:
         raise ModelError(f"variable {draft.name!r} has no states, expected at least one", draft.place)
+    # A loop instead of a set of all: the message names the state.
     seen: set[str] = set()
     for state in draft.states:
         if state in seen:
@@ -178,14 +200,17 @@ def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dic
     scope = tuple(index[name] for name in draft.scope)
     shape = tuple(variables[i].cardinality for i in scope)
     expected = table_size(shape, what, draft.place)
+    # A copy: readers may hand in views of buffers that they go on using.
     values = np.array(draft.values, dtype=np.float64).ravel()
     if values.size != expected:
         sizes = " x ".join(map(str, shape)) or "1"
         raise ModelError(f"{what}: found {values.size} entries, expected {expected} ({sizes})", draft.place)
+    # The name of the table, its numbers and then its rows: the first message is about the cause, not a consequence.
     table = values.reshape(shape)
     _refuse_bad_numbers(table, what, draft, variables, scope)
     if kind == "bayes":
         table = _with_rows_of_one(table, what, draft, variables, scope)
+    # Plans, kernels and the digest share the array without copies.
     table.setflags(write=False)
     return Factor(scope, table)
 
@@ -197,6 +222,7 @@ def _refuse_bad_numbers(
     variables: Sequence[Variable],
     scope: tuple[int, ...],
 ) -> None:
+    # NaN < 0 is false, so finiteness is a test of its own.
     bad = ~np.isfinite(table) | (table < 0)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -255,10 +281,12 @@ def _one_table_a_variable(
     for i, variable in enumerate(variables):
         if i not in of_child:
             raise ModelError(f"variable {variable.name!r} has no table", drafts[i].place)
+    # Everything above relies on factor i being the table of variable i, whatever the order of the file.
     return [factors[of_child[i]] for i in range(len(variables))]
 
 
 def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], places: Sequence[Place]) -> None:
+    # Kahn's topological sort (1962): what is left over when no variable is without parents contains a cycle.
     waiting = {i: set(factor.scope[:-1]) for i, factor in enumerate(factors)}
     children: dict[int, list[int]] = {i: [] for i in waiting}
     for child, parents in waiting.items():
@@ -279,7 +307,8 @@ def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], pla
 
 
 def _walk_to_a_cycle(waiting: dict[int, set[int]]) -> Iterator[int]:
-    """Follow unresolved parents until a variable comes again, and yield that loop, its first variable twice."""
+    """Follow unresolved parents until a variable repeats; yield that cycle, its first variable again at the end."""
+    # From the lowest index on, so that the same file gives the same message.
     path: list[int] = []
     here = min(waiting)
     while here not in path:

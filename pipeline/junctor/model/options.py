@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+# Defined here and not with the devices, so that the command line offers the choices without looking for a GPU.
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 
@@ -14,14 +15,14 @@ DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 class ComputeOptions:
     """Memory, threads, devices and disk of one process (or of all workers together, where a run divides them).
 
-    memory: bytes that propagation may take; None for a share of what is free.
-    threads: that rows are answered on, None for all usable cores; answers do not depend on it.
-    device: "auto" is a GPU where there is one and the work is worth it.
-    device_memory: bytes that blocks and chunks may take of each GPU, None for a share of what is free there; on a CPU
-        bytes that the tables of a block or task may take, None for no limit beside `memory`.
+    memory: bytes for propagation; None for a share of the free memory.
+    threads: number of CPU threads, None for all usable cores; answers do not depend on it.
+    device: "auto" takes a GPU where there is one and the forecast favours it.
+    device_memory: bytes of each GPU for blocks and chunks, None for a share of its free memory; on a CPU the bytes
+        for the tables of one block or task, None for no limit in addition to `memory`.
     spill_dir: folder for tables that exceed the memory; None for the system's temporary folder.
-    spill_bytes: of files there; None for half of what is free.
-    all_gpus: whether rows in chunks take all GPUs that the process sees, not only the first.
+    spill_bytes: bytes of files in that folder; None for half of its free space.
+    all_gpus: whether out-of-core rows use all GPUs that the process sees, not only the first.
     """
 
     memory: int | None = None

@@ -1,4 +1,4 @@
-"""The demonstration network: a pumping station with wear, faults, sensors and consequences.
+"""The demonstration network of `junctor demo`: a pumping station with wear, faults, sensors and consequences.
 
 Invented for this project; no plant was measured. States of a variable are ranked from good to bad. A variable with
 n + 1 states has a binomial distribution over them: n trials of probability `base` plus, for each parent, its weight
@@ -17,14 +17,14 @@ from junctor.model.network import DraftTable, DraftVariable, Network, build_netw
 
 
 class Ranked(NamedTuple):
-    """A variable whose states go from good to bad, and what makes it bad."""
+    """A variable with states from good to bad; `weights` say how much each parent adds to the probability `base`."""
 
     states: str
     base: float
     weights: Mapping[str, float] = {}
 
 
-# Conditions that nobody measures, then wear and faults, then what they do to the process.
+# Hidden conditions, wear and faults. Bases are small: a healthy station is the normal case.
 CAUSES = {
     "Weather": Ranked("mild warm hot", 0.35),
     "Crew": Ranked("experienced mixed new", 0.3),
@@ -42,6 +42,7 @@ CAUSES = {
     "ControllerFault": Ranked("no yes", 0.01, {"PowerSupply": 0.15}),
     "MotorWinding": Ranked("sound aged damaged", 0.04, {"PowerSupply": 0.3, "Weather": 0.1}),
 }
+# What the causes do to the process. No variable has more than three parents, so that tables stay small.
 PROCESS = {
     "SuctionPressure": Ranked("normal low very_low", 0.02, {"StrainerClog": 0.8}),
     "Cavitation": Ranked("none mild severe", 0.02, {"SuctionPressure": 0.7, "ValveStuck": 0.15}),
@@ -56,6 +57,7 @@ PROCESS = {
     "Trip": Ranked("no yes", 0.002, {"BearingHeat": 0.3, "MotorHeat": 0.3, "ControllerFault": 0.35}),
     "Supply": Ranked("full reduced cut", 0.01, {"Trip": 0.5, "DischargePressure": 0.45}),
 }
+# One noisy reading of one or two process variables each; these are what evidence rows observe.
 SENSORS = {
     "ThermometerOutside": Ranked("low middle high", 0.05, {"Weather": 0.9}),
     "TurbidityMeter": Ranked("low middle high", 0.04, {"RawWater": 0.9}),
@@ -78,13 +80,13 @@ def plant() -> Network:
     """Return the pumping station: a Bayesian network of 41 variables with 2 to 4 states each."""
     ranked = {**CAUSES, **PROCESS, **SENSORS}
     place = Place("plant")
-    variables = [DraftVariable(name, each.states.split(), place) for name, each in ranked.items()]
-    tables = [DraftTable((*each.weights, name), _table(each, ranked), place) for name, each in ranked.items()]
+    variables = [DraftVariable(name, child.states.split(), place) for name, child in ranked.items()]
+    tables = [DraftTable((*child.weights, name), _table(child, ranked), place) for name, child in ranked.items()]
     return build_network("plant", "bayes", variables, tables)
 
 
 def _table(child: Ranked, ranked: Mapping[str, Ranked]) -> list[list[float]]:
-    """Return a row for each configuration of the parents, the last of them fastest."""
+    """Return one row for each configuration of the parents, the last parent fastest."""
     worst = {name: _worst(ranked[name]) for name in child.weights}
     return [
         _binomial(_worst(child), child.base + sum(child.weights[name] * bad / worst[name] for name, bad in at))
@@ -94,6 +96,7 @@ def _table(child: Ranked, ranked: Mapping[str, Ranked]) -> list[list[float]]:
 
 def _worst(ranked: Ranked) -> int:
     """Return the index of the worst state."""
+    # n + 1 names have n spaces between them.
     return ranked.states.count(" ")
 
 

@@ -1,4 +1,4 @@
-"""What is asked of every row."""
+"""Queries: what is asked of every row of evidence, and how rows are sampled. Main class: Query."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from junctor.model.errors import EvidenceError, nearest
 if TYPE_CHECKING:
     from junctor.model.network import Network
 
-# Fewer samples tell nothing of their errors; counters have room for more than the most.
-LEAST_SAMPLES, MOST_SAMPLES = 100, 2**40
+# Fewer samples give no usable estimate of their own standard error.
+LEAST_SAMPLES = 100
+# Exclusive bound; 64-bit counters have room for more.
+MOST_SAMPLES = 2**40
 
 QueryKind = Literal["posteriors", "mpe"]
 Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
 Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
 Stages = Literal["last", "all"]
-# How joint posteriors are found: by messages, from stored clique tables, or what takes less time.
+# Joint posteriors come from messages (Shafer-Shenoy), from stored clique tables (Hugin), or from the faster of both.
 Architecture = Literal["auto", "messages", "stored"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How rows are sampled.
+    """How rows are sampled; raises EvidenceError for values out of range.
 
-    sampler: likelihood weighting (`lw`), self-importance sampling (`sis`), AIS-BN or EPIS-BN. samples: of a row,
-    learning included, None for what is usual. error: largest standard error of a posterior, instead of a number of
-    samples. seed: 64 bits. stages: whether samples that taught the importance function count as well. Raises
-    EvidenceError.
+    sampler: likelihood weighting (`lw`), self-importance sampling (`sis`; Shachter and Peot 1990), AIS-BN (Cheng and
+        Druzdzel 2000) or EPIS-BN (Yuan and Druzdzel 2003).
+    samples: samples for each row, learning included; None for the default of the sampler.
+    error: largest standard error of a posterior, instead of a number of samples.
+    seed: 64 bits, not negative.
+    stages: "all" counts the samples of the learning stages as well, "last" those of the last stage only.
     """
 
     sampler: Sampler = "epis-bn"
@@ -53,12 +57,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Posterior marginals (`posteriors`) or the most probable explanation (`mpe`) of `targets`.
+    """What is computed for every row; raises EvidenceError for unknown names, and for explanations by sampling.
 
-    `targets` are variable names; None means all variables, in the order of the network. `log` propagates in log space
-    (float64) from the start; `double` and `single` go there only for rows whose numbers left their range. method:
-    `auto` samples rows whose exact answers exceed the budget, as `sampling` says. Raises EvidenceError for another
-    kind, precision or method, and for explanations that would be sampled.
+    kind: posterior marginals (`posteriors`) or the most probable explanation (`mpe`).
+    targets: names of variables; None for all, in the order of the network.
+    precision: `log` propagates in log space (float64) from the start; `double` and `single` do so only for rows whose
+        numbers left their range.
+    method: `exact`; `sampling`; `auto` samples the rows whose exact answers exceed the memory budget.
+    sampling: options of the sampler.
     """
 
     kind: QueryKind = "posteriors"
@@ -81,6 +87,7 @@ def target_names(network: Network, query: Query) -> tuple[str, ...]:
         return tuple(variable.name for variable in network.variables)
     if not query.targets:
         raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
+    # Repeated targets would give two columns of one name.
     seen: set[str] = set()
     for name in query.targets:
         if name not in network.index:

@@ -1,4 +1,7 @@
-"""Memory in three words, in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan)."""
+"""Memory budgets in bytes: allowed (by the user), reserved (taken before planning), projected (by a plan).
+
+Main class: Budget; called by everything that allocates tables. Sizes are parsed and printed here as well.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from dataclasses import dataclass
 
 from junctor.model.errors import BudgetError
 
+# Decimal and binary units; K, M, G and T alone are binary, as in most tools for memory.
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What propagation may use at once; `reserved` is what evidence and answers of the batch already take of it.
+    """Memory of propagation, in bytes.
 
-    passing: the part of it that others hold for a while.
+    allowed: by the user.
+    reserved: of that, taken by evidence and answers of the batch.
+    passing: of `reserved`, taken only temporarily by other work.
     """
 
     allowed: int
@@ -28,7 +34,12 @@ class Budget:
         return self.allowed - self.reserved
 
     def refuse(self, needed: int, where: str, advice: str) -> BudgetError:
-        """Return the error for work that needs `needed` bytes beside what is reserved."""
+        """Return the error for work beyond the budget.
+
+        needed: bytes in addition to the reserved ones.
+        where: the work, as subject of the message.
+        advice: the next move.
+        """
         needed += self.reserved
         return BudgetError(
             f"{where} needs {format_bytes(needed)} ({approximate(needed)} bytes), allowed are "
@@ -42,12 +53,14 @@ def approximate(count: int) -> str:
         return f"{count:,}"
     if abs(count) < 10**300:
         return f"{count:.2e}"
+    # math.log10 of the leading 64 bits: larger integers exceed the range of doubles.
     digits = math.log10(count >> (count.bit_length() - 64)) + (count.bit_length() - 64) * math.log10(2)
     return f"{10 ** (digits % 1):.1f}e+{math.floor(digits)}"
 
 
 def format_bytes(count: int) -> str:
     """Return `count` in the largest binary unit that keeps at least one digit before the point."""
+    # Beyond 1024 EiB there is no larger unit, and plans in error messages may be of any size.
     if count >= 2**70:
         return f"{approximate(count >> 60)} EiB"
     size = float(count)
@@ -60,6 +73,7 @@ def format_bytes(count: int) -> str:
 
 def parse_bytes(text: str) -> int:
     """Return the number of bytes that "4GiB", "500 MB" or "1e9" mean; raises BudgetError for anything else."""
+    # Only letters are taken off the end, so that the e of 1e9 stays with its digits.
     stripped = text.strip()
     number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     unit = stripped[len(number) :].upper()

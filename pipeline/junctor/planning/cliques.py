@@ -1,9 +1,8 @@
-"""Stored cliques: which tables there are, in which order of variables, and the passes over them; integers only.
+"""Plans of stored cliques (Hugin architecture, Jensen, Lauritzen and Olesen 1990): tables, axis orders, passes.
 
-Every clique of the junction tree has a table, its separator to the parent in the most significant places. Propagation
-goes over the tables in *passes*. Towards the root a pass multiplies what came up from the children (and evidence) into
-the table and sums it over the runs of the separator; on the way back it multiplies by what the separator has changed by
-and sums for the children. Passes of one stage are independent of each other.
+Main class: StoredPlan; called by `junctor.cliques`. Towards the root a pass multiplies the messages of the children and
+evidence into a clique table and sums it for its separator; on the way back it multiplies by the ratio of the new
+separator to the old one and sums for the children. Passes of one stage are independent of each other.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.shape import Shape, mask_of
 
-# Entries from which on compiled kernels are worth loading.
+# Entries of all tables from which on compiled kernels are worth their loading time.
 COMPILED_ENTRIES = 1 << 20
-# Entries of a table that kernels take at a time.
+# Entries of a table that kernels process at a time: 8 MiB of doubles.
 CHUNK = 1 << 20
 UP: Final = "up"
 DOWN: Final = "down"
@@ -28,7 +27,11 @@ EVIDENCE: Final = "evidence"
 
 
 class CliqueOperand(NamedTuple):
-    """What a pass multiplies by: what came up from a child, what comes down to the clique, evidence on a variable."""
+    """A factor of a pass: message up from a child, message down to the clique, or evidence on a variable.
+
+    kind: UP, DOWN or EVIDENCE.
+    number: of the child, of the clique, or of the variable.
+    """
 
     kind: Literal["up", "down", "evidence"]
     number: int
@@ -36,7 +39,17 @@ class CliqueOperand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredClique:
-    """A clique: variables in ascending order, the swaps from there to `layout`, factors, and its place in the tree."""
+    """A clique with a stored table.
+
+    natural: variables in ascending order.
+    swaps: swaps of axes from `natural` to `layout`.
+    layout: variables in the order of the table's axes, the separator first.
+    separator: variables shared with the parent.
+    parent: index of the parent, None for a root.
+    children: indices of the children.
+    factors: indices of the factors that are multiplied into the table.
+    variables: variables whose evidence enters here.
+    """
 
     natural: tuple[int, ...]
     swaps: tuple[Swap, ...]
@@ -54,9 +67,12 @@ class StoredClique:
 
 @dataclass(frozen=True, slots=True)
 class CliquePass:
-    """One way over the table of a clique: multiply by `factors`, then sum for the separators `sums`.
+    """One pass over the table of a clique: multiply by `factors`, then sum for separators.
 
-    A separator has the number of the clique below it; a clique's own comes first. first: reads the initial table.
+    clique: index of the clique.
+    first: whether the pass reads the initial table.
+    factors: what the table is multiplied by.
+    sums: separators to sum for, by the clique below each; the clique's own comes first.
     """
 
     clique: int
@@ -73,20 +89,20 @@ class StoredPlan:
     cliques: tuple[StoredClique, ...]
 
     def entries(self, clique: int) -> int:
-        """Entries of the table of a clique."""
+        """Return the entries of the table of a clique."""
         return math.prod(self.sizes[v] for v in self.cliques[clique].layout)
 
     def separator_entries(self, clique: int) -> int:
-        """Entries of its separator to the parent (1 for a root)."""
+        """Return the entries of its separator to the parent (1 for a root)."""
         return math.prod(self.sizes[v] for v in self.cliques[clique].separator)
 
     def total_entries(self) -> int:
-        """Entries of all clique tables."""
+        """Return the entries of all clique tables."""
         return sum(self.entries(i) for i in range(len(self.cliques)))
 
 
 def plan_stored(shape: Shape, rows: int = 1) -> StoredPlan:
-    """Return the stored cliques of a network; rows: cases that the elimination order should be worth a search for."""
+    """Return the stored cliques of a network; `rows`: cases to come, for the effort of the elimination order."""
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(shape.cardinalities), shape.scopes)
     order = best_order(graph, mask_of(everything), shape.cardinalities, rows)
@@ -94,13 +110,14 @@ def plan_stored(shape: Shape, rows: int = 1) -> StoredPlan:
 
 
 def stored_plan(tree: JunctionTree, shape: Shape) -> StoredPlan:
-    """Lay the cliques of a junction tree out as stored tables."""
+    """Return the cliques of a junction tree as stored tables."""
     sizes = shape.cardinalities
-    factors, variables = _homes(tree, shape)
+    factors, variables = _assigned(tree, shape)
     children = tree.children()
     cliques = []
     for i, clique in enumerate(tree.cliques):
         natural = tuple(sorted(clique.scope))
+        # With the separator in the most significant axes, its sums run over contiguous entries.
         swaps, layout = swaps_to_front(natural, clique.separator, sizes)
         place = (clique.separator, clique.parent, tuple(children[i]))
         cliques.append(
@@ -109,8 +126,8 @@ def stored_plan(tree: JunctionTree, shape: Shape) -> StoredPlan:
     return StoredPlan(sizes, tuple(cliques))
 
 
-def _homes(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the factors that each clique takes in, and the variables whose evidence enters there: the smallest fit."""
+def _assigned(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the factors and the evidence variables of each clique: each goes to the smallest clique around it."""
     masks = [mask_of(clique.scope) for clique in tree.cliques]
     by_size = sorted(range(len(masks)), key=lambda i: (shape.entries(tree.cliques[i].scope), i))
     around: dict[int, list[int]] = {}
@@ -121,6 +138,7 @@ def _homes(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list
     variables: list[list[int]] = [[] for _ in masks]
     for number, scope in enumerate(shape.scopes):
         needed = mask_of(scope)
+        # Factors without variables are constants; the smallest clique takes them.
         candidates = around[scope[0]] if scope else by_size[:1]
         factors[next(i for i in candidates if not needed & ~masks[i])].append(number)
     for v, homes in around.items():
@@ -129,12 +147,13 @@ def _homes(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list
 
 
 def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[CliquePass]]:
-    """Return the passes that calibrate all tables, stage by stage; observed: variables with evidence."""
+    """Return the passes that calibrate all tables, by stage; `observed`: variables with evidence."""
     cliques = plan.cliques
     depth = [0] * len(cliques)
     for i in reversed(range(len(cliques))):
         parent = cliques[i].parent
         depth[i] = 0 if parent is None else depth[parent] + 1
+    # Cliques of one depth share no separator, so their passes are independent.
     levels: list[list[int]] = [[] for _ in range(max(depth) + 1)]
     for i, at in enumerate(depth):
         levels[at].append(i)
@@ -143,7 +162,7 @@ def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[CliquePass]]
 
 
 def widest(plan: StoredPlan, i: int) -> CliquePass:
-    """Return a pass over a clique that has everything any pass over it has."""
+    """Return a pass with all factors and sums of any pass over a clique: the upper bound for memory and kernels."""
     clique = plan.cliques[i]
     messages = [CliqueOperand(UP, child) for child in clique.children]
     evidence = [CliqueOperand(EVIDENCE, v) for v in clique.variables]
@@ -153,7 +172,7 @@ def widest(plan: StoredPlan, i: int) -> CliquePass:
 def _collect(i: int, clique: StoredClique, observed: frozenset[int]) -> CliquePass:
     messages = [CliqueOperand(UP, child) for child in clique.children]
     evidence = [CliqueOperand(EVIDENCE, v) for v in clique.variables if v in observed]
-    # The table of a root is calibrated once all children are in it: it sums for them at once, and for its total.
+    # The table of a root is calibrated after its children: it sums for them in the same pass, and for its total.
     return CliquePass(i, True, (*messages, *evidence), (i, *clique.children) if clique.parent is None else (i,))
 
 

@@ -1,7 +1,8 @@
-"""From the shape of a network, an evidence pattern and a query to a plan (Shafer-Shenoy propagation).
+"""Compilation of network shape, evidence pattern and query to a plan of Shafer-Shenoy propagation (1990).
 
-1. Observed and barren variables go; 2. the rest is triangulated; 3. a junction tree is built; 4. messages are laid out
-towards the roots and back; 5. marginals are read off the cheapest place; 6. every table is freed after its last use.
+Main function: `compile_plan`, called by the engine and the forecast. Observed and barren variables go; the rest is
+triangulated; a junction tree is built; messages are laid out towards the roots and back; marginals are read off the
+smallest tables; every table is freed after its last use.
 """
 
 from __future__ import annotations
@@ -17,23 +18,30 @@ from junctor.planning.paths import PathOperand, Paths, ProductName, product_name
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, bits, mask_of
 
-# Rows that a plan is made for where nobody says how many there will be.
+# Rows that a plan is made for where their number is not known.
 DEFAULT_ROWS = 20_000
-# Factors of a clique are multiplied beforehand where their product has no more entries than this, or than one of them.
+# Factors of a clique are multiplied once for all cases where their product has at most so many entries, or as many as
+# one of them.
 SMALL_POTENTIAL = 4096
-# In a clique so many times larger than that, potentials may grow with it up to this size: each of them is read for
-# every entry of the clique.
-HUGE_CLIQUE, LARGE_POTENTIAL = 1 << 16, 1 << 20
-# So many variables that are read of one table are read of the joints of either half.
+# In cliques larger than HUGE_CLIQUE * SMALL_POTENTIAL entries potentials may have one entry for each HUGE_CLIQUE
+# entries of the clique, at most LARGE_POTENTIAL: every entry of the clique reads each of them, so fewer and larger ones
+# pay.
+HUGE_CLIQUE = 1 << 16
+LARGE_POTENTIAL = 1 << 20
+# From so many variables on, marginals of one table are read off the joints of either half of them.
 LEAST_HALVED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a plan is asked for: posteriors of `targets` (None: of every variable), or the explanation of all.
+    """The task of a plan.
 
-    drops_barren: whether variables that no target depends on are left out. lean: whether marginals are read in few
-    places, so that fewer messages have to be kept for the way back; for plans that exceed the memory.
+    shape: cardinalities and scopes of the network.
+    pattern: variables with evidence.
+    targets: variables whose posteriors are computed, None for all.
+    explain: whether the most probable explanation is computed instead of posteriors.
+    drops_barren: whether variables that no target depends on are left out.
+    lean: whether marginals are read off few tables, so that fewer messages are kept; for plans that exceed the memory.
     """
 
     shape: Shape
@@ -48,21 +56,22 @@ class Problem:
         everything = frozenset(range(len(self.shape.cardinalities)))
         if self.explain or self.targets is None or not self.shape.directed or not self.drops_barren:
             return everything
-        found: set[int] = set()
+        ancestors: set[int] = set()
         waiting = [*self.targets, *self.pattern.sliced, *self.pattern.weighted]
         while waiting:
             v = waiting.pop()
-            if v not in found:
-                found.add(v)
+            if v not in ancestors:
+                ancestors.add(v)
+                # Factor v is the table of v: its scope is v and its parents.
                 waiting.extend(self.shape.scopes[v])
-        return frozenset(found)
+        return frozenset(ancestors)
 
     def free(self) -> frozenset[int]:
-        """Return the relevant variables that are not cut out."""
+        """Return the relevant variables that are not sliced."""
         return self.relevant() - self.pattern.sliced
 
     def remaining(self) -> dict[int, tuple[int, ...]]:
-        """Return the factors that matter, each with what is left of its scope."""
+        """Return the relevant factors, each with its scope less the sliced variables."""
         relevant = self.relevant()
         return {
             i: tuple(v for v in scope if v not in self.pattern.sliced)
@@ -79,25 +88,31 @@ def compile_plan(
     rows: int = DEFAULT_ROWS,
     lean: bool = False,
 ) -> Plan:
-    """Return the plan for `pattern`: posteriors of `targets` (None: of every variable), or the explanation of all.
+    """Return the plan for a pattern; the same arguments give the same plan.
 
-    rows: how many cases will run through it; the more there are, the longer the search for a good order may take.
-    lean: keep fewer messages, as in `Problem`. Deterministic: the same arguments give the same plan.
+    shape, pattern, targets, explain, lean: see `Problem`.
+    rows: number of cases to come; the more, the longer the search for an elimination order may take.
     """
     problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain, lean=lean)
     return cheapest_plan(problem, rows)[1]
 
 
 def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
-    """Return the plan with the fewest operations for so many cases, and the elimination order that it follows."""
+    """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
     cardinalities = problem.shape.cardinalities
     graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
     orders = good_orders(graph, mask_of(problem.free()), cardinalities, rows)
-    return min(((order, lay_out(problem, order)) for order in orders), key=lambda found: found[1].case_operations)
+    return min(((order, lay_out(problem, order)) for order in orders), key=lambda pair: pair[1].case_operations)
 
 
 def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths: bool = True) -> Plan:
-    """Return the plan along an order; `joins` and `paths` can be switched off to count what they are worth."""
+    """Return the plan for an elimination order.
+
+    problem: the task.
+    order: an order of the free variables.
+    joins: whether cliques of many neighbours are split into binary joins.
+    paths: whether operands are contracted in pairs; both are off only to count their savings.
+    """
     shape, pattern = problem.shape, problem.pattern
     remaining, free = problem.remaining(), problem.free()
     tree = junction_tree(order, shape)
@@ -125,7 +140,7 @@ def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths
 
 @dataclass
 class _Layout:
-    """Tables and steps while a plan is being laid out."""
+    """Tables and steps of a plan in the making; `up` and `down`: messages of each clique to and from its parent."""
 
     shape: Shape
     pattern: Pattern
@@ -145,16 +160,17 @@ class _Layout:
         self.inputs = [[] for _ in self.tree.cliques]
         self.children = self.tree.children()
         self.rank = self.tree.ranks()
-        self.home = _Homes(self.tree, self.shape)
+        self.home = _SmallestCliques(self.tree, self.shape)
         self.paths = Paths(self.shape, self.products)
 
     def load(self) -> None:
-        """Assign every factor and likelihood to a clique and lay out the steps that load them."""
+        """Assign every factor and likelihood to a clique and append the steps that load them."""
         shared: list[list[int]] = [[] for _ in self.tree.cliques]
         for factor, scope in self.remaining.items():
             if not scope:
                 continue
             clique = self.home.of(scope)
+            # Without observed variables a factor is the same for all cases.
             if len(scope) == len(self.shape.scopes[factor]):
                 shared[clique].append(factor)
             else:
@@ -174,26 +190,32 @@ class _Layout:
                 self.inputs[self.home.of((variable,))].append(out)
 
     def collect(self) -> None:
-        """Lay out the messages to the roots, children first; a root ends in a table without axes."""
+        """Append the messages to the roots, children first; a root ends in a table without axes, a part of P(e)."""
         for i, clique in enumerate(self.tree.cliques):
             operands = [*self.inputs[i], *(self.up[child] for child in self.children[i])]
             phase: Phase = "total" if clique.parent is None else "collect"
             self.up[i] = self._reduce(operands, clique.scope, clique.separator, phase)
 
     def total_tables(self) -> list[int]:
-        """Return the tables that the roots end in."""
+        """Return the tables without axes at the roots."""
         return [self.up[root] for root in self.tree.roots()]
 
     def edges(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the edges that carry a message both ways, each with the total of its component."""
+        """Return (message up, message down, total of the component) of every edge that carries messages both ways."""
         total: dict[int, int] = {}
+        # Parents come after their children in the tree, so that the reverse order knows them first.
         for i in range(len(self.tree.cliques) - 1, -1, -1):
             parent = self.tree.cliques[i].parent
             total[i] = self.up[i] if parent is None else total[parent]
         return tuple((self.up[i], down, total[i]) for i, down in self.down.items())
 
     def distribute_and_read(self, wanted: Iterable[int], lean: bool) -> dict[int, int]:
-        """Lay out the messages back to the cliques that are asked for, and the marginals, as early as possible."""
+        """Append the messages down to the cliques with targets, and return the table of each marginal.
+
+        wanted: variables to read.
+        lean: whether they are read off few tables.
+        """
+        # Marginals are read as soon as their table is complete, so that messages are freed early.
         hosts = self._few_hosts(wanted) if lean else self._hosts(wanted)
         needed = self._needed(hosts)
         marginals: dict[int, int] = {}
@@ -206,7 +228,10 @@ class _Layout:
         return marginals
 
     def _hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
-        """Choose for each variable the cheapest place to read it: a separator (both messages) or a clique."""
+        """Choose for each variable the smallest separator (product of both messages) or clique that contains it.
+
+        Returns clique -> on its separator or not -> variables.
+        """
         places: dict[int, tuple[int, int, bool]] = {}
         for i, clique in enumerate(self.tree.cliques):
             size = self.shape.entries(clique.scope)
@@ -223,7 +248,10 @@ class _Layout:
         return hosts
 
     def _few_hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
-        """Choose few small places where all variables can be read, greedily by entries for each variable."""
+        """Choose few small separators and cliques that cover all variables, greedily by entries for each variable.
+
+        Returns clique -> on its separator or not -> variables.
+        """
         members = {
             (i, on_separator): (self.shape.entries(scope), mask_of(scope))
             for i, clique in enumerate(self.tree.cliques)
@@ -232,21 +260,23 @@ class _Layout:
         }
         left = mask_of(wanted)
         hosts: dict[int, dict[bool, list[int]]] = {}
-        # What a place offers only falls while others are chosen, so the first that still offers what it did is best.
-        waiting = [(Fraction(entries, mask.bit_count()), place) for place, (entries, mask) in members.items()]
+        # The variables that a host adds only become fewer while others are chosen, so the first host of the heap with
+        # an unchanged price is the best (lazy greedy set cover). Fractions keep the choice exact on all platforms.
+        waiting = [(Fraction(entries, mask.bit_count()), host) for host, (entries, mask) in members.items()]
         heapq.heapify(waiting)
         while left and waiting:
-            price, place = heapq.heappop(waiting)
-            entries, mask = members[place]
+            price, host = heapq.heappop(waiting)
+            entries, mask = members[host]
             if new := mask & left:
                 if (now := Fraction(entries, new.bit_count())) > price:
-                    heapq.heappush(waiting, (now, place))
+                    heapq.heappush(waiting, (now, host))
                     continue
                 left &= ~new
-                hosts.setdefault(place[0], {})[place[1]] = list(bits(new))
+                hosts.setdefault(host[0], {})[host[1]] = list(bits(new))
         return hosts
 
     def _needed(self, hosts: Iterable[int]) -> set[int]:
+        """Return the cliques on the paths from the roots to `hosts`: only these get a message down."""
         needed: set[int] = set()
         for host in hosts:
             node: int | None = host
@@ -263,7 +293,13 @@ class _Layout:
         self.down[child] = self._reduce(operands, self.tree.cliques[parent].scope, separator, "distribute")
 
     def _read(self, clique: int, on_separator: bool, variables: Sequence[int], marginals: dict[int, int]) -> None:
-        """Read several variables of one place: where it pays, their joint first and single variables from that."""
+        """Append the marginals of variables that are read off one separator or clique.
+
+        clique: index of the clique.
+        on_separator: whether they are read off its separator to the parent.
+        variables: to read.
+        marginals: variable -> table, extended here.
+        """
         if on_separator:
             operands = [self.up[clique], self.down[clique]]
             scope = self.tree.cliques[clique].separator
@@ -276,7 +312,14 @@ class _Layout:
     def _read_from(
         self, operands: Sequence[int], scope: Sequence[int], variables: Sequence[int], marginals: dict[int, int]
     ) -> None:
-        """Read variables of a product of tables, where it pays of their joint, or of the joints of either half."""
+        """Append the marginals of a product of tables, through joint tables of several variables where these pay.
+
+        operands: tables to multiply.
+        scope: variables of the product.
+        variables: to read.
+        marginals: variable -> table, extended here.
+        """
+        # A joint of half the entries pays with two variables: one pass over the product instead of two.
         small = 2 * self.shape.entries(variables) <= self.shape.entries(scope)
         if len(variables) > 1 and len(operands) > 1 and small:
             parts = [variables]
@@ -292,18 +335,26 @@ class _Layout:
             self._read_from([joint], part, part, marginals)
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
-        """Contract operands over a clique; where it pays, two of them first, and as the same table for all messages."""
+        """Append the contraction of operands over a clique and return its table; pairs of them first where that pays.
+
+        operands: tables to multiply.
+        scope: variables of the clique.
+        kept: variables of the result.
+        phase: what the result is for.
+        """
         waiting, left = list(operands), mask_of(scope)
-        found = [
+        candidates = [
             PathOperand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands
         ]
-        for pair in self.paths.find(found, mask_of(kept)) if self.takes_paths else ():
+        for pair in self.paths.find(candidates, mask_of(kept)) if self.takes_paths else ():
+            # `other` comes after `one`, so it is taken out first.
             other, one = waiting.pop(pair.other), waiting.pop(pair.one)
             left &= pair.kept | ~(mask_of(self.tables[one].scope) | mask_of(self.tables[other].scope))
             waiting.append(self._product(one, other, pair.kept))
         return self._contract(waiting, bits(left), kept, phase)
 
     def _product(self, one: int, other: int, kept: int) -> int:
+        # Several messages of a clique need the same product; it is computed once.
         name = product_name(one, other, kept)
         if name not in self.products:
             union = {*self.tables[one].scope, *self.tables[other].scope}
@@ -313,6 +364,7 @@ class _Layout:
     def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
         out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))
         eliminated = tuple(v for v in self._sorted(scope) if v not in self.tables[out].scope)
+        # Reductions of one level are independent: GPUs launch them together.
         level = 1 + max((self.levels.get(t, -1) for t in operands), default=-1)
         self.levels[out] = level
         self.steps.append(Reduce(out, tuple(operands), eliminated, phase, level))
@@ -328,8 +380,8 @@ class _Layout:
         return tuple(sorted(scope, key=self.rank.__getitem__))
 
 
-class _Homes:
-    """Finds the smallest clique that contains a scope."""
+class _SmallestCliques:
+    """Finds the smallest clique that contains a scope, where factors and likelihoods are multiplied in."""
 
     def __init__(self, tree: JunctionTree, shape: Shape) -> None:
         self._members = [frozenset(clique.scope) for clique in tree.cliques]
@@ -350,7 +402,14 @@ class _Homes:
 def _grouped(
     factors: Iterable[int], scopes: dict[int, tuple[int, ...]], shape: Shape, clique_entries: int
 ) -> list[tuple[tuple[int, ...], frozenset[int]]]:
-    """Group the shared factors of a clique into potentials that are small, or no larger than their largest factor."""
+    """Group the shared factors of a clique into potentials; returns the factors and the variables of each.
+
+    factors: indices of the factors.
+    scopes: remaining scope of every factor.
+    shape: cardinalities.
+    clique_entries: entries of the clique.
+    """
+    # First fit, largest factor first: a potential is small, or no larger than its largest factor.
     small = max(SMALL_POTENTIAL, min(clique_entries // HUGE_CLIQUE, LARGE_POTENTIAL))
     groups: list[tuple[list[int], frozenset[int], int]] = []
     for factor in sorted(factors, key=lambda f: -shape.entries(scopes[f])):
@@ -368,7 +427,10 @@ def _grouped(
 
 
 def _with_frees(steps: Sequence[Step], tables: Sequence[Table]) -> list[Step]:
-    """Insert a Free after the last use of every per-case table (results are used by being made); shared ones stay."""
+    """Return the steps with a Free after the last use of every per-case table; shared tables stay.
+
+    A table that no step reads, a result, is copied out when it is made and freed right after.
+    """
     last: dict[int, int] = {}
     for i, step in enumerate(steps):
         if not isinstance(step, Free):

@@ -1,7 +1,8 @@
-"""Elimination orders: several greedy criteria, and a compiled search where the rows to come are worth it.
+"""Elimination orders: several greedy criteria, and simulated annealing where the rows to come are worth it.
 
-The search is bounded by a count of steps, not by seconds, so that the same question gives the same plan in every
-resumed run. Graphs are lists of neighbour sets as integers (bit i: variable i).
+Main functions: `good_orders` and `best_order`, called by `compile` and the chunk search. Graphs are lists of neighbour
+sets as integers (bit i: variable i). Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing
+(1992).
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from junctor.planning.shape import bits, mask_of
 
 @dataclass(frozen=True, slots=True)
 class EliminationOrder:
-    """An elimination order and the clique (as a bit set) that each elimination makes, with their total table size."""
+    """An elimination order.
+
+    variables: in the order of elimination.
+    cliques: bit set of the clique that each elimination makes.
+    entries: total table size of the maximal ones, infinite for an abandoned order.
+    criterion: name of the search that found it.
+    """
 
     variables: tuple[int, ...]
     cliques: tuple[int, ...]
@@ -27,13 +34,13 @@ class EliminationOrder:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Variables by cardinality: (bit set, logarithm of the cardinality to base 2) for each one that occurs."""
+    """Variables by cardinality: (bit set, log2 of the cardinality) for each cardinality that occurs."""
 
     classes: tuple[tuple[int, float], ...]
 
     def weight(self, members: int) -> float:
-        """Return the logarithm of the table size of a set of variables."""
-        # A plain loop: this is where greedy elimination spends its time.
+        """Return log2 of the table size of a set of variables."""
+        # A plain loop: greedy elimination spends most of its time here.
         total = 0.0
         for mask, log_size in self.classes:
             if here := members & mask:
@@ -58,7 +65,7 @@ def min_neighbours(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
 
 
 def min_weight(graph: Sequence[int], sizes: Sizes, v: int) -> float:
-    """Score by the logarithm of the size of the clique that eliminating `v` makes."""
+    """Score by log2 of the size of the clique that eliminating `v` makes."""
     return sizes.weight(graph[v] | 1 << v)
 
 
@@ -71,7 +78,7 @@ def min_fill(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
 
 
 def weighted_min_fill(graph: Sequence[int], sizes: Sizes, v: int) -> float:
-    """Score by the added edges, each weighted with the product of the logarithms of its ends' sizes."""
+    """Score by the added edges, each weighted with the product of log2 of the cardinalities of its ends."""
     around = graph[v]
     total = 0.0
     for u in bits(around):
@@ -81,30 +88,32 @@ def weighted_min_fill(graph: Sequence[int], sizes: Sizes, v: int) -> float:
     return total / 2
 
 
-# The cheap ones first: they tell how bad it is before the others are tried.
+# The cheap ones first: the others are abandoned where they get much worse.
 CRITERIA: dict[str, Score] = {
     "min-weight": min_weight,
     "min-neighbours": min_neighbours,
     "min-fill": min_fill,
     "weighted-min-fill": weighted_min_fill,
 }
-# Scores that do not look at edges among the neighbours, so only neighbours of what is eliminated change.
+# Criteria that ignore edges among the neighbours: only neighbours of an eliminated variable change their scores.
 LOCAL = ("min-weight", "min-neighbours")
-# A criterion is followed to its end while it is not this much worse than another one.
+# A criterion is abandoned once its total table size is so many times that of the best one.
 WORTH_ENDING = 4.0
-# A plan is also made of a greedy order with at most so many times the table size of the searched one: operations follow
+# A greedy order with at most so many times the table size of the searched one is planned as well: operations follow
 # table sizes only roughly.
 NEARLY_AS_GOOD = 1.25
-# Total table size at which no search can help any more: a petabyte of doubles is 2^47 entries.
+# Total table size at which no search can help: a petabyte of doubles is 2^47 entries.
 HOPELESS = 2.0**60
-# Variables with more neighbours are scored again only when their turn comes; they are seldom good candidates.
+# Variables with more neighbours are scored again only when they reach the top of the heap; they are rarely chosen.
 BUSY = 64
-# Steps of the search for each table entry and row to come. The compiled kernels take 0.1 to 1 nanosecond of a row for
-# each entry and a step takes three, so that the search takes 3 to 30 % of the time that the rows take with the order it
-# starts from; what it saves is usually more.
+# Steps of the search for each table entry and row to come. Compiled kernels take 0.1 to 1 ns for an entry of a row, and
+# a step takes 3 ns, so that the search takes 3 to 30 % of the time of the rows with the order it starts from; it
+# usually saves more. A bound on steps, not on seconds, gives the same plan in every resumed run.
 STEPS_PER_ENTRY = 0.01
-# Steps below which no compiled code is loaded (that takes a second), and which no search exceeds (ten seconds).
-FEWEST_STEPS, MOST_STEPS = 30_000_000, 3_000_000_000
+# With fewer steps the compiled search is not worth loading, which takes a second.
+FEWEST_STEPS = 30_000_000
+# About ten seconds.
+MOST_STEPS = 3_000_000_000
 
 
 def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
@@ -120,19 +129,22 @@ def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
 def best_order(
     graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
 ) -> EliminationOrder:
-    """Return the order of the variables in `members` with the smallest total table size that is found.
+    """Return the order with the smallest total table size that the search finds.
 
-    rows: how many cases will be computed with it. Few cases get the best of the greedy criteria; many, a search whose
-    steps are in proportion to them and to the table size. Where even the first criterion finds nothing below
-    `HOPELESS`, its order is returned.
+    graph: neighbour sets as bit sets.
+    members: bit set of the variables to eliminate.
+    cardinalities: number of states of every variable.
+    rows: number of cases to come.
+    seed: seed of the search.
     """
+    # Few cases get the best of the greedy criteria; many, a search of steps in proportion to cases and table size.
     return good_orders(graph, members, cardinalities, rows, seed)[0]
 
 
 def good_orders(
     graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
 ) -> list[EliminationOrder]:
-    """Return `best_order`, and the greedy order behind it where the search found only little better."""
+    """Return `best_order` (same parameters), and the greedy order too where the search is only slightly better."""
     sizes = sizes_of(cardinalities)
     best = first = eliminate(graph, members, sizes, next(iter(CRITERIA)))
     if first.entries > HOPELESS or _adds_no_edge(graph, first):
@@ -144,62 +156,63 @@ def good_orders(
     if steps < FEWEST_STEPS:
         return [best]
     searched = _searched(tuple(graph), members, tuple(cardinalities), first, steps, seed)
-    found = sorted((searched, best), key=lambda order: order.entries)
-    return found if found[1].entries <= NEARLY_AS_GOOD * found[0].entries else found[:1]
+    orders = sorted((searched, best), key=lambda order: order.entries)
+    return orders if orders[1].entries <= NEARLY_AS_GOOD * orders[0].entries else orders[:1]
 
 
 def varied_orders(
     graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int
 ) -> list[EliminationOrder]:
-    """Return orders of different kinds, each good for something: few operations, small tables, few tables at once."""
+    """Return orders of different strengths: few operations, small tables, or few tables at once.
+
+    The parameters are those of `best_order`.
+    """
     sizes = sizes_of(cardinalities)
-    found = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, sizes)]
-    found += [eliminate(graph, members, sizes, criterion, HOPELESS) for criterion in CRITERIA]
-    complete = (order for order in found if len(order.variables) == members.bit_count())
+    orders = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, sizes)]
+    orders += [eliminate(graph, members, sizes, criterion, HOPELESS) for criterion in CRITERIA]
+    complete = (order for order in orders if len(order.variables) == members.bit_count())
     return list({order.variables: order for order in complete}.values())
 
 
 def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> EliminationOrder:
-    """Return the order in which a front sweeps over the graph: breadth first from an end (Cuthill and McKee 1969).
-
-    The tree of it is a path, so that few messages are alive at once.
-    """
+    """Return a breadth-first order from a peripheral vertex (Cuthill and McKee 1969): few messages alive at once."""
     order: list[int] = []
     left = members
     while left:
         start = next(bits(left))
-        # Twice, because what is found last is far away from everything.
+        # Twice, because the last vertex of a breadth-first search is far from all others (pseudo-peripheral).
         start = _breadth_first(graph, left, start)[-1]
         part = _breadth_first(graph, left, start)
         order += part
         left &= ~mask_of(part)
     cliques = cliques_of(graph, members, order)
+    # Capped: larger powers of two exceed the range of doubles.
     total = sum(2.0 ** min(1000.0, sizes.weight(clique)) for clique in cliques)
     return EliminationOrder(tuple(order), cliques, total, "sweep")
 
 
 def _breadth_first(graph: Sequence[int], members: int, start: int) -> list[int]:
-    """Return what can be reached, level by level; of each, those with few neighbours first."""
-    found, seen = [start], 1 << start
-    for v in found:
+    """Return the reachable variables by level; of each variable's neighbours, those of low degree first."""
+    reached, seen = [start], 1 << start
+    for v in reached:
         around = graph[v] & members & ~seen
-        found += sorted(bits(around), key=lambda u: ((graph[u] & members).bit_count(), u))
+        reached += sorted(bits(around), key=lambda u: ((graph[u] & members).bit_count(), u))
         seen |= around
-    return found
+    return reached
 
 
 def _adds_no_edge(graph: Sequence[int], order: EliminationOrder) -> bool:
-    # Then the graph is chordal, its cliques are those of any triangulation, and nothing can be better.
+    # Then the graph is chordal, and no triangulation has smaller cliques.
     return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
 
 
-# Who asks what a plan takes, and then for the plan, waits once.
+# Forecast and plan of the same query search once.
 @lru_cache(maxsize=4)
 def _searched(
     graph: tuple[int, ...], members: int, cardinalities: tuple[int, ...], start: EliminationOrder, steps: int, seed: int
 ) -> EliminationOrder:
-    """Return what the compiled search makes of an order."""
-    # Lazily: Numba takes a second, and planning alone does without it.
+    """Return the order that the compiled search finds from `start` in so many steps."""
+    # Imported here: Numba takes a second to load, and small plans do not need it.
     from junctor_kernels.orders.annealing import search
     from junctor_kernels.orders.greedy import pack
 
@@ -224,7 +237,7 @@ def cliques_of(graph: Sequence[int], members: int, order: Sequence[int]) -> tupl
         around = (graph[v] | handed_on[v]) & members
         cliques.append(around | 1 << v)
         if around:
-            # The neighbours are all connected now; it is enough that the next of them to go knows.
+            # The neighbours are all connected now; only the next of them to be eliminated needs these edges.
             handed_on[min(bits(around), key=position.__getitem__)] |= around
     return tuple(cliques)
 
@@ -234,11 +247,14 @@ def eliminate(
 ) -> EliminationOrder:
     """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
 
-    Variables whose neighbours are all connected go first: they lie in one clique whatever is done (and most variables
-    of a sparse network need no score at all). Stops early, with infinite entries, once the total table size reaches
-    `give_up_at`.
+    graph: neighbour sets as bit sets.
+    members: bit set of the variables to eliminate.
+    sizes: variables by cardinality.
+    criterion: a key of CRITERIA.
+    give_up_at: total table size at which the order is abandoned, with infinite entries.
     """
     graph = list(graph)
+    # The heap holds outdated scores as well; `current` has the valid one of each variable, compared by identity below.
     score = CRITERIA[criterion]
     current: dict[int, tuple[float, float, int]] = {}
     heap: list[tuple[float, float, int]] = []
@@ -257,11 +273,13 @@ def eliminate(
         nonlocal total
         order.append(v)
         cliques.append(graph[v] | 1 << v)
-        # What an earlier elimination left behind whole lies inside that clique and is no clique of the tree.
+        # A clique equal to the separator of an earlier one lies inside that one and is not maximal.
         if cliques[-1] not in separators:
             total += 2.0 ** min(1000.0, sizes.weight(cliques[-1]))
         separators.add(graph[v])
 
+    # Simplicial variables first: their clique is in every triangulation, and most variables of sparse networks need no
+    # score.
     for v in _simplicial(graph, members):
         take(v)
         _connect(graph, v, graph[v], spread=False)
@@ -288,7 +306,7 @@ def eliminate(
 
 
 def _simplicial(graph: list[int], members: int) -> Iterator[int]:
-    """Yield variables whose neighbours are all connected; expects the caller to remove each from `graph` at once."""
+    """Yield variables whose neighbours are all connected; the caller must remove each from `graph` before the next."""
     waiting = list(bits(members))
     queued = set(waiting)
     waiting.reverse()
@@ -306,9 +324,12 @@ def _simplicial(graph: list[int], members: int) -> Iterator[int]:
 
 
 def _connect(graph: list[int], v: int, around: int, spread: bool) -> Iterator[int]:
-    """Remove `v`, make its neighbours a clique, and return the variables whose scores may have changed.
+    """Remove a variable, connect its neighbours, and return the variables whose scores may have changed.
 
-    spread: also those beside the neighbours, whose missing edges became fewer.
+    graph: neighbour sets, changed in place.
+    v: variable to eliminate.
+    around: its neighbours as a bit set.
+    spread: whether to include neighbours of both ends of a new edge, whose missing edges became fewer.
     """
     changed = around
     for u in bits(around):
@@ -316,7 +337,7 @@ def _connect(graph: list[int], v: int, around: int, spread: bool) -> Iterator[in
         graph[u] = (graph[u] | around) & ~(1 << u) & ~(1 << v)
         if spread:
             for w in bits(added >> (u + 1) << (u + 1)):
-                # Whoever sees both ends of a new edge has one fill edge less.
+                # A neighbour of both ends of a new edge has one fill edge less.
                 changed |= graph[u] & (graph[w] | around)
     graph[v] = 0
     return bits(changed & ~(1 << v))

@@ -1,4 +1,7 @@
-"""Junction trees: maximal cliques of an elimination order, joined so that every variable lives on a connected part."""
+"""Junction trees: maximal cliques of an elimination order, joined so that those of every variable are connected.
+
+Main class: JunctionTree; built by `junction_tree` and `binary_joins` for `compile` and `cliques`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,18 @@ from dataclasses import dataclass
 from junctor.planning.elimination import EliminationOrder
 from junctor.planning.shape import Shape, bits, mask_of
 
-# Cliques up to this size may be stored as the message of a join.
+# Cliques of at most so many entries may have joins as large as themselves, whose messages are stored.
 LARGE_CLIQUE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Clique:
-    """A node of the tree. `scope` and `separator` (to the parent) list variables, last eliminated first."""
+    """A node of the tree.
+
+    scope: variables, last eliminated first.
+    parent: index of the parent, None for a root.
+    separator: variables shared with the parent, in the order of `scope`.
+    """
 
     scope: tuple[int, ...]
     parent: int | None
@@ -42,7 +50,7 @@ class JunctionTree:
         return [i for i, clique in enumerate(self.cliques) if clique.parent is None]
 
     def ranks(self) -> dict[int, int]:
-        """Number the variables so that every clique lists its separator to the parent first, in one common order."""
+        """Return variable -> rank; sorted by rank, every clique has its separator to the parent first."""
         rank: dict[int, int] = {}
         for clique in reversed(self.cliques):
             for v in clique.scope:
@@ -55,10 +63,8 @@ class JunctionTree:
 
 
 def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
-    """Build the tree of an elimination order, absorb cliques inside their neighbours, and root each part at its centre.
-
-    The centre keeps the longest path of messages short (Satish and Sundaram root there too).
-    """
+    """Return the tree of an elimination order: maximal cliques only, each component rooted at its centre."""
+    # A root at the centre keeps the longest path of dependent messages short.
     position = {v: i for i, v in enumerate(order.variables)}
     members, links = _absorbed(order, position)
     neighbours: dict[int, set[int]] = {node: set() for node in members}
@@ -71,7 +77,8 @@ def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
     for node in members:
         if node not in seen:
             part = _rooted_at(_centre(node, neighbours, weights), neighbours)
-            seen.update(each for each, _ in part)
+            seen.update(member for member, _ in part)
+            # Preorder reversed: every clique stands after its children.
             rooted.extend(reversed(part))
     number = {node: i for i, (node, _) in enumerate(rooted)}
 
@@ -91,7 +98,7 @@ def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
 
 
 def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the maximal cliques (by number) and the parent of each, from the cliques of all eliminations."""
+    """Return the maximal cliques (by elimination) and the parent of each."""
     members = dict(enumerate(order.cliques))
     into: dict[int, int] = {}
     links: dict[int, int] = {}
@@ -99,12 +106,14 @@ def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[i
         rest = clique & ~(1 << order.variables[i])
         if not rest:
             continue
+        # The clique of the next eliminated neighbour contains all the others.
         parent = min(position[v] for v in bits(rest))
         if order.cliques[parent] == rest and parent not in into:
-            # The parent lies inside this clique: this one takes its place.
+            # The parent lies inside this clique, which takes its place.
             into[parent] = i
         links[i] = parent
 
+    # A clique may be absorbed by one that is absorbed later itself.
     def final(node: int) -> int:
         while node in into:
             node = into[node]
@@ -121,8 +130,9 @@ def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[i
 
 
 def _centre(start: int, neighbours: dict[int, set[int]], weights: dict[int, int]) -> int:
-    """Return the node in the middle of the longest path (in nodes), the lighter of two middles."""
+    """Return the node in the middle of a longest path (in nodes), the one with the smaller table of two middles."""
     end = _longest_path(start, neighbours)[0]
+    # In a tree, the node farthest from any node is an end of a longest path.
     path = _longest_path(end, neighbours)
     middles = {path[(len(path) - 1) // 2], path[len(path) // 2]}
     return min(middles, key=lambda node: (weights[node], node))
@@ -144,23 +154,25 @@ def _longest_path(start: int, neighbours: dict[int, set[int]]) -> list[int]:
 
 def _rooted_at(root: int, neighbours: dict[int, set[int]]) -> list[tuple[int, int | None]]:
     """Return (node, parent) in preorder."""
-    found: list[tuple[int, int | None]] = []
+    preorder: list[tuple[int, int | None]] = []
     stack: list[tuple[int, int | None]] = [(root, None)]
     while stack:
         node, parent = stack.pop()
-        found.append((node, parent))
+        preorder.append((node, parent))
         stack.extend((other, node) for other in sorted(neighbours[node]) if other != parent)
-    return found
+    return preorder
 
 
 def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
     """Return the tree with cliques of many neighbours split into binary joins (Shenoy 1997), rooted at separators.
 
-    A clique with d neighbours sends d messages of d - 1 factors each over all its entries. Here the two children whose
-    separators have the smallest union are joined first, in a new node over that union alone, until three neighbours are
-    left: the work no longer grows with neighbours times entries, and most new nodes are far smaller than the clique.
-    A root clique would be summed up whole for P(e) alone; the separator to one of its neighbours becomes the root.
+    Shenoy, Binary join trees for computing marginals in the Shenoy-Shafer architecture (1997).
     """
+    # A clique with d neighbours sends d messages of d - 1 factors each over all its entries. Here the two children
+    # whose separators have the smallest union are joined first, in a new node over that union alone, until three
+    # neighbours are left: work no longer grows with neighbours times entries, and most new nodes are far smaller than
+    # the clique. A root clique would be summed completely for P(e) alone; the separator to one of its neighbours
+    # becomes the root.
     nodes: list[tuple[int, int | None]] = []
     renamed: dict[int, int] = {}
     waiting = tree.children()
@@ -182,11 +194,16 @@ def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
 
 
 def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, entries: int, left: int) -> None:
-    """Join the nodes of `tops` (node -> separator) pair by pair until `left` are left; appends the new nodes.
+    """Join nodes pair by pair and append the new nodes.
 
-    The message of a join is stored, so in large cliques only joins of at most half their `entries` are made. So is the
-    last one of any clique: it spares as many entry operations as it costs where it is as large as the clique.
+    nodes: (variables, parent) of all nodes, extended here.
+    tops: node -> separator of the nodes to join, changed in place.
+    shape: cardinalities.
+    entries: entries of the clique.
+    left: number of nodes to leave.
     """
+    # The message of a join is stored, so in large cliques only joins of at most half their entries are made. The same
+    # holds for the last join of any clique: as large as the clique, it would cost as many multiply-adds as it saves.
     if len(tops) <= left:
         return
     half = entries // 2
@@ -200,7 +217,7 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
         tops[joined] = union
         return joined
 
-    # Equal separators need no search: nothing joins smaller. A hub with a thousand leaves is that.
+    # Equal separators need no search: no union is smaller. A hub with a thousand leaves has only those.
     equal: dict[int, deque[int]] = {}
     for top, separator in tops.items():
         if shape.entries(bits(separator)) <= most_entries:
@@ -219,6 +236,7 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
     for i, top in enumerate(waiting):
         offer(top, waiting[:i])
     while len(tops) > left:
+        # Pairs with a node that was joined meanwhile stay in the heap and are skipped.
         joined_entries, a, b = heapq.heappop(pairs)
         if joined_entries > (half if len(tops) == left + 1 else most_entries):
             return

@@ -1,8 +1,7 @@
-"""Contraction paths: which operands of a clique are multiplied before the others.
+"""Contraction paths: the pairs of operands of a clique that are multiplied before the others.
 
-A message contracted at once multiplies all its operands over the whole clique. Two of them contracted first meet only
-over the variables that they have, and what nobody else has is summed out there and then. The cost of a step is its
-entry operations (entries of the joint scope times operands that differ between cases) and what it writes.
+Main class: Paths, used by `compile`. A message contracted at once multiplies all operands over the whole clique; two of
+them contracted first meet only over their own variables, and those that no other operand has are summed out at once.
 """
 
 from __future__ import annotations
@@ -12,20 +11,26 @@ from typing import NamedTuple
 
 from junctor.planning.shape import Shape, bits
 
-# Products up to this size may be made whatever the sizes of the operands and of the result.
+# Products of at most so many entries are allowed whatever the sizes of operands and result.
 SMALL_PRODUCT = 1 << 16
-# What a step costs beside its entry operations, in those: so much for each entry that it writes, and so much at all.
+# Costs of a step in addition to its multiply-adds (entries of the joint scope times per-case operands), in their unit:
+# for each entry written, and for the step.
 WRITE_OPERATIONS = 2
 STEP_OPERATIONS = 16
-# How many of the best pairs are followed up, and to how many operands; with more of them only the best one is.
+# Best pairs that the search follows; with more than MOST_TRIED operands it is greedy.
 TRIED_PAIRS = 4
 MOST_TRIED = 6
-# With more operands than this a clique is contracted at once: a path would take longer to find than it saves.
+# With more operands a clique is contracted at once: the search would take longer than a path saves.
 MOST_ON_PATH = 24
 
 
 class PathOperand(NamedTuple):
-    """A table of a contraction, or the product that would be one; `scope` is a bit set."""
+    """An operand of a contraction.
+
+    name: a table, or the name of a product that is not computed yet.
+    scope: variables as a bit set.
+    per_case: whether it differs between cases.
+    """
 
     name: int | ProductName
     scope: int
@@ -42,7 +47,12 @@ def product_name(one: object, other: object, kept: int) -> ProductName:
 
 
 class Pair(NamedTuple):
-    """Two operands by position, the variables that stay of them (a bit set), and how much they cost."""
+    """Two operands to multiply.
+
+    one, other: their positions.
+    kept: bit set of the variables of the product.
+    cost: multiply-adds, writes and fixed costs.
+    """
 
     one: int
     other: int
@@ -51,7 +61,7 @@ class Pair(NamedTuple):
 
 
 class Paths:
-    """Finds cheap paths; products in `made` (name -> table) have been paid for."""
+    """Finds cheap paths; products in `made` (name -> table) exist already and cost nothing."""
 
     def __init__(self, shape: Shape, made: Mapping[ProductName, int]) -> None:
         self._made = made
@@ -61,9 +71,10 @@ class Paths:
     def find(self, operands: Sequence[PathOperand], kept: int) -> list[Pair]:
         """Return the pairs to contract one after the other: both leave the list, their product joins its end.
 
-        What is left after the last pair is contracted at once, to the variables in the bit set `kept`.
+        The operands left after the last pair are contracted at once, to the variables in the bit set `kept`.
         """
         if not any(operand.per_case for operand in operands):
+            # Shared products cost nothing for each case; compared with each other, they cost as per-case ones.
             operands = [operand._replace(per_case=True) for operand in operands]
         return self._cheapest(operands, kept)[1] if len(operands) <= MOST_ON_PATH else []
 
@@ -76,7 +87,7 @@ class Paths:
             left = [*operands[: pair.one], *operands[pair.one + 1 : pair.other], *operands[pair.other + 1 :]]
             left.append(self._product(operands[pair.one], operands[pair.other], pair.kept))
             tried.append((pair.cost + self._at_once(left, kept), pair, left))
-        tried.sort(key=lambda each: each[:2])
+        tried.sort(key=lambda candidate: candidate[:2])
         for _, pair, left in tried[: TRIED_PAIRS if len(operands) <= MOST_TRIED else 1]:
             if pair.cost < cost:
                 rest_cost, rest = self._cheapest(left, kept)
@@ -86,9 +97,11 @@ class Paths:
 
     def _pairs(self, operands: Sequence[PathOperand], kept: int) -> Iterator[Pair]:
         """Yield the pairs whose product is not large."""
+        # The largest product that needs no more memory than the contraction has anyway.
         room = max(SMALL_PRODUCT, self._entries(kept), *(self._entries(operand.scope) for operand in operands))
         once = twice = thrice = 0
         for operand in operands:
+            # Variables that occur in at least one, two and three operands.
             thrice |= twice & operand.scope
             twice |= once & operand.scope
             once |= operand.scope
@@ -96,7 +109,8 @@ class Paths:
             for j in range(i + 1, len(operands)):
                 both = one.scope & operands[j].scope
                 union = one.scope | operands[j].scope
-                # A variable of one of the pair is needed where a second operand has it, one of both where a third has.
+                # Kept are variables of one operand of the pair that a second operand has, and of both that a third one
+                # has.
                 left = union & (kept | thrice | (twice & ~both))
                 if self._entries(left) <= room:
                     yield Pair(i, j, left, self._cost(one, operands[j], left))
@@ -110,7 +124,7 @@ class Paths:
         union, per_case = kept, 0
         for operand in operands:
             union |= operand.scope
-            # Factors that all cases share are multiplied once for a block of them.
+            # Shared factors are multiplied once for a block of cases.
             per_case += operand.per_case
         return self._entries(union) * per_case
 

@@ -1,6 +1,7 @@
-"""Plans: frozen records that say what is computed from what, in which order, and when memory is given back.
+"""Plans: frozen records of the tables of a propagation, the steps that compute them, and when memory is freed.
 
-A plan holds integers and nothing else: no arrays, no device. Tables are numbered; a step makes one table or frees one.
+Main class: Plan; built by `compile`, executed by the backends. A plan holds integers only, no arrays and no device.
+Tables are numbered; a step makes one table or frees one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from typing import Any, Literal
 
 from junctor.planning.shape import Pattern, Shape
 
+# Collect: towards the roots; distribute: away from them; total: P(e) at a root; product: an intermediate result.
 Phase = Literal["collect", "distribute", "marginal", "total", "product"]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An array [entries over `scope` in C order, cases]; without `per_case` all cases share it."""
+    """A table of a plan.
+
+    scope: variables of its axes, in C order.
+    entries: product of their cardinalities.
+    per_case: whether every case has its own; otherwise all cases share it.
+    """
 
     scope: tuple[int, ...]
     entries: int
@@ -27,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Potential:
-    """Make a shared table: the product of `factors`, none of which has an observed variable."""
+    """Make the shared table `out`: the product of `factors`, none of which has an observed variable."""
 
     out: int
     factors: tuple[int, ...]
@@ -35,7 +42,7 @@ class Potential:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Make a table of each case: `factor` at that case's observed states."""
+    """Make the per-case table `out`: `factor` at the observed states of the case."""
 
     out: int
     factor: int
@@ -43,7 +50,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Make a table of each case: the likelihood of the states of `variable`, all ones where there is no evidence."""
+    """Make the per-case table `out`: the likelihood of each state of `variable`, all ones without evidence."""
 
     out: int
     variable: int
@@ -51,7 +58,14 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Contract `operands`: multiply, sum (or maximise) over `eliminated`, keep the axes of `out`; then rescale."""
+    """Contract tables: multiply, sum (or maximise) over eliminated variables, then rescale.
+
+    out: table of the result; its scope is what remains.
+    operands: tables that are multiplied.
+    eliminated: variables that are summed out, or maximised out for explanations.
+    phase: what the result is for.
+    level: number of reductions before it that depend on each other; those of one level are independent.
+    """
 
     out: int
     operands: tuple[int, ...]
@@ -62,7 +76,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give back the memory of `table`."""
+    """Free the memory of `table`."""
 
     table: int
 
@@ -72,14 +86,20 @@ Step = Potential | Slice | Likelihood | Reduce | Free
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that propagation of one evidence pattern does.
+    """The propagation of one evidence pattern.
 
-    marginals: variable -> the table that becomes its posterior once divided by its sum.
-    totals: the tables (one a component) whose values are the parts of P(e).
-    edges: (message to the root, message back, total) of every edge that carries both; their product is P(e) on the
-    separator, which tells what a lost term could have weighed.
-    constants: factors without unobserved variables, single numbers of each case.
-    traceback: for explanations, the steps from the roots down, each to be undone.
+    shape: cardinalities and scopes of the network.
+    pattern: variables with evidence.
+    tables: all tables, by number.
+    steps: in the order of execution.
+    marginals: (variable, table) pairs; a table divided by its sum is the posterior.
+    totals: tables without axes, one for each component; their product with the constants is P(e).
+    edges: (message up, message down, total) of every edge that carries both; the product of the messages sums to P(e)
+        on the separator, which bounds the weight of terms lost by underflow.
+    constants: factors whose variables are all observed, one number for each case.
+    traceback: for explanations, indices of the maximising steps from the roots down.
+    clique_entries: entries of each clique of the junction tree.
+    criterion: name of the search that found the elimination order.
     """
 
     shape: Shape
@@ -95,49 +115,50 @@ class Plan:
     criterion: str
 
     def work(self, step: Reduce) -> int:
-        """Return the entry operations of one case of `step`: clique entries times operands."""
+        """Return the multiply-adds of one case of `step`: entries of the joint scope times operands."""
         terms = math.prod(self.shape.cardinalities[v] for v in step.eliminated)
         return self.tables[step.out].entries * terms * max(1, len(step.operands))
 
     def reductions(self, per_case: bool) -> Iterator[Reduce]:
-        """Yield the reductions that are done for each case, or those that are done once for all."""
+        """Yield the reductions of each case (`per_case`), or those done once for all cases."""
         for step in self.steps:
             if isinstance(step, Reduce) and self.tables[step.out].per_case == per_case:
                 yield step
 
     @property
     def case_operations(self) -> int:
-        """Entry operations that one case costs."""
+        """Multiply-adds of one case."""
         return sum(self.work(step) for step in self.reductions(per_case=True))
 
     @property
     def shared_operations(self) -> int:
-        """Entry operations that are done once for the plan (messages that no case's evidence reaches)."""
+        """Multiply-adds done once for the plan (messages that do not depend on evidence)."""
         return sum(self.work(step) for step in self.reductions(per_case=False))
 
     @property
     def total_clique_entries(self) -> int:
-        """Sum over cliques of their entries: the usual size of a junction tree, though no clique is ever stored."""
+        """Sum of the entries of all cliques: the usual size of a junction tree, though no clique is ever stored."""
         return sum(self.clique_entries)
 
     @property
     def levels(self) -> int:
-        """Number of reductions that have to wait for each other."""
+        """Length of the longest chain of dependent reductions."""
         return max((step.level for step in self.steps if isinstance(step, Reduce)), default=-1) + 1
 
     def peak_case_entries(self) -> int:
-        """Return the most entries of per-case tables, and numbers that go with them, alive at once for one case."""
+        """Return the largest sum of entries and CASE_NUMBERS of the per-case tables alive at once for one case."""
         return self._peak(lambda table: table.entries + CASE_NUMBERS if table.per_case else 0)
 
     def shared_entries(self) -> int:
-        """Return the entries of all shared tables and sliced factors; they stay for as long as the plan is in use."""
+        """Return the entries of all shared tables and sliced factors, which stay while the plan is in use."""
         tables = sum(table.entries for table in self.tables if not table.per_case)
         sliced = sum(self.shape.entries(self.shape.scopes[factor]) for factor in self.sliced_factors())
-        # Each configuration of the observed variables has a scale and a least entry, at most as many as entries.
+        # Each configuration of the observed variables has a scale and a smallest entry: at most twice as many as
+        # entries.
         return tables + 3 * sliced
 
     def sliced_factors(self) -> list[int]:
-        """Return the factors that have an observed variable."""
+        """Return the factors with an observed variable."""
         return [*(step.factor for step in self.steps if isinstance(step, Slice)), *self.constants]
 
     def _peak(self, entries: Any) -> int:
@@ -153,11 +174,12 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as JSON; equal plans give equal text."""
         record = asdict(self)
+        # Sets have no order; JSON must be the same in every process.
         record["pattern"] = {name: sorted(members) for name, members in record["pattern"].items()}
         record["steps"] = [{"step": type(step).__name__.lower(), **asdict(step)} for step in self.steps]
         return json.dumps(record, sort_keys=True)
 
 
-# Beside its entries a per-case table carries a scale, two bounds on lost terms, its smallest entry above zero, and at
-# first its largest entry.
+# Numbers of a per-case table in addition to its entries: a scale, two bounds on lost terms, its smallest entry above
+# zero, and, until it is rescaled, its largest entry.
 CASE_NUMBERS = 5

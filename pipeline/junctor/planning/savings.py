@@ -1,4 +1,7 @@
-"""What a plan does not have to do, as exact counts: the same question planned without each of the savings."""
+"""Exact counts of the work that each technique of planning saves: the same query is planned without it.
+
+Main function: `count_savings`, called by the command line for `inspect`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from junctor.planning.elimination import EliminationOrder
 from junctor.planning.junction_tree import junction_tree
 from junctor.planning.shape import Pattern, Shape
 
-# A clique with a thousand neighbours, unsplit, has a million operands in its messages: such plans are not laid out.
+# Most operands of messages without binary joins: a clique of a thousand neighbours has a million of them.
 MOST_NEIGHBOURS_SQUARED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Entry operations of a case without a saving (and with all others), and with all of them."""
+    """Multiply-adds of one case without one technique (`before`) and with all of them (`after`)."""
 
     name: str
     before: int
@@ -30,13 +33,14 @@ def count_savings(
     explain: bool = False,
     rows: int = DEFAULT_ROWS,
 ) -> list[Saving]:
-    """Return what each saving of the plan for these arguments of `compile_plan` is worth, in the order they apply.
+    """Return the saving of each technique that applies, in the order in which planning applies them.
 
-    Plans only: nothing is propagated, however large the plans without a saving are.
+    The parameters are those of `compile_plan`. Nothing is propagated, however large the plans are.
     """
     problem = Problem(shape, pattern, None if targets is None else frozenset(targets), explain)
     order, plan = cheapest_plan(problem, rows)
     unsliced = Pattern(frozenset(), pattern.sliced | pattern.weighted)
+    # The same evidence as likelihoods: no variable leaves the graph.
     before = {"evidence cut out before triangulation": _planned(replace(problem, pattern=unsliced), rows)}
     if problem.relevant() != replace(problem, drops_barren=False).relevant():
         before["barren variables dropped"] = _planned(replace(problem, drops_barren=False), rows)

@@ -1,4 +1,7 @@
-"""The part of a network that planning needs: sizes and scopes, no numbers."""
+"""The part of a network that planning needs: cardinalities and scopes, no numbers. Main classes: Shape, Pattern.
+
+Sets of variables are integers (bit i: variable i): unions and tests of subsets of thousands are single operations.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Cardinality of every variable and scope of every factor; `directed`: factor i is the table of variable i."""
+    """Cardinalities and scopes of a network.
+
+    cardinalities: number of states of every variable.
+    scopes: variable indices of every factor.
+    directed: whether the network is Bayesian, factor i the table of variable i.
+    """
 
     cardinalities: tuple[int, ...]
     scopes: tuple[tuple[int, ...], ...]
@@ -26,10 +34,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which variables a group of cases has evidence on, and how it enters.
+    """The variables that a group of cases has evidence on, and how it enters.
 
     sliced: observed in every case of the group; cut out of the factors before triangulation.
-    weighted: evidence that differs in kind between cases (observed in some, soft, or absent); enters as a likelihood.
+    weighted: observed in some cases only, or soft; evidence enters as a likelihood.
     """
 
     sliced: frozenset[int]

@@ -398,12 +398,12 @@ when_gpu_is_needed(engine_for.cache_clear)
 
 
 def _costs_of(directory: RunDirectory) -> CostModels:
-    """Return the costs of devices that a run began with: those of the package where it has none of its own."""
-    from junctor.cost.model import speeds_here, speeds_of
+    """Return the cost models that a run began with: those of the package where it has none of its own."""
+    from junctor.cost.model import cost_models_from_record, local_cost_models
 
     record = read_json(directory.speeds)
     try:
-        return speeds_here(own=False) if record is None else speeds_of(record)
+        return local_cost_models(own=False) if record is None else cost_models_from_record(record)
     except (KeyError, TypeError) as error:
         raise RunError(
             f"{directory.speeds}: not the speeds of devices ({error}): start afresh with --overwrite"

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
@@ -35,10 +36,6 @@ from junctor.runtime.files import explained, read_json, write_json
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence
 
-# Seconds of work that are worth starting one more process for: it takes some of them to start and to plan.
-WORKER_SECONDS = 5.0
-# What it takes to bring a GPU into play: CUDA, CuPy, a process for it.
-DEVICE_SECONDS = 4.0
 # Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
 WORKER_CORES = 4
 
@@ -207,7 +204,7 @@ def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
         return device
     # Where nothing is known of a GPU, it is taken to be far faster than a core.
     there = estimate.gpu_seconds or 0.0
-    return "gpu" if there + DEVICE_SECONDS < estimate.seconds / usable_cores() and has_gpu() else "cpu"
+    return "gpu" if there + GPU.start < estimate.seconds / usable_cores() and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
@@ -225,7 +222,7 @@ def workers_for(resources: Resources, estimate: RunEstimate) -> int:
     elif resources.compute.device == "gpu":
         workers = count_gpus()
     else:
-        workers = int(min(usable_cores() // WORKER_CORES, estimate.seconds / WORKER_SECONDS))
+        workers = int(min(usable_cores() // WORKER_CORES, estimate.seconds / CPU.process))
     allowed = allowed_memory(resources.compute)
     if workers * estimate.least <= allowed:
         return workers

@@ -218,10 +218,10 @@ class Job(Workload):
         from junctor.formats import store
 
         if has_own_measurements():
-            from junctor.cost.model import speeds_here
+            from junctor.cost.model import local_cost_models
 
             # What is measured later must not change what is left of this run.
-            write_json(self.directory.speeds, speeds_here().to_record())
+            write_json(self.directory.speeds, local_cost_models().to_record())
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
 

@@ -1,4 +1,4 @@
-"""Answers to a batch as they are filled in, row by row."""
+"""Answers of a batch, filled in row by row. Main class: AnswerBuffer, written by `sampling.engine`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EstimateSlots:
-    """Where a pattern's estimates go: of each slot of a target that is drawn, its place in an estimate, the target's
-    number, and the state.
+    """Positions of the estimates of a pattern in the answers, one for each state of each drawn target.
 
-    observed: numbers of targets whose state is known, and their variables.
+    places: int64, index in an estimate.
+    targets: int64, number of the target.
+    states: int64, its state.
+    observed: (number, variable) of targets whose state is known.
     """
 
     places: Places
@@ -32,23 +34,29 @@ class EstimateSlots:
 
 
 def slots_of(targets: Sequence[int], layout: CaseLayout) -> EstimateSlots:
-    """Return where the estimates of a pattern go; targets: variables, in their order."""
+    """Return the positions of the estimates of a pattern; `targets`: variables, in the order asked."""
     starts = np.cumsum([0, *layout.nodes[:, STATES]]).tolist()
     place = layout.node_of()
-    found = [
+    rows = [
         (slot, target, slot - starts[place[v]])
         for target, v in enumerate(targets)
         if v in place
         for slot in range(starts[place[v]], starts[place[v] + 1])
     ]
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
     at, number, state = (np.ascontiguousarray(columns[:, i]) for i in range(3))
     observed = tuple((number, v) for number, v in enumerate(targets) if v not in place)
     return EstimateSlots(at, number, state, observed)
 
 
 class AnswerBuffer:
-    """The answers to a batch. Rows are not answered, and invalid, until something is written."""
+    """The answers of a batch; rows count as invalid until their estimate is written.
+
+    cardinalities: number of states of every variable.
+    targets: variables, in the order asked.
+    batch: the evidence.
+    dtype: of the posteriors.
+    """
 
     def __init__(
         self, cardinalities: Sequence[int], targets: tuple[int, ...], batch: EvidenceBatch, dtype: np.dtype[np.floating]
@@ -56,6 +64,7 @@ class AnswerBuffer:
         rows = batch.rows
         self._sizes = np.array([cardinalities[v] for v in targets], dtype=np.int64)
         self._starts = rows * (np.cumsum(self._sizes) - self._sizes)
+        # NaN, so that a number that was never written cannot pass for an answer.
         self._posteriors, self._errors = (np.full(rows * int(self._sizes.sum()), np.nan, dtype) for _ in range(2))
         posteriors, errors = (
             posteriors_in(flat, targets, cardinalities, rows) for flat in (self._posteriors, self._errors)
@@ -74,24 +83,31 @@ class AnswerBuffer:
             sampled=np.ones(rows, dtype=np.bool_),
         )
 
-    def write(self, row: int, slots: EstimateSlots, hard: Mapping[int, int], found: Estimate) -> None:
-        """Write what samples say of a row; hard: its observed states."""
+    def write(self, row: int, slots: EstimateSlots, hard: Mapping[int, int], estimate: Estimate) -> None:
+        """Write the estimate of a row.
+
+        row: of the batch.
+        slots: positions for its pattern.
+        hard: observed variable -> state.
+        estimate: of its samples.
+        """
         answers = self.answers
-        # All targets at once: one after the other would take as long as all the rest of a row on a GPU.
+        # All targets at once: a loop over targets takes as long as the rest of a row on a GPU.
         at = self._starts[slots.targets] + row * self._sizes[slots.targets] + slots.states
-        errors = found.errors[slots.places]
-        self._posteriors[at], self._errors[at] = found.posteriors[slots.places], errors
+        errors = estimate.errors[slots.places]
+        self._posteriors[at], self._errors[at] = estimate.posteriors[slots.places], errors
+        # Observed targets are not sampled: their state has probability 1, without an error.
         for number, v in slots.observed:
             start = int(self._starts[number] + row * self._sizes[number])
             self._posteriors[start : start + int(self._sizes[number])] = 0.0
             self._errors[start : start + int(self._sizes[number])] = 0.0
             self._posteriors[start + hard[v]] = 1.0
-        answers.status[row], answers.log_value[row] = OK, found.log_evidence
-        answers.log_error[row], answers.effective[row] = found.log_error, found.effective
-        answers.samples[row] = found.samples
-        if not found.reached:
+        answers.status[row], answers.log_value[row] = OK, estimate.log_evidence
+        answers.log_error[row], answers.effective[row] = estimate.log_error, estimate.effective
+        answers.samples[row] = estimate.samples
+        if not estimate.reached:
             largest = float(errors.max(initial=0.0))
-            answers.reasons[row] = f"the largest error is {largest:.2g} after {found.samples:,} samples"
-        elif found.effective < LEAST_EFFECTIVE:
-            few = f"{found.effective:.2g} effective samples"
+            answers.reasons[row] = f"the largest error is {largest:.2g} after {estimate.samples:,} samples"
+        elif estimate.effective < LEAST_EFFECTIVE:
+            few = f"{estimate.effective:.2g} effective samples"
             answers.reasons[row] = f"{few} are too few to trust these numbers and errors: take more, or another sampler"

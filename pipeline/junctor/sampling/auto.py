@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.engine.patterns import PatternGroup, patterns_of
@@ -32,8 +33,8 @@ from junctor.sampling.engine import SamplingEngine
 if TYPE_CHECKING:
     from junctor.cost.model import CostModels
 
-# Seconds of one core that an exact answer to a row may take.
-MOST_SECONDS = 60.0
+# Seconds of one core that an exact answer to a row may take; tests replace it.
+MOST_SECONDS = CPU.exact_row
 
 Rows = npt.NDArray[np.int64]
 

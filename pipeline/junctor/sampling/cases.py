@@ -1,7 +1,7 @@
-"""Rows of evidence as samplers read them: which variables are drawn, in which order, and what weighs a sample.
+"""Rows of evidence as samplers read them: the variables to draw, their order, and the factors of a sample's weight.
 
-Observed variables are cut out before anything is ordered. That is what Yu and van Engelen's Definition 2 does to their
-wavefronts: a variable need not wait for a parent that is observed, so levels get fewer and wider.
+Main class: CaseLayout, built by `layout_of` for each evidence pattern; called by `sampling.engine`. Observed variables
+are removed before ordering (Yu and van Engelen, Definition 2): nobody waits for them, so levels get fewer and wider.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Soft = Mapping[int, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Which variables rows of a pattern observe, and which have likelihoods."""
+    """The variables that rows of a pattern observe, and those with likelihoods."""
 
     observed: frozenset[int]
     soft: frozenset[int]
@@ -30,25 +30,35 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StrideSums:
-    """Strides to be multiplied with observed states and added to numbers: int64 places, observed variables, strides."""
+    """Sums of stride * observed state, to be added to offsets of tables.
+
+    places: int64, index of the offset to add to.
+    columns: int64, index of the observed variable.
+    strides: int64, entries for each of its states.
+    """
 
     places: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
     strides: npt.NDArray[np.int64]
 
     def apply(self, states: npt.NDArray[np.int64], numbers: Integers) -> None:
-        """Add them to flat numbers."""
+        """Add the sums to flat int32 offsets; `states`: int64, of the observed variables."""
+        # Not `numbers[places] +=`: several observed parents add to one offset.
         np.add.at(numbers, self.places, (self.strides * states[self.columns]).astype(np.int32))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CaseLayout:
-    """The draws of all rows of a pattern: what does not depend on the states that they observe.
+    """The draws of all rows of a pattern, as far as they do not depend on the observed states.
 
-    drawn: variables in the order of their nodes. weighed: those that evidence lies below, or on; only they can gain
-    from an importance function (Cheng and Druzdzel 2000, theorem 2).
+    network, evidence: the tables and the pattern.
+    drawn: variables in the order of their nodes.
+    weighed: variables with evidence below or on them; only they gain from an importance function (Cheng and Druzdzel
+        2000, theorem 2).
     nodes, parents, factors, levels, spans, slots: as in `SampledCase`, with every observed variable in its first state.
-    moves: what observed states add to where the thresholds and entries of nodes, and the entries of factors, begin.
+    moves: offsets that observed states add to thresholds and entries of nodes, and to entries of factors.
+    observed: observed variables, ascending.
+    planes: bits of the states of all nodes.
     """
 
     network: SampledNetwork
@@ -70,8 +80,14 @@ class CaseLayout:
         return {v: n for n, v in enumerate(self.drawn)}
 
     def case(self, hard: Hard, soft: Soft, learns: bool) -> SampledCase:
-        """Return a row of the pattern; learns: whether nodes above evidence are drawn from an importance function."""
+        """Return a row of the pattern.
+
+        hard: observed variable -> state.
+        soft: variable -> likelihood of its states, float64.
+        learns: whether nodes above evidence are drawn from an importance function.
+        """
         states = np.array([hard[v] for v in self.observed], dtype=np.int64)
+        # The layout is shared by all rows of the pattern, and by threads.
         nodes, factors = self.nodes.copy(), self.factors.copy()
         begins, entries = nodes[:, :2].ravel(), factors[:, 0].copy()
         self.moves[0].apply(states, begins)
@@ -80,7 +96,9 @@ class CaseLayout:
         if not learns:
             nodes[:, 7] = 0
         tables = self.network.tables.probabilities
+        # Factors without drawn parents are one number for all samples of the row.
         fixed = (factors[:, 2] == 0) & (factors[:, 3] == 0)
+        # Added once to log P(e) instead of multiplied into every weight.
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
         flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
         least, most = self._bounds(soft)
@@ -100,6 +118,7 @@ class CaseLayout:
 
     def _bounds(self, soft: Soft) -> tuple[float, float]:
         least, most = sum(self.network.least[v] for v in self.observed), 0.0
+        # A likelihood above zero is at least its smallest positive entry, whatever state is drawn.
         for values in soft.values():
             least += math.log(values[values > 0].min())
             most += math.log(values.max())
@@ -107,26 +126,33 @@ class CaseLayout:
 
 
 def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int] | None) -> CaseLayout:
-    """Return the draws of a pattern, without what bears on no target; targets: variables asked for, None for all."""
+    """Return the draws of a pattern, without barren variables.
+
+    network: the tables.
+    evidence: the pattern.
+    targets: variables whose posteriors are computed, None for all.
+    """
     parents = {v: [p for p in network.parents(v) if p not in evidence.observed] for v in network.order}
+    # Barren variables (neither targets nor ancestors of targets or evidence) sum to one.
     needed = _with_parents(network, evidence.observed | evidence.soft)
     weighed = frozenset(needed - evidence.observed)
     wanted = set(network.order) if targets is None else needed | _with_parents(network, frozenset(targets))
     wanted -= evidence.observed
     levels = _levels(network.order, parents, wanted)
+    # By level, then by size of the table, so that neighbouring threads of a GPU do similar work.
     drawn = tuple(sorted(wanted, key=lambda v: (levels[v], network.entries[v + 1] - network.entries[v], v)))
     return _lowered(network, evidence, drawn, weighed, [levels[v] for v in drawn])
 
 
 def _with_parents(network: SampledNetwork, variables: frozenset[int]) -> set[int]:
-    """Return variables and all above them, observed ones too."""
-    found, waiting = set[int](), list(variables)
+    """Return variables and all their ancestors, observed ones too."""
+    ancestors, waiting = set[int](), list(variables)
     while waiting:
         v = waiting.pop()
-        if v not in found:
-            found.add(v)
+        if v not in ancestors:
+            ancestors.add(v)
             waiting.extend(network.parents(v))
-    return found
+    return ancestors
 
 
 def _levels(order: Sequence[int], parents: Mapping[int, Sequence[int]], wanted: set[int]) -> dict[int, int]:
@@ -145,6 +171,7 @@ def _lowered(
     nodes, factors, spans = list[tuple[int, ...]](), list[tuple[int, ...]](), list[int]()
     for n, v in enumerate(drawn):
         first, count, moves = links.link(network.parents(v))
+        # The highest row that the drawn parents can select: rows beyond it belong to other observed states.
         spans.append(1 + sum(stride * (cards[drawn[p]] - 1) for p, stride, _, _ in links.parents[first:]))
         links.begins += [(2 * n + i, column, stride * width) for column, stride in moves for i, width in
                          enumerate((cards[v] - 1, cards[v]))]  # fmt: skip
@@ -152,6 +179,7 @@ def _lowered(
         nodes.append((network.cuts[v], network.entries[v], cards[v], first, count, *planes, int(v in weighed)))
     for f, v in enumerate(links.observed):
         first, count, moves = links.link(network.network.factors[v].scope)
+        # Tables of observed variables become factors of the weight.
         links.entries += [(f, column, stride) for column, stride in moves]
         factors.append((network.entries[v], first, count, 0))
     start = 0
@@ -171,7 +199,7 @@ def _lowered(
 
 
 class _Links:
-    """Parents of nodes and factors as they are found, and what observed states will add."""
+    """Collects the parents of nodes and factors, and the strides of observed ones."""
 
     def __init__(self, network: SampledNetwork, drawn: Sequence[int], observed: tuple[int, ...]) -> None:
         self.observed = observed
@@ -184,7 +212,8 @@ class _Links:
         self._column = {v: i for i, v in enumerate(observed)}
 
     def link(self, scope: Sequence[int]) -> tuple[int, int, list[tuple[int, int]]]:
-        """Append the drawn ones of a scope to the parents; returns where, how many, and strides of observed ones."""
+        """Append the drawn variables of a scope; return their first index and number, and strides of observed ones."""
+        # The last variable of a scope is the fastest.
         first, moves, stride = len(self.parents), list[tuple[int, int]](), 1
         for v in reversed(scope):
             if v in self._column:
@@ -196,8 +225,8 @@ class _Links:
         return first, len(self.parents) - first, moves
 
 
-def _moves(found: Sequence[tuple[int, int, int]]) -> StrideSums:
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+def _moves(rows: Sequence[tuple[int, int, int]]) -> StrideSums:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return StrideSums(*(np.ascontiguousarray(columns[:, i]) for i in range(3)))
 
 

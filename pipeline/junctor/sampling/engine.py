@@ -13,6 +13,7 @@ import numpy as np
 from junctor_kernels.sampling.layout import STATES, Floats, SampledCase, Sums
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError
@@ -46,8 +47,6 @@ ERROR_LEARNING = 50_000
 PLAIN_LIMIT = 340.0
 # Bytes of an entry of a table: probabilities, logarithms, chances, ratios, order, thresholds, scores.
 SHARED_BYTES, ROW_BYTES = 64, 32
-# Seconds that a draw takes on a core and on a GPU; coarse, for forecasts.
-DRAW_SECONDS, DEVICE_DRAW_SECONDS = 1.5e-9, 1e-11
 KEPT_LAYOUTS = 256
 
 logger = logging.getLogger("junctor")
@@ -89,7 +88,7 @@ class SamplingEngine:
     def seconds(self, rows: int) -> float:
         """Return about what so many rows take on one core; coarse, and for an error what the first samples take."""
         samples = self._learning + self._main
-        return rows * samples * len(self.network.variables) * DRAW_SECONDS
+        return rows * samples * len(self.network.variables) * CPU.draw
 
     def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
         """Return the answers to all rows of a batch.

@@ -1,7 +1,8 @@
 """EPIS-BN: an importance function from loopy belief propagation (Yuan and Druzdzel 2003).
 
-A variable is drawn from its table times what the evidence below says of it. Where no variable has two parents that is
-the posterior itself; elsewhere it comes near, and takes no samples to learn.
+Main functions: `beliefs_of` for a pattern and `epis_function` for a row; called by `sampling.engine` and `sampler`. A
+variable is drawn from its table times the messages from evidence below: the posterior itself in polytrees, an
+approximation elsewhere, without any samples for learning.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ from junctor.runtime.threads import in_threads
 from junctor.sampling.cases import CaseLayout
 from junctor.sampling.tables import SampledNetwork
 
-# Sweeps through the network; more change nothing that could be measured, see docs/sampling.md.
+# Sweeps through the network; more have no measurable effect, see docs/sampling.md.
 SWEEPS = 2
-# Chances above zero that are smaller are lifted to this: states up to which, and how far.
+# (most states, threshold): smaller chances above zero are lifted to the threshold (Yuan and Druzdzel 2006).
 SMALLEST = ((4, 0.006), (8, 0.001), (256, 0.0005))
-# Entries that a thread shapes at a time, at the least.
+# Least number of entries that a thread computes at a time.
 PIECE_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoopyMessages:
-    """The messages of a pattern: between nodes of its layout that are weighed, and factors of its cases.
+    """The messages of a pattern, between weighed nodes of its layout and factors of its cases.
 
-    links: with tables of the nodes, then of the factors. entries: of all of them, without observed variables. smallest:
-    of each node, what chances are lifted to. soft: factors that are likelihoods, and the numbers that each of them says
-    something of.
+    links: tables of the nodes, then of the factors, and their links.
+    entries: entries of all tables without observed variables.
+    nodes: int64, weighed nodes of the layout.
+    factors: int64, hard factors of the cases.
+    smallest: float64 [nodes], threshold that small chances are lifted to.
+    soft: (factor, slice of the node's numbers) of likelihoods.
     """
 
     links: Links
@@ -48,7 +52,7 @@ class LoopyMessages:
     soft: tuple[tuple[int, slice], ...]
 
     def of(self, case: SampledCase) -> tuple[Links, Floats]:
-        """Return the links of a row of the pattern, and what its evidence says of each node itself, at most 1."""
+        """Return the links of a row, and the likelihood of each node's states from evidence on it, at most 1."""
         tables = self.links.tables.copy()
         entries = case.nodes[self.nodes, places.ENTRY], case.factors[self.factors, places.FACTOR_ENTRY]
         tables[:, beliefs.ENTRY] = np.concatenate(entries)
@@ -56,6 +60,7 @@ class LoopyMessages:
         for factor, span in self.soft:
             start = case.factors[factor, places.FACTOR_ENTRY]
             said = case.soft[start : start + span.stop - span.start]
+            # Scaled to at most 1: only ratios matter, and products of many stay in range.
             own[span] = said / said.max()
         return self.links._replace(tables=tables), own
 
@@ -65,7 +70,7 @@ def beliefs_of(layout: CaseLayout) -> LoopyMessages:
     nodes = np.flatnonzero(layout.nodes[:, places.WEIGHED])
     place = np.full(len(layout.nodes), -1)
     place[nodes] = np.arange(len(nodes))
-    # As in the cases of the layout: without factors that no node changes.
+    # As in the cases of the layout: without factors that are the same for all samples.
     factors = layout.factors[(layout.factors[:, places.FACTOR_COUNT] > 0) | (layout.factors[:, places.SOFT] > 0)]
     hard, soft = np.flatnonzero(factors[:, places.SOFT] == 0), np.flatnonzero(factors[:, places.SOFT])
     states = np.concatenate([layout.nodes[nodes, places.STATES], np.ones(len(hard), dtype=np.int32)])
@@ -91,16 +96,24 @@ def _links(
     counts: npt.NDArray[Any],
     levels: npt.NDArray[np.int64],
 ) -> Links:
-    """Return the links of tables whose parents begin at `firsts` in the layout; levels: the first table of each."""
+    """Return the links of tables.
+
+    layout: of the pattern.
+    place: index of each node among the weighed ones, -1 for others.
+    states: int32, number of states of each table's node, 1 for factors.
+    firsts, counts: first parent of each table in the layout, and number of its parents.
+    levels: first table of each level.
+    """
     owners = np.repeat(np.arange(len(counts)), counts)
     # The layout has the fastest parent first.
     parents = layout.parents[np.repeat(firsts + np.cumsum(counts) - 1, counts) - np.arange(len(owners))]
     nodes = place[parents[:, places.NODE]]
-    # A parent of one state has nothing to say, nor to be told.
+    # Messages to and from a parent with one state carry no information.
     speaks = states[nodes] > 1
     owners, parents, nodes = owners[speaks], parents[speaks], nodes[speaks]
     cards, counts = states[nodes], np.bincount(owners, minlength=len(counts))
     messages, numbers = _begins(cards), _begins(states[: levels[-1]])
+    # Stable: the order of a node's children, and so of its products, must not depend on the platform.
     order = np.argsort(nodes, kind="stable")
     children = np.bincount(nodes, minlength=levels[-1])
     tables = np.zeros((len(counts), beliefs.TABLE_COLUMNS), dtype=np.int32)
@@ -113,7 +126,7 @@ def _links(
         tables[: levels[-1], column] = values
     ends = np.append(levels, len(counts))
     bounds = np.stack([ends, numbers[np.minimum(ends, levels[-1])], messages[_begins(counts)[ends]]], axis=1)
-    # Rows of nodes; entries of factors, which have no states of their own.
+    # Strides count rows for nodes, and entries for factors, which have no states of their own.
     strides = parents[:, places.STRIDE] * states[owners]
     links = np.stack([nodes, strides, messages[:-1], cards], axis=1)
     return Links(
@@ -124,11 +137,18 @@ def _links(
 def epis_function(
     network: SampledNetwork, pattern: LoopyMessages, case: SampledCase, logs: bool, threads: int = 1
 ) -> Function:
-    """Return the importance function of a row; of nodes that no evidence lies below, their own tables."""
+    """Return the importance function of a row; nodes without evidence below keep their own tables.
+
+    network: the tables.
+    pattern: its messages.
+    case: the row.
+    logs: whether values and ratios are logarithms.
+    threads: CPU threads.
+    """
     tables = network.tables
     links, own = pattern.of(case)
     said = beliefs.propagate(links, tables.probabilities, own, SWEEPS)
-    # Of ratios only what is written here is ever read.
+    # Not initialised: only ratios of weighed nodes, which are written here, are ever read.
     ratios = np.empty_like(tables.probabilities)
     function = Function(tables.thresholds.copy(), tables.order.copy(), network.values(logs), ratios, np.zeros(0), logs)
     both = np.stack([pattern.nodes, np.arange(len(pattern.nodes))], axis=1).astype(np.int32)
@@ -141,7 +161,7 @@ def epis_function(
 
 
 def _pieces(case: SampledCase, pattern: LoopyMessages) -> list[slice]:
-    """Return the nodes in pieces of some entries."""
+    """Return the nodes in pieces of about PIECE_ENTRIES entries."""
     entries = case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, places.STATES]
     piece = (np.cumsum(entries) - 1) // PIECE_ENTRIES
     ends = [0, *(1 + np.flatnonzero(np.diff(piece))).tolist(), len(piece)]
@@ -149,7 +169,7 @@ def _pieces(case: SampledCase, pattern: LoopyMessages) -> list[slice]:
 
 
 def least_of(states: int, smallest: Sequence[tuple[int, float]] = SMALLEST) -> float:
-    """Return what chances above zero of a variable of so many states are lifted to."""
+    """Return the threshold that small chances of a variable with so many states are lifted to."""
     return next(least for most, least in smallest if states <= most)
 
 

@@ -1,4 +1,7 @@
-"""From sums over samples to posteriors, their standard errors, P(e), and when it is enough."""
+"""Estimates from sums over samples: posteriors, their standard errors, P(e), and stopping rules.
+
+Main class: Estimate; called by `sampling.engine`. Effective sample sizes after Kish (1965).
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,26 @@ from functools import reduce
 import numpy as np
 from junctor_kernels.sampling.layout import BLOCK, Floats, Sums, add
 
-# Samples that are drawn before the errors are looked at for the first time; then twice as many, and so on.
+# Samples before the first test of the errors; their number doubles from test to test.
 FIRST_SAMPLES = 1 << 14
-# Samples of a row after which it ends whatever the errors are.
+# Samples after which a row ends whatever its errors.
 MOST_SAMPLES = 1 << 27
-# Samples without a single hit after which it ends: evidence that is so unlikely will not be reached with more.
+# Samples without any hit after which a row ends: evidence so unlikely is out of reach.
 MISSED_SAMPLES = 1 << 20
-# Effective samples without which an error is not to be trusted.
+# With fewer effective samples a standard error cannot be trusted.
 LEAST_EFFECTIVE = 100.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Estimate:
-    """What samples say of a row: posteriors of all slots and their standard errors, and the logarithm of P(e).
+    """Estimate of a row.
 
-    effective: samples that as many independent ones of the posterior would be worth (Kish). samples: all that were
-    drawn, learning included. reached: whether the error that was asked for is.
+    posteriors, errors: float64 [slots], and their standard errors; a slot is a state of a node.
+    log_evidence: log P(e).
+    log_error: standard error of log P(e).
+    effective: effective sample size (Kish).
+    samples: number of samples drawn, learning included.
+    reached: whether the requested error was reached.
     """
 
     posteriors: Floats
@@ -38,24 +45,30 @@ class Estimate:
 
 
 def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: int = 0) -> Estimate | None:
-    """Return the estimate that sums make, None where no sample has a weight.
+    """Return the estimate of sums over samples, None where all weights are zero.
 
-    slot_nodes: the first slot of each node. samples: that were drawn. A posterior is a ratio of two sums; its error is
-    that of the delta method, the root of sum of w^2 (1[x = s] - p)^2 over the sum of w, and at least what one effective
-    sample is worth: of states that hardly any sample was in, or nearly all, the method says too little.
+    sums: over all samples.
+    slot_nodes: the first slot of each node.
+    certain: logarithm of the factors that all samples share.
+    samples: number of samples drawn.
     """
-    weight, square = (float(each) for each in sums.total)
+    # A posterior is a ratio of two sums; its error is that of the delta method, the root of the sum of
+    # w^2 (1[x = s] - p)^2 over the sum of w, and at least that of one effective sample: for states with hardly any or
+    # nearly all samples the method underestimates it.
+    weight, square = (float(total) for total in sums.total)
     if not sums.hits:
         return None
     posteriors = sums.slots[:, 0] / weight
-    # Of w^2 over the samples in a state and over the others, so that nothing cancels.
+    # Sums of w^2 over the samples in a state and over the others, so that nothing cancels.
     sizes = np.diff([*slot_nodes, len(sums.slots)])
     inside, whole = sums.slots[:, 1], np.repeat(_sums_by_node(sums.slots[:, 1], slot_nodes), sizes)
     outside = np.maximum(whole - inside, 0.0)
     variance = inside * (1.0 - posteriors) ** 2 + outside * posteriors**2
     effective = weight * weight / square
     errors = np.maximum(np.sqrt(variance) / weight, 1.0 / effective)
+    # The posterior of a variable with one state is certain.
     errors[np.repeat(sizes, sizes) == 1] = 0.0
+    # Relative variance of the mean weight, by the delta method the variance of its logarithm.
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
     return Estimate(
@@ -74,9 +87,12 @@ def until(
     read: Callable[[Sums], tuple[float, float]],
     already: Sums | None = None,
 ) -> tuple[Sums, bool]:
-    """Return sums over as many samples as an error takes, and whether it was reached.
+    """Return sums over enough samples for an error, and whether it was reached.
 
-    draw: sums over so many samples from a number on. read: largest error of what sums say, and effective samples.
+    error: largest standard error of a posterior.
+    draw: function of (first sample, number of samples), returns their sums.
+    read: function of sums, returns their largest error and the effective sample size.
+    already: sums to begin with.
     """
     sums, drawn, count = already, 0, FIRST_SAMPLES
     while True:
@@ -86,17 +102,17 @@ def until(
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
+        # Without a hit there is no error estimate to wait for.
         if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
             return sums, False
+        # Doubling: at most half of the samples were drawn after an earlier test would have sufficed.
         count = drawn
 
 
 def weighted(stages: Sequence[Sums]) -> Sums:
-    """Return all stages together, each weighted with what one of its samples is worth (`worth`).
-
-    Cheng and Druzdzel weigh stages by the variance of their estimates of P(e) (section 3.3.3); where that is tiny, as
-    with evidence that says little, other stages would count for nothing in the posteriors as well.
-    """
+    """Return the sums over all stages, each weighted with the `worth` of its samples."""
+    # Cheng and Druzdzel weight stages by the variance of their estimates of P(e) (section 3.3.3); where that is tiny,
+    # as with weak evidence, other stages would count for nothing in the posteriors as well.
     top = max(stage.shift for stage in stages)
     best = max(map(worth, stages))
     if not best:
@@ -108,18 +124,23 @@ def weighted(stages: Sequence[Sums]) -> Sums:
             scale = math.exp(stage.shift - top) * share
             factors = np.array([scale, scale * scale])
             scaled.append(Sums(top, stage.slots * factors, stage.total * factors, stage.drawn * share, stage.hits))
-    # P(e) is the mean weight: samples count as their weights do.
+    # P(e) is the mean weight, so numbers of samples are scaled as their weights are.
     return reduce(add, scaled)
 
 
 def worth(stage: Sums) -> float:
-    """Return what a sample is worth, 1 where all weights are the same: their squared mean over the mean of squares."""
-    weight, square = (float(each) for each in stage.total)
+    """Return effective samples for each sample: squared mean of the weights over the mean of their squares."""
+    weight, square = (float(total) for total in stage.total)
     return weight * weight / square / stage.drawn if stage.hits else 0.0
 
 
 def pieces_of(first: int, count: int, size: int) -> list[tuple[int, int]]:
-    """Return (first, count) of pieces of `size` samples, a multiple of BLOCK, the last of which may be smaller."""
+    """Return (first, count) of pieces of samples.
+
+    first: number of the first sample.
+    count: number of samples.
+    size: samples of a piece, a multiple of BLOCK; the last piece may be smaller.
+    """
     assert size % BLOCK == 0
     return [(first + start, min(size, count - start)) for start in range(0, count, size)]
 

@@ -1,9 +1,8 @@
-"""Importance functions: where they begin, and how fast they learn.
+"""Importance functions: their initial values and learning rates; called by `sampling.sampler`.
 
 Likelihood weighting draws every node from its own table. Self-importance sampling (Shachter and Peot 1990) begins there
-and draws from the mean of that table and of what the samples of each stage said. AIS-BN (Cheng and Druzdzel 2000, *An
-Adaptive Importance Sampling Algorithm for Evidential Reasoning in Large Bayesian Networks*) begins with two heuristics
-and takes over a share of what a stage said that gets smaller from stage to stage.
+and averages with the samples of each stage. AIS-BN (Cheng and Druzdzel, An adaptive importance sampling algorithm for
+evidential reasoning in large Bayesian networks, 2000) begins with two heuristics and a falling learning rate.
 """
 
 from __future__ import annotations
@@ -20,27 +19,36 @@ from junctor.model.query import Sampler
 from junctor.sampling.cases import CaseLayout, Evidence, layout_of
 from junctor.sampling.tables import SampledNetwork, normalised
 
-# Probabilities above zero that are smaller are lifted to this: states up to which, and how far. Few states as Cheng and
-# Druzdzel do, more as Yuan and Druzdzel (2006): what is lifted is taken from likelier states.
+# (most states, threshold): smaller probabilities above zero are lifted to the threshold. For few states as in Cheng and
+# Druzdzel (2000), for more as in Yuan and Druzdzel (2006): the difference is taken from likelier states.
 SMALLEST = ((4, 0.04), (8, 0.001), (MOST_STATES, 0.0005))
-# The first and the last learning rate, and the stages.
-FIRST_RATE, LAST_RATE = 0.4, 0.14
+# First and last learning rate (Cheng and Druzdzel 2000).
+FIRST_RATE = 0.4
+LAST_RATE = 0.14
+# Stages of learning.
 STAGES = 10
-# Samples without evidence that tell how likely an observation was; their stage, which no row has.
-PRIOR_SAMPLES, PRIOR_STAGE = 1 << 16, 0xFFFF
-# What a weight can gain at a node that is drawn with the smallest chance there is.
+# Samples without evidence for the prior probabilities of observations.
+PRIOR_SAMPLES = 1 << 16
+# Their stage in the random stream, which no row has.
+PRIOR_STAGE = 0xFFFF
+# Natural log of the largest factor of a weight at one node: its smallest chance is 2^-31.
 MOST_GAIN = 31 * float(np.log(2.0))
 
 
 def rate(sampler: Sampler, stage: int) -> float:
-    """Return the share of what the samples of a stage, counted from 0, said that the function takes over."""
+    """Return the learning rate of a stage (from 0): the share of its samples in the new importance function."""
     if sampler == "sis":
         return 1.0 / (stage + 2)
     return FIRST_RATE * float((LAST_RATE / FIRST_RATE) ** (stage / STAGES))
 
 
 def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Function:
-    """Return where learning begins for any evidence: thresholds, order, ratios and chances of all variables."""
+    """Return the initial function of learning, for any evidence.
+
+    network: the tables.
+    sampler: "ais-bn" lifts small probabilities, "sis" begins with the tables.
+    logs: whether values and ratios are logarithms.
+    """
     tables = network.tables
     begin = lifted if sampler == "ais-bn" else normalised
     chances = np.concatenate([begin(factor.table).ravel() for factor in network.network.factors])
@@ -52,7 +60,7 @@ def first_function(network: SampledNetwork, sampler: Sampler, logs: bool) -> Fun
 
 
 def own_function(layout: CaseLayout, start: Function) -> Function:
-    """Return a function that may learn: `start` for variables that are weighed, their own tables for the others."""
+    """Return a copy of a function for one row: `start` for weighed variables, their own tables for the others."""
     network, tables = layout.network, layout.network.tables
     thresholds, order = tables.thresholds.copy(), tables.order.copy()
     for v in layout.weighed:
@@ -63,7 +71,7 @@ def own_function(layout: CaseLayout, start: Function) -> Function:
 
 
 def make_uniform(network: SampledNetwork, function: Function, variables: Sequence[int]) -> None:
-    """Draw variables uniformly from the states that are possible."""
+    """Draw variables uniformly from their possible states (first heuristic of AIS-BN); changes `function`."""
     for v in variables:
         table = network.network.factors[v].table
         possible = (table > 0).astype(np.float64)
@@ -73,7 +81,12 @@ def make_uniform(network: SampledNetwork, function: Function, variables: Sequenc
 
 
 def parents_to_free(layout: CaseLayout, hard: Mapping[int, int], prior: Mapping[int, Floats]) -> list[int]:
-    """Return the drawn parents of observations e of variables E that were unlikely: P(E = e) < 1 / (2 states of E)."""
+    """Return the drawn parents of unlikely observations: P(E = e) < 1 / (2 * number of states of E).
+
+    layout: of the pattern.
+    hard: observed variable -> state.
+    prior: variable -> its marginal without evidence.
+    """
     network = layout.network
     free = set[int]()
     for v in layout.observed:
@@ -83,25 +96,27 @@ def parents_to_free(layout: CaseLayout, hard: Mapping[int, int], prior: Mapping[
 
 
 def prior_of(network: SampledNetwork) -> dict[int, Floats]:
-    """Return the marginals of all variables without evidence, from samples; the same for every seed and row."""
+    """Return the marginals of all variables without evidence, from samples."""
     layout = layout_of(network, Evidence(frozenset(), frozenset()), None)
     case = layout.case({}, {}, False)
-    found = sampling_cpu.sums(case, network.function(False), RandomStream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES)
+    # A fixed stream: the same for every seed and row.
+    sums = sampling_cpu.sums(case, network.function(False), RandomStream(0, 0, PRIOR_STAGE), 0, PRIOR_SAMPLES)
     ends = np.cumsum(case.nodes[:, STATES])[:-1]
-    return dict(zip(layout.drawn, np.split(found.slots[:, 0] / found.total[0], ends), strict=True))
+    return dict(zip(layout.drawn, np.split(sums.slots[:, 0] / sums.total[0], ends), strict=True))
 
 
 def lifted(table: Floats) -> Floats:
-    """Return a table whose small probabilities are lifted as AIS-BN does."""
+    """Return a table whose small probabilities are lifted as in AIS-BN (its second heuristic)."""
     return lifted_to(table, SMALLEST)
 
 
 def lifted_to(table: Floats, smallest: Sequence[tuple[int, float]]) -> Floats:
-    """Return a table whose small probabilities are lifted to a threshold, at the expense of the largest of each row.
+    """Return a table whose small probabilities are lifted to a threshold; zeros stay zeros.
 
-    smallest: states up to which, and thresholds. Where the largest cannot bear it, rows are divided by their sums.
-    Zeros stay zeros.
+    table: float64, the states of a row last.
+    smallest: (most states, threshold) pairs.
     """
+    # The largest probability of a row pays; where it would fall below the threshold, the row is divided by its sum.
     threshold = next(least for states, least in smallest if table.shape[-1] <= states)
     whole = normalised(table)
     result = np.where(whole > 0, np.maximum(whole, threshold), 0.0)
@@ -113,7 +128,12 @@ def lifted_to(table: Floats, smallest: Sequence[tuple[int, float]]) -> Floats:
 
 
 def needs_logs(layout: CaseLayout, least: float, most: float, limit: float) -> bool:
-    """Tell whether a weight, or its square, may leave the range of doubles; least, most: of the evidence alone."""
+    """Return True if the square of a weight may leave the range of doubles.
+
+    layout: of the pattern.
+    least, most: bounds on the logarithm of the weight from evidence alone.
+    limit: on its absolute value.
+    """
     network = layout.network
     least += sum(network.least[v] for v in layout.weighed)
     most += MOST_GAIN * len(layout.weighed)
@@ -121,7 +141,7 @@ def needs_logs(layout: CaseLayout, least: float, most: float, limit: float) -> b
 
 
 def settle_variable(network: SampledNetwork, function: Function, variable: int) -> None:
-    """Make thresholds, order and ratios of a variable from its chances."""
+    """Write thresholds, order and ratios of a variable from its chances."""
     card = network.network.cardinalities[variable]
     where = network.entries[variable], network.cuts[variable], card, network.rows(variable)
     with np.errstate(divide="ignore"):

@@ -1,4 +1,7 @@
-"""One row's samples on the CPU: its importance function, how that learns, and sums over samples, on several threads."""
+"""Samples of one row on the CPU: its importance function, how it learns, and sums over samples, on several threads.
+
+Main class: CpuSampling; called by `sampling.engine` through SampleDevice, which `sampling.gpu` implements as well.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +25,46 @@ from junctor.sampling.estimate import pieces_of
 from junctor.sampling.importance import first_function, make_uniform, own_function
 from junctor.sampling.tables import SampledNetwork
 
-# Samples that a thread takes at a time; sums are added in the order of these pieces, whoever did them.
+# Samples that a thread draws at a time. Sums are added in the order of these pieces, so that threads change no digit.
 PIECE = 64 * BLOCK
 
-
 Scores = npt.NDArray[np.int64]
-# Waits for sums of samples that are being drawn.
+# Waits for samples and returns their sums.
 Pending = Callable[[], Sums]
 
 
 class RowSampler(Protocol):
-    """Draws samples of one row from its importance function; a device may still be at it when its methods return."""
+    """Draws samples of one row from its importance function; a device may still be drawing when its methods return."""
 
     def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
-        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        """Begin to draw samples and return a function that waits for their sums.
+
+        stream: random numbers of the row and stage.
+        first: number of the first sample, a multiple of BLOCK.
+        count: number of samples.
+        """
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
-        """Begin to move the importance function by a share `rate` towards what `count` samples say.
+        """Begin to learn from samples; returns a function that waits for their sums, or None.
 
-        Returns who waits for their sums, where these are asked for.
+        stream: random numbers of the row and stage.
+        count: number of samples.
+        rate: share of the weighted samples in the new importance function.
+        sums: whether their sums are wanted.
         """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SamplingRequest:
-    """A row to be sampled: free: variables that are drawn uniformly at first. logs: whether weights are logarithms.
+    """A row to be sampled.
 
-    threads: of the CPU that may be used. beliefs: the messages of EPIS-BN. samples: that will be drawn in any case.
+    layout, case: draws of its pattern, and the row.
+    sampler: kind of the importance function.
+    free: variables that are drawn uniformly at first.
+    logs: whether weights are logarithms.
+    threads: CPU threads.
+    beliefs: the messages of EPIS-BN.
+    samples: number that will be drawn in any case.
     """
 
     layout: CaseLayout
@@ -62,14 +78,14 @@ class SamplingRequest:
 
 
 class SampleDevice(Protocol):
-    """Where samples are drawn."""
+    """The CPU or GPUs that draw samples."""
 
     def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row."""
 
 
 class CpuSampling:
-    """The CPU of this machine; keeps where importance functions begin."""
+    """Samples on the CPU of this machine; caches initial importance functions."""
 
     def __init__(self, network: SampledNetwork) -> None:
         self.network = network
@@ -77,6 +93,7 @@ class CpuSampling:
 
     def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row."""
+        # Likelihood weighting draws from the tables themselves: nothing is copied.
         if ask.sampler == "lw":
             return CpuRow(self.network, ask.case, self.network.function(ask.logs), ask.threads)
         if ask.beliefs is not None:
@@ -87,40 +104,46 @@ class CpuSampling:
         return CpuRow(self.network, ask.case, function, ask.threads)
 
     def start(self, sampler: Sampler, logs: bool) -> Function:
-        """Return the function with which learning begins for any evidence."""
+        """Return the initial function of learning, which does not depend on evidence."""
         if (sampler, logs) not in self._starts:
             self._starts[sampler, logs] = first_function(self.network, sampler, logs)
         return self._starts[sampler, logs]
 
 
 class CpuRow:
-    """Samples of one row."""
+    """Samples of one row; see RowSampler."""
 
     def __init__(self, network: SampledNetwork, case: SampledCase, function: Function, threads: int) -> None:
-        self._network, self._case, self.function, self._threads = network, case, function, threads
+        self._network = network
+        self._case = case
+        self.function = function
+        self._threads = threads
 
     def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
-        """Draw samples from number `first` on, a multiple of BLOCK; returns who knows their sums."""
+        """Draw samples and return a function of their sums."""
         pieces = pieces_of(first, count, PIECE)
-        found = in_threads(
+        parts = in_threads(
             lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece), pieces, self._threads
         )
-        total = reduce(add, found)
+        total = reduce(add, parts)
         return lambda: total
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Move the importance function by a share `rate` towards what `count` samples say."""
         samples = self.draw(stream, count)
-        found = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
+        totals = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
         top = sampling_cpu.largest(samples)
+        # Nothing to learn where all weights are zero.
         if top > (-np.inf if self.function.logs else 0.0):
+            # Nodes own disjoint parts of the function, so that threads take nodes.
             nodes = np.flatnonzero(self._case.nodes[:, WEIGHED]).tolist()
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
-        return None if found is None else lambda: found
+        return None if totals is None else lambda: totals
 
     def draw(self, stream: RandomStream, count: int) -> Samples:
         """Draw samples from number 0 on."""
         blocks = blocks_of(count)
+        # All samples of a stage are kept until every node has learned from them.
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))
 
         def draw(piece: tuple[int, int], _: int) -> None:
@@ -136,7 +159,7 @@ class CpuRow:
 
     @cached_property
     def _scores(self) -> dict[int, Scores]:
-        """Room for the scores of each weighed node, in rows that its drawn parents can select; zero between stages."""
+        """Scores of each weighed node, int64, for the rows that its drawn parents can select; zero between stages."""
         case = self._case
         nodes = np.flatnonzero(case.nodes[:, WEIGHED]).tolist()
         return {n: np.zeros(case.spans[n] * case.nodes[n, STATES], dtype=np.int64) for n in nodes}

@@ -1,4 +1,4 @@
-"""The tables of a network as samplers read them, and what is known of the network once for all rows."""
+"""The tables of a network as samplers read them. Main class: SampledNetwork, shared by all rows and devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from junctor.model.network import Network
 
 @dataclass(frozen=True, eq=False)
 class SampledNetwork:
-    """A directed network for sampling: its tables, where each begins, parents first, and bounds on its entries.
+    """A Bayesian network prepared for sampling.
 
-    entries, cuts: where the entries and the thresholds of each variable begin, and their numbers. order: variables,
-    parents before children. Rows that miss 1 are drawn as divided by their sum.
+    network: the network.
+    tables: its tables as flat arrays.
+    entries: offset of the entries of each variable, and their total.
+    cuts: offset of the thresholds of each variable, and their total.
+    order: variables, parents before children.
     """
 
     network: Network
@@ -29,7 +32,7 @@ class SampledNetwork:
     order: tuple[int, ...]
 
     def parents(self, variable: int) -> tuple[int, ...]:
-        """Return the parents of a variable, as its table has them."""
+        """Return the parents of a variable, in the order of its table."""
         return self.network.factors[variable].scope[:-1]
 
     def rows(self, variable: int) -> int:
@@ -47,11 +50,11 @@ class SampledNetwork:
 
     @cached_property
     def least(self) -> tuple[float, ...]:
-        """The logarithm of the smallest probability above zero of each variable."""
+        """Natural log of the smallest probability above zero of each variable."""
         return tuple(float(np.log(f.table[f.table > 0].min())) for f in self.network.factors)
 
     def function(self, logs: bool) -> Function:
-        """Return what draws every node from its own table; nothing of it may be changed."""
+        """Return the function that draws every node from its own table; read-only, since its arrays are shared."""
         nothing = np.zeros(0)
         return Function(self.tables.thresholds, self.tables.order, self.values(logs), nothing, nothing, logs)
 
@@ -65,6 +68,7 @@ def sampled_network(network: Network) -> SampledNetwork:
     cuts = np.cumsum([0, *(n // c * (c - 1) for n, c in zip(sizes, cards, strict=True))]).tolist()
     probabilities = np.concatenate([factor.table.ravel() for factor in network.factors])
     thresholds, order = np.zeros(cuts[-1], dtype=np.uint32), np.zeros(entries[-1], dtype=np.uint8)
+    # Rows may miss 1 by rounding; thresholds need exact sums, the weights keep the probabilities as given.
     chances = np.concatenate([normalised(factor.table).ravel() for factor in network.factors])
     function = Function(thresholds, order, probabilities, np.zeros(entries[-1]), chances, False)
     for v, card in enumerate(cards):
@@ -96,7 +100,7 @@ def normalised(table: Floats) -> Floats:
 
 
 def _parents_first(network: Network) -> tuple[int, ...]:
-    """Return the variables, those without parents first, then by the longest way from one."""
+    """Return the variables by the longest path from one without parents."""
     depth: dict[int, int] = {}
     for start in range(len(network.variables)):
         stack = [start]
