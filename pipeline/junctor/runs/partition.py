@@ -251,11 +251,7 @@ def propagate_over(
     from junctor.out_of_core.cluster.workers import memory_here, open_crew
 
     with open_crew(resources, threads) as workers:
-        try:
-            yield from propagate_here(tasks, memory_here(workers, resources), workers)
-        finally:
-            # The next cluster may look the same, but has another client.
-            engine_for.cache_clear()
+        yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
 def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
