@@ -133,10 +133,10 @@ def run_flow(batch_flow: Any, job: Workload, resources: Resources, progress: Pro
 
 
 class ProgressArtifact:
-    """Progress as a Prefect artifact, at most once a second, beside another display."""
+    """Progress as a Prefect artifact, at most once a second, in addition to another display."""
 
-    def __init__(self, beside: Progress) -> None:
-        self.beside = beside
+    def __init__(self, display: Progress) -> None:
+        self.display = display
         self.artifact: UUID | None = None
         self.rows = 0
         self.done = 0
@@ -144,13 +144,13 @@ class ProgressArtifact:
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Begin an artifact."""
-        self.beside.stage(name, rows, done)
+        self.display.stage(name, rows, done)
         self.rows, self.done, self.shown = rows or 0, done, time.monotonic()
         self.artifact = create_progress_artifact(self._percent(), key="junctor-progress", description=name)
 
     def advance(self, rows: int) -> None:
         """Move it."""
-        self.beside.advance(rows)
+        self.display.advance(rows)
         self.done += rows
         now = time.monotonic()
         if self.artifact is not None and (now - self.shown >= 1.0 or self.done >= self.rows):

@@ -3,7 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from junctor.cli.options import compute_options
 from junctor.model.errors import InputError
+from junctor.model.options import ComputeOptions
+from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.settings import load_settings
 
 
@@ -57,3 +60,13 @@ def test_a_slip_in_the_environment_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("JUNCTOR_WORKER", "1")
     with pytest.raises(InputError, match="JUNCTOR_WORKER: unknown setting 'worker', did you mean 'workers'"):
         load_settings()
+
+
+def test_options_go_before_settings(tmp_path: Path) -> None:
+    (tmp_path / "junctor.toml").write_text('workers = 3\nmemory = "1KiB"\nspill = "there"\ninsecure_scheduler = true\n')
+    settings = load_settings()
+    assert settings.compute == ComputeOptions(1024, spill_dir=Path("there"))
+    options = compute_options(threads=2, device="cpu", disk="1kB", defaults=settings.compute)
+    assert options == ComputeOptions(1024, 2, "cpu", spill_dir=Path("there"), spill_bytes=1000)
+    assert settings.resources_with(options, 0, None, False) == Resources(0, None, True, options)
+    assert settings.resources_with(options, None, "tls://host:1", False).workers == 3

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """Commands whose expected errors are told in one line, without a traceback."""
+    """Commands whose expected errors are printed in one line, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""

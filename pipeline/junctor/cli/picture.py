@@ -70,10 +70,10 @@ def _places(tree: JunctionTree) -> list[tuple[float, float]]:
 
 def _leaves_together(tree: JunctionTree, children: list[list[int]]) -> list[int]:
     """Return the cliques, children before parents, each subtree in one piece."""
-    found: list[int] = []
+    order: list[int] = []
     waiting = tree.roots()
     while waiting:
         i = waiting.pop()
-        found.append(i)
+        order.append(i)
         waiting.extend(children[i])
-    return found[::-1]
+    return order[::-1]

@@ -111,7 +111,7 @@ class EmbeddedServer:
             self._keep()
 
     def stop(self) -> None:
-        """End it; what it was told before is kept."""
+        """End it; what was sent to it before is kept."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -34,14 +34,14 @@ def tune(
     from junctor.runtime.machine import own_measurements
 
     check_device(device)
-    found = local_device(device)
-    path = own_measurements() / file_name(found)
+    here = local_device(device)
+    path = own_measurements() / file_name(here)
     if forget:
         path.unlink(missing_ok=True)
         typer.echo(f"{path} is gone: forecasts go by the measurements of the package")
         return
     _check_writable(path.parent)
-    typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
+    typer.echo(f"measuring {here.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = calibrate_chunks(opened, CHUNKS_SHARE * seconds)
     stored = calibrate_cliques(built_in() if opened is None else (), STORED_SHARE * seconds)
@@ -54,7 +54,7 @@ def tune(
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
         raise typer.Exit(5)
-    save(found, rows, path)
+    save(here, rows, path)
     typer.echo(f"{len(rows)} measurements of {networks} networks in {path}")
 
 

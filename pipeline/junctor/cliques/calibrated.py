@@ -28,9 +28,11 @@ _ALGEBRAS = {algebra.name: algebra for algebra in (SINGLE, DOUBLE, LOG)}
 class CalibratedCliques:
     """The calibrated clique tables of one case.
 
-    scopes: variables of each clique (indices into `variables`), the order of its table's axes. table: returns the flat
-    table of a clique in the algebra `algebra`; every table is P(clique, e) up to a factor of its own. log_evidence: the
-    natural log of P(e), -inf for impossible evidence.
+    variables: of the network.
+    scopes: variables of each clique (indices into `variables`), the order of its table's axes.
+    table: returns the flat table of a clique; it is P(clique, e) up to a factor of its own.
+    algebra: of those numbers.
+    log_evidence: the natural log of P(e), -inf for impossible evidence.
     """
 
     variables: tuple[Variable, ...]
@@ -67,7 +69,7 @@ class CalibratedCliques:
             return np.log(self.posterior(*names)) + self.log_evidence
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all tables into a folder, one .npy file a clique, and an index beside them.
+        """Write all tables into a folder, one .npy file a clique, and an index.
 
         The index is written last: a folder that has one is whole.
         """
@@ -114,8 +116,8 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
     except (OSError, ValueError) as error:
         raise InputError(f"found no calibrated cliques ({error})", Place(str(home / _INDEX))) from None
     if index.get("format_version") != FORMAT_VERSION:
-        found = index.get("format_version")
-        raise InputError(f"found format version {found}, expected {FORMAT_VERSION}", Place(str(home / _INDEX)))
+        version = index.get("format_version")
+        raise InputError(f"found format version {version}, expected {FORMAT_VERSION}", Place(str(home / _INDEX)))
     log_evidence = index["log_evidence"]
     return CalibratedCliques(
         tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),

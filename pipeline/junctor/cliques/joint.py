@@ -123,7 +123,8 @@ class JointQuestions:
     def by_messages(self) -> JointPosteriors:
         """Answer by messages, all questions as one batch."""
         answers = self._engine.answer(self._batch)
-        found, log_evidence = [], -math.inf
+        posteriors = []
+        log_evidence = -math.inf
         for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
             logs = answers.log_value[rows]
             log_evidence = float(np.logaddexp.reduce(logs))
@@ -135,15 +136,15 @@ class JointQuestions:
             axes = [*(v for v in question if v != own), own]
             shape = [self.network.cardinalities[v] for v in axes]
             order = [axes.index(v) for v in question]
-            found.append((shares / shares.sum()).reshape(shape).transpose(order))
-        return JointPosteriors("messages", log_evidence, tuple(found))
+            posteriors.append((shares / shares.sum()).reshape(shape).transpose(order))
+        return JointPosteriors("messages", log_evidence, tuple(posteriors))
 
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
         tree = StoredTree(self.network, self.precision, self._options)
         cliques = tree.propagate(self.given)
         names = [[self.network.variables[v].name for v in question] for question in self._questions]
-        posteriors = tuple(cliques.posterior(*each) for each in names)
+        posteriors = tuple(cliques.posterior(*question) for question in names)
         return JointPosteriors("stored", cliques.log_evidence, posteriors)
 
     def forecast(self) -> JointForecast:
@@ -177,11 +178,12 @@ class JointQuestions:
         if projected_bytes(plan, algebra, 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
         costs = self._engine.router.cpu_costs
-        found = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
-        if found is None:
+        stored = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
+        if stored is None:
             return math.inf, "small tables, and those in log space, have no forecast"
-        asking = sum(costs.seconds(f"stored-{algebra.name}", asking_work(plan, each)) for each in self._questions)
-        return found.making + found.case + asking + len(plan.sizes) * PLAIN_VARIABLE_SECONDS, None
+        backend = f"stored-{algebra.name}"
+        asking = sum(costs.seconds(backend, asking_work(plan, question)) for question in self._questions)
+        return stored.making + stored.case + asking + len(plan.sizes) * PLAIN_VARIABLE_SECONDS, None
 
     @cached_property
     def _engine(self) -> Engine:
@@ -192,12 +194,14 @@ class JointQuestions:
     @cached_property
     def _rows(self) -> list[slice]:
         """The rows of each question."""
-        sizes, found, first = self.network.cardinalities, [], 0
+        sizes = self.network.cardinalities
+        rows = []
+        first = 0
         for question, own in zip(self._questions, self._answered, strict=True):
             last = first + math.prod(sizes[v] for v in question if v != own)
-            found.append(slice(first, last))
+            rows.append(slice(first, last))
             first = last
-        return found
+        return rows
 
     @property
     def _needed(self) -> int:
@@ -223,8 +227,8 @@ class JointQuestions:
         for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
             others = [v for v in question if v != own]
             grid = np.indices([sizes[v] for v in others], np.int32).reshape(len(others), rows.stop - rows.start)
-            for v, each in zip(others, grid, strict=True):
-                states[v][rows] = each
+            for v, column in zip(others, grid, strict=True):
+                states[v][rows] = column
         likelihoods = {}
         for v, likelihood in self._likelihoods.items():
             if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:

@@ -1,6 +1,6 @@
 """Stored clique tables: calibrate them once for a case, then ask about any variables that share a clique.
 
-The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), beside the engine for tables of evidence, which
+The Hugin architecture of Bistaffa, Farinelli and Bombieri (2014), next to the engine for tables of evidence, which
 stores no clique. It is the right one where calibrated clique tables are wanted: joint posteriors within a clique need
 no further propagation.
 """

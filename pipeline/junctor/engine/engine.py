@@ -113,7 +113,8 @@ class Engine:
         A run plans before it is known which device its rows are worth, and must not plan twice.
         """
         router, key = self.router, (options, workers)
-        if key not in self._variants:
+        # Pools alike are equal, but those that only plan have no client, and a closed one is of no use.
+        if key not in self._variants or self._variants[key].router.workers is not workers:
             variant = Engine(
                 router.network,
                 router.query,

@@ -82,17 +82,17 @@ class SequenceEngine:
             reasons.setdefault(n, EMPTY)
         status[list(reasons)] = INVALID
         log_value = np.full(len(batch), -np.inf)
-        found = np.flatnonzero(status == OK)
+        valid = np.flatnonzero(status == OK)
         if self.kind == "viterbi":
             states = np.zeros(int(batch.starts[-1]), np.min_scalar_type(self.model.states - 1))
-            self._decode(batch, found, states)
-            log_value[found] = log_probabilities(self.model, batch, states)[found]
+            self._decode(batch, valid, states)
+            log_value[valid] = log_probabilities(self.model, batch, states)[valid]
             answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
         else:
-            gpu = self._limits if self._on_gpu(int(batch.lengths[found].sum())) else None
-            posteriors = self._smoother.answer(batch, found, self._allowed, self._threads, log_value, gpu)
+            gpu = self._limits if self._on_gpu(int(batch.lengths[valid].sum())) else None
+            posteriors = self._smoother.answer(batch, valid, self._allowed, self._threads, log_value, gpu)
             answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
-        for n in found[log_value[found] == -np.inf].tolist():
+        for n in valid[log_value[valid] == -np.inf].tolist():
             status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
         return answers
 
@@ -134,39 +134,37 @@ class SequenceEngine:
             self.model, np.float32 if self.precision == "single" else np.float64, self.options.device_memory
         )
 
-    def _decode(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
-        if not len(found):
+    def _decode(self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
+        if not len(valid):
             return
         # Log-likelihoods that sequences bring take as much as the rows.
         share = 1 if batch.likelihoods is None else 2
-        if self._on_gpu(int(batch.lengths[found].sum())):
+        if self._on_gpu(int(batch.lengths[valid].sum())):
             machine: Decoder = self._gpu
             room = TrellisMemory(self._gpu.allowed // share, self._allowed, self._files)
-            for steps in fitting(batch, found, self._gpu.together, self._gpu.company, machine.row_bytes, room):
+            for steps in fitting(batch, valid, self._gpu.together, self._gpu.company, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
             return
         room = TrellisMemory(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
-        if len(found) < 2 * self._threads:
+        if len(valid) < 2 * self._threads:
             # Too few to go round: threads share the ticks.
             machine = CpuDecoder(self._numbers, self._threads)
-            for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, room):
+            for steps in fitting(batch, valid, TOGETHER, COMPANY, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
         else:
-            self._decode_in_threads(batch, found, states, room)
+            self._decode_in_threads(batch, valid, states, room)
 
     def _decode_in_threads(
-        self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any], room: TrellisMemory
+        self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any], room: TrellisMemory
     ) -> None:
-        machine, each = (
-            CpuDecoder(self._numbers),
-            TrellisMemory(room.here // self._threads, 0, room.disk // self._threads),
-        )
+        machine = CpuDecoder(self._numbers)
+        share = TrellisMemory(room.here // self._threads, 0, room.disk // self._threads)
         # Every thread gets as many groups, of whole tiles of four.
-        groups = self._threads * -(-len(found) // (TOGETHER * self._threads))
-        together = -(-len(found) // groups // 4) * 4
+        groups = self._threads * -(-len(valid) // (TOGETHER * self._threads))
+        together = -(-len(valid) // groups // 4) * 4
         in_threads(
-            lambda steps, _: self._put(decode(machine, batch, steps, each, self._folder), batch, steps, states),
-            list(fitting(batch, found, together, COMPANY, machine.row_bytes, each)),
+            lambda steps, _: self._put(decode(machine, batch, steps, share, self._folder), batch, steps, states),
+            list(fitting(batch, valid, together, COMPANY, machine.row_bytes, share)),
             self._threads,
         )
 
@@ -221,8 +219,8 @@ def _emitted(model: HiddenMarkovModel, batch: SequenceBatch, states: npt.NDArray
         return emitted
     assert model.emission is not None
     observed = batch.symbols >= 0
-    found = logarithms(model.emission[states, np.where(observed, batch.symbols, 0)])
-    return np.where(observed, found, 0.0)
+    logs = logarithms(model.emission[states, np.where(observed, batch.symbols, 0)])
+    return np.where(observed, logs, 0.0)
 
 
 def _entries(model: HiddenMarkovModel) -> int:

@@ -199,7 +199,7 @@ def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, St
     Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
     """
     partition = _Partition(task)
-    # Where a worker has several threads, others are read and written beside, as in `propagate_here`.
+    # Where a worker has several threads, others are read and written at the same time, as in `propagate_here`.
     with _under_way, ExitStack() as until_written:
         with partition.stages.time("waiting"):
             partition.read()
@@ -251,11 +251,7 @@ def propagate_over(
     from junctor.out_of_core.cluster.workers import memory_here, open_crew
 
     with open_crew(resources, threads) as workers:
-        try:
-            yield from propagate_here(tasks, memory_here(workers, resources), workers)
-        finally:
-            # The next cluster may look the same, but has another client.
-            engine_for.cache_clear()
+        yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
 def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
@@ -315,11 +311,11 @@ class _Partition:
         writers: those that may be at work. What is reserved does not depend on how far they are: a run has to repeat
             itself.
         """
-        alone = self.task.counts.partitions <= 1
+        is_only = self.task.counts.partitions <= 1
         try:
-            self.answer(memory, waiting=0 if alone else writers)
+            self.answer(memory, waiting=0 if is_only else writers)
         except BudgetError:
-            if alone:
+            if is_only:
                 raise
             wait_for_others()
             self.answer(memory)
@@ -338,7 +334,7 @@ class _Partition:
 
 
 class _Writing:
-    """How many partitions the threads of a Dask worker write just now; each within a `with` block."""
+    """A count of the partitions that threads of a Dask worker write just now; one for every `with` block."""
 
     def __init__(self) -> None:
         self._count = 0

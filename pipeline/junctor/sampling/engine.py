@@ -231,9 +231,9 @@ class SamplingEngine:
         estimate = self._begin(device, layout, case, hard, first_row + row, threads)
 
         def finish() -> None:
-            found = estimate()
-            if found is not None:
-                return sheet.write(row, self._slots(layout), hard, found)
+            sampled = estimate()
+            if sampled is not None:
+                return sheet.write(row, self._slots(layout), hard, sampled)
             drawn = self._learning + (self._main if self.query.sampling.error is None else MISSED_SAMPLES)
             reason = f"none of {drawn:,} samples agrees with the evidence: it is very unlikely, or impossible"
             return sheet.answers.leave(row, MISSED, reason)
@@ -270,13 +270,14 @@ class SamplingEngine:
         return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask
 
     def _learn(self, sampler: RowSampler, row: int) -> list[Pending]:
-        sampling, found = self.query.sampling, []
+        sampling = self.query.sampling
+        learned: list[Pending] = []
         for stage in range(STAGES):
             stream = RandomStream(sampling.seed, row, stage + 1)
             keep = sampling.stages == "all"
             sums = sampler.learn(stream, self._stage, rate(sampling.sampler, stage), keep)
-            found += [sums] if sums is not None else []
-        return found
+            learned += [sums] if sums is not None else []
+        return learned
 
     def _read(self, case: SampledCase, stages: Sequence[Sums], learned: int, sums: Sums) -> Estimate | None:
         starts = np.cumsum([0, *case.nodes[:-1, STATES]]).tolist() if len(case.nodes) else []
@@ -289,14 +290,16 @@ class SamplingEngine:
         asked = self._slots(layout).places
 
         def errors(sums: Sums) -> tuple[float, float]:
-            found = read(sums)
-            return (math.inf, 0.0) if found is None else (float(found.errors[asked].max(initial=0.0)), found.effective)
+            estimate = read(sums)
+            if estimate is None:
+                return math.inf, 0.0
+            return float(estimate.errors[asked].max(initial=0.0)), estimate.effective
 
         error = self.query.sampling.error
         assert error is not None
         sums, reached = until(error, lambda first, count: draw(first, count)(), errors)
-        found = read(sums)
-        return None if found is None else replace(found, reached=reached)
+        estimate = read(sums)
+        return None if estimate is None else replace(estimate, reached=reached)
 
     def _plain(self, case: SampledCase) -> bool:
         return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
@@ -309,11 +312,11 @@ class SamplingEngine:
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:
     """Return what each row of a batch says: observed states, and likelihoods of others."""
-    found: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(batch.rows)]
+    rows: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(batch.rows)]
     for v, column in batch.states.items():
         for row in np.flatnonzero(column != UNOBSERVED).tolist():
-            found[row][0][v] = int(column[row])
+            rows[row][0][v] = int(column[row])
     for v, likelihood in batch.likelihoods.items():
         for i, row in enumerate(likelihood.rows.tolist()):
-            found[row][1][v] = likelihood.values[i]
-    return list(found)
+            rows[row][1][v] = likelihood.values[i]
+    return list(rows)
