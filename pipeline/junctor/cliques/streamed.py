@@ -19,10 +19,11 @@ from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, TaskBat
 from junctor_kernels.tables.reference import Algebra
 from junctor_kernels.tables.views import Box, boxes, place
 
-from junctor.cliques.device import AlignedBytes, Separators, add_pass, settle_pass
+from junctor.cliques.device import Separators, add_pass, settle_pass
 from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, scaled_evidence
 from junctor.planning.budget import Budget
 from junctor.planning.cliques import CliquePass, StoredPlan, passes, widest
+from junctor.planning.first_fit import side_by_side
 
 Array = npt.NDArray[Any]
 
@@ -144,10 +145,10 @@ class Pipeline:
 class StreamLayout(NamedTuple):
     """What lies where on the device, in bytes: separators, parts of sums, tasks (two places in turn), slots for chunks.
 
-    chunk: the most entries of a chunk.
+    size: of all of it. chunk: the most entries of a chunk.
     """
 
-    room: AlignedBytes
+    size: int
     separators: Separators
     parts: int
     batches: tuple[int, ...]
@@ -201,19 +202,18 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
     entries = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * dtype.itemsize)))
     while True:
         layout = _laid_out(plan, dtype, work, in_flight, entries)
-        if layout.room.size <= allowed:
+        if layout.size <= allowed:
             return layout
         if entries == 1:
             advice = "allow more device memory, or ask for posteriors without stored cliques"
-            raise Budget(allowed).refuse(layout.room.size, "streaming stored cliques through the device", advice)
+            raise Budget(allowed).refuse(layout.size, "streaming stored cliques through the device", advice)
         entries = max(1, entries * 3 // 4)
 
 
 def _laid_out(
     plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[CliquePass], in_flight: int, entries: int
 ) -> StreamLayout:
-    room = AlignedBytes()
-    separators = Separators(plan, dtype, room)
+    separators = Separators(plan, dtype)
     parts = tasks = 0
     for each in work:
         # Chunks of a table are alike: the first and the last group tell what all of them take.
@@ -221,12 +221,15 @@ def _laid_out(
         for group in (found[0], found[-1]):
             batch, _, used = tasks_of(plan, separators, group, dtype, [0] * GROUP, 0)
             parts, tasks = max(parts, used), max(tasks, batch.size())
+    batches = {("tasks", n): tasks for n in range(2)}
+    slots = {("slot", n): entries * dtype.itemsize for n in range(in_flight)}
+    offsets, size = side_by_side({**separators.sizes, "parts": parts, **batches, **slots})
     return StreamLayout(
-        room,
+        size,
         separators,
-        room.take("parts", parts),
-        tuple(room.take(("tasks", n), tasks) for n in range(2)),
-        tuple(room.take(("slot", n), entries * dtype.itemsize) for n in range(in_flight)),
+        offsets["parts"],
+        tuple(offsets[name] for name in batches),
+        tuple(offsets[name] for name in slots),
         entries,
     )
 
@@ -252,7 +255,7 @@ class StreamedExecutor:
         self._pipeline, self._initial = pipeline, initial
         self.layout = layout
         self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
-        self._memory = device.allocate(self.layout.room.size)
+        self._memory = device.allocate(self.layout.size)
         self._base = self.layout.separators.base = self._memory.ptr
 
     def table(self, clique: int) -> Array:

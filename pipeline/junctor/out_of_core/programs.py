@@ -24,11 +24,11 @@ from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES
 from junctor.out_of_core.memory_splits import GPU_SHARES, PARTIAL_BYTES, ChunkRoute, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.placement import aligned
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
+from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
 from junctor.placement.fusion import FusedSteps, groups_of
 from junctor.placement.sharding import Sharding
 from junctor.planning.chunks import ChunkPass, ChunkPlan, part
-from junctor.planning.first_fit import first_gap
+from junctor.planning.first_fit import ALIGNED, aligned, first_fit, side_by_side
 
-# Tables and parts begin at multiples of so many bytes.
-ALIGNED = 256
 # Results of the tasks of a pass are added up on the host where all of them take no more bytes.
 SPREAD_BYTES = 1 << 26
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
@@ -68,12 +66,13 @@ def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, 
     For each its first byte, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
     piece where it is. None where all take more than LEAF_SHARE of the room that there is on each GPU.
     """
-    places, end = dict[int, tuple[int, int]](), 0
-    for table in sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0):
-        apart = -(-chunks.piece(table) // VECTOR) * VECTOR
-        places[table] = end, apart
-        end = aligned(end + chunks.plan.tables[table].entries // chunks.piece(table) * apart * itemsize)
-    return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
+    leaves = sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0)
+    apart = {table: aligned(chunks.piece(table), VECTOR) for table in leaves}
+    pieces = {table: chunks.plan.tables[table].entries // chunks.piece(table) for table in leaves}
+    offsets, total = side_by_side({table: pieces[table] * apart[table] * itemsize for table in leaves})
+    return (
+        ({table: (offsets[table], apart[table]) for table in leaves}, total) if total <= room * LEAF_SHARE else ({}, 0)
+    )
 
 
 class Residency(NamedTuple):
@@ -180,23 +179,7 @@ def results(chunks: ChunkPlan) -> set[int]:
     return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
 
 
-def aligned(size: int) -> int:
-    """Return a number of bytes, made up to a multiple of ALIGNED."""
-    return -(-size // ALIGNED) * ALIGNED
-
-
 def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
-    alive: list[tuple[int, int]] = []
-    ends: list[tuple[int, int, int]] = []
-    places: dict[int, int] = {}
-    most = 0
-    for table, (first, last) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
-        while ends and ends[0][0] < first:
-            alive.remove(ends.pop(0)[1:])
-        size = aligned(sizes[table])
-        places[table] = start = first_gap(alive, size)
-        bisect.insort(alive, (start, start + size))
-        bisect.insort(ends, (last, start, start + size))
-        most = max(most, start + size)
-    return places, most
+    """Return offsets and the bytes in all: of tables that begin together the largest come first."""
+    order = sorted(lives, key=lambda table: (-sizes[table], table))
+    return first_fit({table: lives[table] for table in order}, sizes, ALIGNED)

@@ -29,8 +29,7 @@ from junctor.model.errors import BudgetError, DeviceError
 from junctor.out_of_core.gpu.copies import enqueue, lying_at
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES, enqueue_kernel
 from junctor.out_of_core.gpu.staging import addresses_of, packed, register
-from junctor.placement.placement import aligned
-from junctor.planning.first_fit import first_gap
+from junctor.planning.first_fit import aligned, first_gap
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice

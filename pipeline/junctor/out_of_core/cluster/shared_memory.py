@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from distributed.protocol import dask_deserialize, dask_serialize
 
-from junctor.placement.placement import aligned
 from junctor.planning.budget import format_bytes
+from junctor.planning.first_fit import aligned
 from junctor.runtime.machine import available_memory
 
 Array = npt.NDArray[Any]

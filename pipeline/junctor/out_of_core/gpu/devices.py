@@ -21,7 +21,6 @@ from junctor.out_of_core.gpu.copies import lying_at
 from junctor.out_of_core.gpu.slots import SLOTS, STAGING_BYTES, DeviceSlots, GroupSlot
 from junctor.out_of_core.gpu.staging import Staging, pinned
 from junctor.placement.placement import (
-    aligned,
     crosses,
     leaf_places,
     outer_variables,
@@ -32,6 +31,7 @@ from junctor.placement.placement import (
 from junctor.placement.residency import resident_places
 from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunks import ChunkPlan, configurations
+from junctor.planning.first_fit import aligned
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice

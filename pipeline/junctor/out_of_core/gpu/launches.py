@@ -19,8 +19,9 @@ from junctor.out_of_core.gpu.copies import Copy, copies, lying_at
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
 from junctor.out_of_core.gpu.slots import MOST_KEPT, DeviceSlots, Lying, PreparedLaunches, can_lie
 from junctor.placement.fusion import FusedSteps, groups_of
-from junctor.placement.placement import ALIGNED, outer_variables, spreads, task_places
+from junctor.placement.placement import outer_variables, spreads, task_places
 from junctor.planning.chunks import ChunkPass, ChunkPlan
+from junctor.planning.first_fit import ALIGNED
 
 if TYPE_CHECKING:
     from junctor.out_of_core.pass_program import PartStep

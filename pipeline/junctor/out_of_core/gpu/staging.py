@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.entries import EntryLaunch
 
-from junctor.placement.placement import aligned
+from junctor.planning.first_fit import aligned
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.threads import in_threads
 
