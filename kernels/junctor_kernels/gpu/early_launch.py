@@ -70,5 +70,20 @@ def _launch(
 
 
 @cache
+def blocks_at_once(kernel: int, threads: int) -> int:
+    """Return the blocks of a kernel (a CUfunction) without dynamic shared memory that fit a multiprocessor together.
+
+    Raises RuntimeError with the driver's number.
+    """
+    count = ctypes.c_int()
+    failed = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(count), ctypes.c_void_p(kernel), threads, ctypes.c_size_t(0)
+    )
+    if failed:
+        raise RuntimeError(f"the driver does not say how many blocks fit a multiprocessor: {failed}")
+    return max(1, count.value)
+
+
+@cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")

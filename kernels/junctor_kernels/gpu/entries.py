@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule, cuda_source
 from junctor_kernels.tables.axes import Contraction, contraction
 
 # Threads of a block, entries that each of them takes, and so entries of a block.
@@ -83,13 +83,13 @@ Axis = tuple[int, ...]
 
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
-    values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
-    values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
-    values |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
-    constants = ", ".join(f"{name} = {value}" for name, value in values.items())
-    defined = "#define DOUBLE\n" if algebra == "double" else ""
-    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
-    return "\n".join([f"{defined}enum {{ {constants} }};", *texts])
+    constants = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
+    constants |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
+    constants |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
+    return cuda_source(("numbers.cu", "entries.cu"), constants, double=algebra == "double")
+
+
+KERNELS = KernelModule(source)
 
 
 @dataclass(frozen=True, slots=True)
