@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import products_cpu as hmm_cpu
 from junctor_kernels.hmm.device import (
@@ -40,7 +41,7 @@ FIELDS = (
 def source(dtype: npt.DTypeLike, threads: int = THREADS, side: int | None = None) -> str:
     """Return the CUDA C++ source of all kernels in a number format."""
     constants = {"THREADS": threads, "SIDE": side or hmm_gpu.SIDE, "PANEL": PANEL, "RUN": RUN, "SKEW": SKEW}
-    return "#define SUMS\n" + hmm_gpu.joined_source(FILES, constants, dtype)
+    return hmm_gpu.joined_source(FILES, constants, dtype, before="#define SUMS\n")
 
 
 def runs_of(states: int) -> int:
@@ -89,4 +90,4 @@ def launches(
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm.device import (
     Chip,
@@ -78,4 +79,4 @@ def launches(
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)
