@@ -33,6 +33,7 @@ from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import SLOTS, CpuSplit, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
@@ -214,15 +215,14 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_gpu: bool) -> float:
-    gpu = None
+    folder = Path("/tmp")
     if on_gpu:
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         gpu = DeviceGroup(way.chunks, algebra.name, CudaBlockDevice(0, task), slots=way.slots)
-    program = ChunkedProgram(
-        way.chunks, network, algebra, way.scratch, Path("/tmp"), entry_threads=way.threads, gpu=gpu
-    )
-    return fewest_seconds(program, time.perf_counter if on_gpu else time.process_time)
+        return fewest_seconds(GpuProgram(way.chunks, network, algebra, gpu, folder), time.perf_counter)
+    program = ChunkedProgram(way.chunks, network, algebra, way.scratch, folder, entry_threads=way.threads)
+    return fewest_seconds(program, time.process_time)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
-from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.memory_splits import CpuSplits, GpuSplits, MemoryLimits, backend_of
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.memory_splits import OFFSET_BYTES, CpuSplits, GpuSplits, MemoryLimits, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.placement import residency as residents
@@ -240,7 +240,7 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
 
 def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
-    limits = MemoryLimits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
+    limits = MemoryLimits(1 << 30, OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
     known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
     one, two = (cut(problem, reference.SINGLE, limits, known, gpus=gpus) for gpus in (1, 2))
     assert two.seconds < one.seconds
@@ -268,7 +268,7 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
 def test_prices_choose_the_slots(name: str, slots: int) -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
-    room = chunk_slots.OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
+    room = OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
     limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
     rooms = GpuSplits(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
     chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
@@ -343,15 +343,13 @@ def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     from emulation import cupy_memory as emulated_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
     monkeypatch.setattr(entries_gpu, "THREADS", 32)
     monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
-    chunk_slots._module.cache_clear()
-    yield emulated_cupy.Device(1 << 28, 0)
-    chunk_slots._module.cache_clear()
+    return emulated_cupy.Device(1 << 28, 0)
 
 
 def test_a_gpu_is_measured(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +370,7 @@ def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
     for slots in (1, 4):
         gpu = DeviceGroup(chunks, "single", emulated, slots=slots)
         assert len(gpu.slots) == slots
-        found.append(ChunkedProgram(chunks, network, reference.SINGLE, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(GpuProgram(chunks, network, reference.SINGLE, gpu).run(EvidenceBlock(1, {}, {})))
     assert len({each.log_value.tobytes() for each in found}) == 1
     assert len({b"".join(table.tobytes() for table in each.posteriors.values()) for each in found}) == 1
 

@@ -20,7 +20,6 @@ from junctor.backends.plan_memory import STEP_BYTES
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
 from junctor.cost.model import Coefficients
-from junctor.out_of_core.gpu.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPlan
@@ -38,6 +37,12 @@ PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 SCRATCH_SHARE = 1 / 4
 # Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
 MOST_THREADS = 64
+# Bytes of a device that offsets of launches may take beside the slots.
+OFFSET_BYTES = 1 << 26
+# Bytes of pinned memory for offsets and small parts in transit.
+STAGING_BYTES = 1 << 25
+# Launches that are kept for the next case.
+MOST_KEPT = 1 << 15
 # What NumPy takes for each entry of a block. Beside each entry of a table there may be a byte of a mask.
 NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 # What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.

@@ -20,9 +20,15 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import GPU_SHARES, PARTIAL_BYTES, ChunkRoute, CpuSplits, GpuSplits, MemoryLimits
+from junctor.out_of_core.memory_splits import (
+    GPU_SHARES,
+    OFFSET_BYTES,
+    PARTIAL_BYTES,
+    ChunkRoute,
+    CpuSplits,
+    GpuSplits,
+    MemoryLimits,
+)
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
@@ -98,28 +104,29 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     )
 
 
-def program_of(chunking: ChunkRoute, network: Network, algebra: Algebra, *devices: CudaBlockDevice) -> ChunkedProgram:
-    """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
-    try:
-        gpu = DeviceGroup(chunking.chunks, algebra.name, *devices, slots=chunking.slots) if devices else None
-    except MemoryError as error:
-        raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
-    return ChunkedProgram(
-        chunking.chunks,
-        network,
-        algebra,
-        scratch=chunking.scratch,
-        folder=chunking.limits.folder,
-        entry_threads=chunking.entry_threads,
-        gpu=gpu,
-    )
-
-
 class SingleCaseProgram(Protocol):
     """What answers one case at a time."""
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case."""
+
+
+def program_of(
+    chunking: ChunkRoute, network: Network, algebra: Algebra, *devices: CudaBlockDevice
+) -> SingleCaseProgram:
+    """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
+    chunks, folder = chunking.chunks, chunking.limits.folder
+    if not devices:
+        scratch, entry_threads = chunking.scratch, chunking.entry_threads
+        return ChunkedProgram(chunks, network, algebra, scratch, folder, entry_threads=entry_threads)
+    from junctor.out_of_core.gpu.devices import DeviceGroup
+    from junctor.out_of_core.gpu.run import GpuProgram
+
+    try:
+        gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
+    except MemoryError as error:
+        raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
+    return GpuProgram(chunks, network, algebra, gpu, folder)
 
 
 def answer_one_by_one(

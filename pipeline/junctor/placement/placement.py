@@ -76,13 +76,16 @@ def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, 
 
 
 class Residency(NamedTuple):
-    """Where a table lies on GPUs: its first byte on each that has a share of it, and how it is dealt over them.
+    """Where a stored table lies on GPUs, and from when on.
 
+    offset: of its share, in bytes, the same on every GPU that has one.
+    sharding: which GPU has which part of it.
     since: the pass that makes it or, where it is `brought`, the first one that reads it and brings it from the host.
+    brought: whether it comes from the host.
     """
 
-    at: int
-    deal: Sharding
+    offset: int
+    sharding: Sharding
     since: int
     brought: bool
 
@@ -91,14 +94,14 @@ Resident = Mapping[int, Residency]
 
 
 def crosses(resident: Resident, table: int, number: int) -> bool:
-    """Tell whether a pass that makes or reads a table moves it between host and GPUs."""
-    stay = resident.get(table)
-    return stay is None or number < stay.since or (stay.brought and number == stay.since)
+    """Return True if a pass that makes or reads a table moves it between host and GPUs."""
+    residency = resident.get(table)
+    return residency is None or number < residency.since or (residency.brought and number == residency.since)
 
 
-def share_bytes(chunks: ChunkPlan, table: int, deal: Sharding, itemsize: int) -> int:
-    """Return the bytes of a table that a GPU has at most if it is dealt so."""
-    return aligned(chunks.plan.tables[table].entries // deal.count * deal.most * itemsize)
+def share_bytes(chunks: ChunkPlan, table: int, sharding: Sharding, itemsize: int) -> int:
+    """Return the bytes of a sharded table that a GPU has at most."""
+    return aligned(chunks.plan.tables[table].entries // sharding.count * sharding.most * itemsize)
 
 
 def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
@@ -113,7 +116,7 @@ def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple
 
 def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
     found = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
-    return found | {t: (lives[t][0], stay.since) for t, stay in resident.items() if stay.brought}
+    return found | {t: (lives[t][0], residency.since) for t, residency in resident.items() if residency.brought}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,11 @@ def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: 
     """Return what has to be done before a table goes where it lies."""
     sizes, lives = _all_stored(chunks, itemsize)
     on_gpus: dict[int, int] = {}
-    shares = {table: share_bytes(chunks, table, stay.deal, itemsize) for table, stay in resident.items()}
-    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
-    for gpu in {gpu for stay in resident.values() for gpu in stay.deal.used}:
-        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
-        for table, last in _before(there, shares, stays).items():
+    shares = {t: share_bytes(chunks, t, residency.sharding, itemsize) for t, residency in resident.items()}
+    resident_lives = {table: (residency.since, lives[table][1]) for table, residency in resident.items()}
+    for gpu in {gpu for residency in resident.values() for gpu in residency.sharding.used}:
+        offsets = {t: residency.offset for t, residency in resident.items() if gpu in residency.sharding.used}
+        for table, last in _before(offsets, shares, resident_lives).items():
             on_gpus[table] = max(last, on_gpus.get(table, -1))
     return ReuseBarriers(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
 

@@ -32,7 +32,7 @@ BUS_RATE, DEVICE_RATE = 55e9, 3e12
 _Crossing = tuple[int, tuple[float, ...]]
 
 
-def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Shardings) -> dict[int, Residency]:
+def resident_places(chunks: ChunkPlan, itemsize: int, room: int, shardings: Shardings) -> dict[int, Residency]:
     """Return the stored tables that stay on GPUs.
 
     room: bytes on each GPU. First come those that bring down most what the busiest way of every pass takes: bytes into
@@ -48,7 +48,7 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Sharding
     candidates = [
         each
         for table in largest
-        for each in _candidates(chunks, table, lives[table], itemsize, dealt, traffic.crossings[table])
+        for each in _candidates(chunks, table, lives[table], itemsize, shardings, traffic.crossings[table])
     ]
     memory = _Memory(room, len(chunks.passes) + 1)
     while candidates:
@@ -58,7 +58,7 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Sharding
         if memory.add(best, moving=gain > 0):
             traffic.keep(best.crossings)
             candidates = [each for each in candidates if each.table != best.table]
-    return {each.table: Residency(at, each.deal, each.since, each.brought) for each, at in memory.places.items()}
+    return {each.table: Residency(at, each.sharding, each.since, each.brought) for each, at in memory.places.items()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,7 +70,7 @@ class _Candidate:
     """
 
     table: int
-    deal: Sharding
+    sharding: Sharding
     since: int
     last: int
     brought: bool
@@ -89,23 +89,23 @@ def _candidates(
     table: int,
     life: tuple[int, int],
     itemsize: int,
-    dealt: Shardings,
+    shardings: Shardings,
     crossings: Sequence[_Crossing],
 ) -> Iterator[_Candidate]:
     """Yield the whole life of a table and, where several passes read it, the time from the first of them on."""
     first, last = life
 
-    def candidate(since: int, deal: Sharding, saved: Sequence[_Crossing]) -> _Candidate:
-        share = share_bytes(chunks, table, deal, itemsize)
-        return _Candidate(table, deal, since, last, since > first, deal.used, share, saved)
+    def candidate(since: int, sharding: Sharding, saved: Sequence[_Crossing]) -> _Candidate:
+        share = share_bytes(chunks, table, sharding, itemsize)
+        return _Candidate(table, sharding, since, last, since > first, sharding.used, share, saved)
 
-    yield candidate(first, dealt.tables[table], crossings)
+    yield candidate(first, shardings.tables[table], crossings)
     reads = [crossing for crossing in crossings if crossing[0] > first]
     if len(reads) > 1:
         (reader, _), *later = reads
         if set(chunks.passes[reader].fixed) <= set(chunks.plan.tables[table].scope):
             # No two tasks of the reader bring the same part.
-            yield candidate(reader, dealt.passes[reader], later)
+            yield candidate(reader, shardings.passes[reader], later)
 
 
 class _Memory:

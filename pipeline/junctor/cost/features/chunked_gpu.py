@@ -66,7 +66,7 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
     """Return the entries that the tasks of a pass copy from other devices."""
     each = chunks.passes[number]
     return sum(
-        loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].deal, deal))
+        loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].sharding, deal))
         for table in each.loads
         if not crosses(resident, table, number) and deal.gpus > 1
     )

@@ -20,12 +20,19 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, GpuTasks, close, room_of
+from junctor.out_of_core.bound_plan import BoundPlan
+from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close, room_of
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import MASK_BYTES, PARTIAL_BYTES, ChunkRoute, MemoryLimits, fixed_bytes
-from junctor.out_of_core.pass_program import CpuTasks, forget_shared
-from junctor.out_of_core.program import ChunkedProgram
+from junctor.out_of_core.cluster.tasks import GpuTasks, forget_shared
+from junctor.out_of_core.memory_splits import (
+    MASK_BYTES,
+    OFFSET_BYTES,
+    PARTIAL_BYTES,
+    ChunkRoute,
+    MemoryLimits,
+    fixed_bytes,
+)
+from junctor.out_of_core.pass_program import CpuTasks
 from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import approximate, format_bytes
@@ -173,20 +180,20 @@ class WorkerPool:
 class WorkerProgram:
     """A cut plan bound to the numbers of a network, whose tasks workers do; answers one case at a time."""
 
-    def __init__(self, crew: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
-        assert crew.client is not None
+    def __init__(self, workers: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
+        assert workers.client is not None
         on_gpu, chunks = chunking.limits.on_gpu, chunking.chunks
-        self._client = crew.client
-        self._program = ChunkedProgram(chunks, network, algebra, chunking.scratch, as_summed=on_gpu)
+        self._client = workers.client
+        self._bound = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
         self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
         slot = slot_bytes(chunks, algebra.dtype.itemsize, one_by_one)
         self._gpu = GpuTasks(algebra.name, slot, chunking.limits.task) if on_gpu else None
-        self._room = crew.room_for_tables(chunking, algebra.dtype.itemsize)
+        self._room = workers.room_for_tables(chunking, algebra.dtype.itemsize)
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
-        run = ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu, self._room)
+        run = ClusterRun(self._client, self._bound, self._contract, in_flight, self._gpu, self._room)
         return run.outcome(block)
 
 
@@ -231,8 +238,12 @@ def _contracts(task: int) -> tuple[int, int, bool]:
 
 
 @contextmanager
-def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
-    """Have the workers that are asked for, and their GPUs. threads: of a task; None for those of the workers."""
+def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
+    """Context manager: the workers that are asked for, and their GPUs.
+
+    resources: what is asked for.
+    threads: of a task; None for those of the workers.
+    """
     with cluster_client(resources) as client:
         workers = workers_of(client)
         memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
@@ -250,7 +261,7 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
                 client.run(forget_shared)
 
 
-def memory_here(crew: WorkerPool, resources: Resources) -> int:
-    """Return the bytes that this process may take for rows that go in one piece, beside rows in chunks elsewhere."""
+def memory_here(workers: WorkerPool, resources: Resources) -> int:
+    """Return the bytes that this process may take for rows in one piece, while workers do those out of core."""
     allowed = allowed_memory(resources)
-    return allowed if crew.memory is None else min(allowed, crew.memory)
+    return allowed if workers.memory is None else min(allowed, workers.memory)
