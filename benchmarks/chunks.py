@@ -35,7 +35,7 @@ from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import SingleCaseProgram
-from junctor.placement.fusion import one_by_one
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunk_search import operations_of
@@ -134,7 +134,7 @@ def main() -> None:
     )
     least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
     show("one process", one, least)
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, one_by_one), options.device_memory) if on_gpu else None
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, single_steps), options.device_memory) if on_gpu else None
     found = [over(workers, bound_plan, gpu, options, one) for workers in options.workers]
     print(f"log Z {expected.log_value[0]:.6f}")
     # Small passes are done by the client, on its CPU.

@@ -103,10 +103,10 @@ def moved(chunks: ChunkPlan, n: int, gpu: DeviceGroup | None) -> tuple[float, ..
     stored = sum(plan.tables[table].entries for table in each.stores if crosses(resident, table, n))
     if gpu is None:
         return sum(loads.values()), 0.0, stored, touched
-    deal = gpu.deals.passes[n]
+    deal = gpu.shardings.passes[n]
     there = [table for table in loads if not crosses(resident, table, n)]
     over_bus = sum(loads.values()) - sum(loads[table] for table in there)
-    exchanged = sum(loads[t] * (1 - agreement(resident[t].deal, deal)) for t in there)
+    exchanged = sum(loads[t] * (1 - agreement(resident[t].sharding, deal)) for t in there)
     share = deal.most / deal.count
     return over_bus * share, exchanged * share, stored * share, touched * share
 

@@ -27,6 +27,7 @@ from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import DeviceChoice
 from junctor.model.query import Query
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES, CpuSplits, GpuSplits, MemoryLimits, backend_of
@@ -116,9 +117,9 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
     monkeypatch.setattr(entries, "_walk", walk)
     monkeypatch.setattr(contraction_work, "VECTOR_BYTES", entries.BYTES)
     chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
-    program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
+    bound = BoundPlan(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE)
     told = right = 0
-    for what in {step.what for body in program.bodies for step in body.steps}:
+    for what in {step.what for program in bound.programs for step in program.steps}:
         if what.kept_entries * what.eliminated_entries < entries.PREPARED:
             continue
         entries.forget()
@@ -148,7 +149,7 @@ def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
 def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and products are those that NumPy makes, and terms lie in memory as it is told."""
     chunks = chunk_plan(planned(6, 6, 3), 1 << 12, ENDLESS, 0)
-    program = ChunkedProgram(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
+    bound = BoundPlan(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
     blocks: list[Any] = []
     real = reference._combined
     monkeypatch.setattr(
@@ -156,7 +157,7 @@ def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: py
     )
     gathered: list[tuple[Any, Any]] = []
     algebra = replace(reference.DOUBLE, gather=lambda block, into: gathered.append((blocks[-1], block)) or block[0])
-    for what in {step.what for body in program.bodies for step in body.steps}:
+    for what in {step.what for program in bound.programs for step in program.steps}:
         blocks.clear()
         gathered.clear()
         reference.reduce(what, [_filled(what, k) for k in range(len(what.operands))], algebra, scratch)

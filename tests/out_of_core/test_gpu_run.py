@@ -28,9 +28,9 @@ from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement import fusion as groups
 from junctor.placement import placement as chunk_places
 from junctor.placement import residency as residents
-from junctor.placement.placement import outer_variables, passes_before, pinned_places, slot_bytes
-from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.placement.placement import outer_variables, pinned_offsets, reuse_barriers, slot_bytes
+from junctor.placement.residency import choose_residency
+from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
@@ -194,7 +194,7 @@ def test_chains_are_their_steps(
     for stages in (groups.MOST_STAGES, 1):
         monkeypatch.setattr(groups, "MOST_STAGES", stages)
         chunks = chunk_plan(plans[0], working, 1 << 40, 0)
-        chains = [group.steps for each in chunks.passes for group in groups.groups_of(chunks, each) if group.chain]
+        chains = [group.steps for each in chunks.passes for group in groups.fused_steps(chunks, each) if group.chain]
         assert (len(chains) >= 20) == (stages > 1)
         slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
         for device in found_on:
@@ -238,10 +238,10 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     chunks = cut(grid(6, 6, seed=1), 64)
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
-    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, 8, room, dealt)
-    pinned, size = pinned_places(chunks, 8, resident)
-    before = passes_before(chunks, 8, resident, pinned)
+    dealt = shard_passes(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
+    resident = choose_residency(chunks, 8, room, dealt)
+    pinned, size = pinned_offsets(chunks, 8, resident)
+    before = reuse_barriers(chunks, 8, resident, pinned)
     assert resident.keys() | pinned.keys() == lives.keys()
     brought = {table for table, stay in resident.items() if stay.brought}
     assert resident.keys() & pinned.keys() == brought
@@ -294,7 +294,7 @@ def test_neighbouring_passes_are_dealt_alike(gpus: int) -> None:
     """As long as they hold the same variables constant nothing moves; every pass keeps as many GPUs busy as it can."""
     chunks = cut(grid(6, 6, seed=1), 64)
     outer = [outer_variables(chunks, each, 8) for each in chunks.passes]
-    dealt = deals(chunks, outer, gpus)
+    dealt = shard_passes(chunks, outer, gpus)
     for each, variables, deal in zip(chunks.passes, outer, dealt.passes, strict=True):
         assert set(deal.by) <= set(variables)
         assert len(deal.used) == min(gpus, chunks.plan.shape.entries(variables))

@@ -33,7 +33,7 @@ from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.fusion import one_by_one
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -92,7 +92,7 @@ def cut(network: Network, working: int) -> ChunkPlan:
 
 
 def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), room)
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), room)
     return ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=gpu)
 
 
@@ -137,7 +137,7 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
     gc.collect()
     # For one part, at the most.
-    room = slot_bytes(chunks, 8, one_by_one) + OFFSET_BYTES + 300
+    room = slot_bytes(chunks, 8, single_steps) + OFFSET_BYTES + 300
     run = over_workers(client, network, chunks, reference.DOUBLE, room)
     assert_same(run.outcome(block), expected)
     assert worker_gpu._opened is not None
@@ -162,7 +162,7 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
-    one, other = (GpuTasks(name, slot_bytes(chunks, 8, one_by_one), ROOM) for name in ("single", "double"))
+    one, other = (GpuTasks(name, slot_bytes(chunks, 8, single_steps), ROOM) for name in ("single", "double"))
     gpu = worker_gpu.worker_gpu(one)
     slot = gpu._free.get()
     part = gpu.keep(slot, slot.address, 10)

@@ -29,7 +29,7 @@ from junctor.model.network import Network
 from junctor.model.options import DeviceChoice
 from junctor.model.query import Query, target_names
 from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
-from junctor.out_of_core.programs import SingleCaseProgram, answer_one_by_one, cut, program_of
+from junctor.out_of_core.programs import SingleCaseProgram, answer_case_by_case, cut, program_of
 from junctor.planning.budget import Budget
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
@@ -286,7 +286,7 @@ class Engine:
         for algebra in self.ladder:
             chunking = chosen_chunking(self, group.pattern, uses, algebra, free, self.chunks_on_gpu(algebra))
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunking.seconds)
-            rows = answer_one_by_one(self._in_chunks(chunking, algebra), chunking.chunks.plan, batch, rows, answers)
+            rows = answer_case_by_case(self._in_chunks(chunking, algebra), chunking.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return
 

@@ -129,7 +129,7 @@ def program_of(
     return GpuProgram(chunks, network, algebra, gpu, folder)
 
 
-def answer_one_by_one(
+def answer_case_by_case(
     program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
 ) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
 
-from junctor.placement.fusion import FusedSteps, groups_of
+from junctor.placement.fusion import FusedSteps, fused_steps
 from junctor.placement.sharding import Sharding
 from junctor.planning.chunks import ChunkPass, ChunkPlan, part
 from junctor.planning.first_fit import ALIGNED, aligned, first_fit, side_by_side
@@ -28,43 +28,46 @@ Grouping = Callable[[ChunkPlan, ChunkPass], Sequence[FusedSteps]]
 Lives = Mapping[int, tuple[int, int]]
 
 
-def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = groups_of) -> int:
+def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = fused_steps) -> int:
     """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
-    most = max((task_places(chunks, each, itemsize, groups)[1] for each in chunks.passes), default=0)
+    most = max((slot_offsets(chunks, pass_, itemsize, groups)[1] for pass_ in chunks.passes), default=0)
     return most + 2 * PARTIAL_ENTRIES * itemsize
 
 
-def task_places(
-    chunks: ChunkPlan, each: ChunkPass, itemsize: int, groups: Grouping = groups_of
+def slot_offsets(
+    chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, groups: Grouping = fused_steps
 ) -> tuple[dict[int, int], int]:
-    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
+    """Return the offset of the part of every table of a pass in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, group in enumerate(groups(chunks, each)):
+    for n, group in enumerate(groups(chunks, pass_)):
         for table in (*group.operands, group.out):
             lives[table] = (lives.get(table, (n, n))[0], n)
-    if each.summed:
+    if pass_.summed:
         # What tasks add to is there from the beginning of the next one.
-        lives[each.out] = (0, len(each.steps))
-    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
+        lives[pass_.out] = (0, len(pass_.steps))
+    return _placed(lives, {table: part(chunks.plan, table, pass_.fixed) * itemsize for table in lives})
 
 
-def spreads(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> bool:
-    """Tell whether results of tasks are added up on the host, so that such tasks need not wait for each other."""
-    size = part(chunks.plan, each.out, each.fixed) * itemsize
-    return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+def sums_on_host(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> bool:
+    """Return True if results of tasks are added up on the host, so that such tasks need not wait for each other."""
+    size = part(chunks.plan, pass_.out, pass_.fixed) * itemsize
+    return bool(pass_.summed) and size * chunks.plan.shape.entries(pass_.fixed) <= SPREAD_BYTES
 
 
-def outer_variables(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> list[int]:
+def outer_variables(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> list[int]:
     """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
-    apart = spreads(chunks, each, itemsize)
-    return [v for v in each.fixed if apart or v not in each.summed]
+    apart = sums_on_host(chunks, pass_, itemsize)
+    return [v for v in pass_.fixed if apart or v not in pass_.summed]
 
 
-def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
-    """Return where the tables that are there at the beginning go on every GPU, and the bytes in all.
+def leaf_offsets(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
+    """Return where factors and evidence go on every GPU, and the bytes in all.
 
-    For each its first byte, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
-    piece where it is. None where all take more than LEAF_SHARE of the room that there is on each GPU.
+    For each table its offset, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
+    piece where it is. None where all take more than LEAF_SHARE of the room.
+    chunks: the plan.
+    itemsize: bytes of an entry.
+    room: bytes that there are on each GPU.
     """
     leaves = sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0)
     apart = {table: aligned(chunks.piece(table), VECTOR) for table in leaves}
@@ -104,11 +107,11 @@ def share_bytes(chunks: ChunkPlan, table: int, sharding: Sharding, itemsize: int
     return aligned(chunks.plan.tables[table].entries // sharding.count * sharding.most * itemsize)
 
 
-def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
-    """Return where every other table that tasks read or store begins in pinned memory, and the bytes in all.
+def pinned_offsets(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
+    """Return the offset in pinned memory of every other table that tasks read or store, and the bytes in all.
 
-    Those that are brought to a GPU lie there until then. Small ones too, and those that are there at the beginning: a
-    copy to other memory waits until the device has done all that comes before.
+    Those that are brought to a GPU lie there until then. Small ones, factors and evidence too: a copy to memory that is
+    not pinned waits until the device has done all that comes before.
     """
     sizes, lives = _all_stored(chunks, itemsize)
     return _placed(_pinned_lives(chunks, lives, resident), sizes)
@@ -121,15 +124,18 @@ def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
 
 @dataclass(frozen=True, slots=True)
 class ReuseBarriers:
-    """For a table the last pass that needs anything of what lay where it goes, in pinned memory and on GPUs; none where
-    nothing did."""
+    """Table -> the last pass that needs anything of what lay where the table goes; none where nothing did.
+
+    pinned: of tables in pinned memory.
+    resident: of tables on GPUs.
+    """
 
     pinned: Mapping[int, int]
     resident: Mapping[int, int]
 
 
-def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> ReuseBarriers:
-    """Return what has to be done before a table goes where it lies."""
+def reuse_barriers(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> ReuseBarriers:
+    """Return the passes that have to be done before tables take their places."""
     sizes, lives = _all_stored(chunks, itemsize)
     on_gpus: dict[int, int] = {}
     shares = {t: share_bytes(chunks, t, residency.sharding, itemsize) for t, residency in resident.items()}

@@ -12,10 +12,10 @@ from collections.abc import Container, Mapping
 
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
-from junctor.placement.fusion import groups_of
-from junctor.placement.placement import Resident, crosses, leaf_places, outer_variables, spreads
-from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.placement.fusion import fused_steps
+from junctor.placement.placement import Resident, crosses, leaf_offsets, outer_variables, sums_on_host
+from junctor.placement.residency import choose_residency
+from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
@@ -41,9 +41,9 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
 
     slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
     """
-    plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt)
+    plan, (leaves, size) = chunks.plan, leaf_offsets(chunks, itemsize, room)
+    dealt = shard_passes(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
+    resident = choose_residency(chunks, itemsize, room - size, dealt)
     found = defaultdict[str, float](float, cases=1.0)
     host = 0.0
     for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
@@ -56,7 +56,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
         task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * BUS / LINK
         for name, count in task.items():
             found[name] += tasks * count
-        groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
+        groups = tasks if sums_on_host(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
         found["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
     found["behind"] = max(0.0, host - found["busiest"])
     return found
@@ -87,14 +87,14 @@ def _task_work(chunks: ChunkPlan, each: ChunkPass, itemsize: int, there: Contain
     parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
     task = dict.fromkeys(("launches", "copies", "loaded", "stored", "touched", "quads", "entries", "terms"), 0.0)
     # Results that are added up on the device go out once.
-    added = plan.shape.entries(each.summed) if each.summed and not spreads(chunks, each, itemsize) else 1
+    added = plan.shape.entries(each.summed) if each.summed and not sums_on_host(chunks, each, itemsize) else 1
     for way, tables in (("loaded", each.loads), ("stored", each.stores)):
         for table in tables:
             times = 1 / added if way == "stored" and table == each.out else 1.0
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for group in groups_of(chunks, each):
+    for group in fused_steps(chunks, each):
         task["launches"] += 1
         task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
         if group.chain is not None:

@@ -36,8 +36,8 @@ from junctor.out_of_core.cluster.tasks import GpuTasks, PassContext
 from junctor.out_of_core.pass_program import Contract, CpuTasks
 from junctor.out_of_core.program import ThreadRunner
 from junctor.out_of_core.store import ChunkStore
-from junctor.placement.fusion import one_by_one
-from junctor.placement.placement import task_places
+from junctor.placement.fusion import single_steps
+from junctor.placement.placement import slot_offsets
 from junctor.planning.chunks import ChunkPlan
 from junctor.runtime import dask_cluster
 from junctor.runtime.dask_cluster import WorkersLostError
@@ -199,7 +199,7 @@ class ClusterRun:
     def _context(self, number: int, exponents: Mapping[int, int]) -> PassContext:
         pass_, chunks = self._bound.chunks.passes[number], self._bound.chunks
         small = frozenset(t for t in pass_.stores if chunks.plan.tables[t].entries <= SMALL_TABLE)
-        offsets, _ = task_places(chunks, pass_, self._bound.algebra.dtype.itemsize, one_by_one)
+        offsets, _ = slot_offsets(chunks, pass_, self._bound.algebra.dtype.itemsize, single_steps)
         return PassContext(
             program=self._bound.programs[number],
             stored=frozenset(pass_.stores) - small,

@@ -33,7 +33,7 @@ from junctor.out_of_core.memory_splits import (
     fixed_bytes,
 )
 from junctor.out_of_core.pass_program import CpuTasks
-from junctor.placement.fusion import one_by_one
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import (
@@ -166,11 +166,11 @@ class WorkerPool:
         limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
             return each - RESERVED * chunking.working
-        slot = slot_bytes(chunking.chunks, itemsize, one_by_one)
+        slot = slot_bytes(chunking.chunks, itemsize, single_steps)
         return each - GPU_RESERVED * slot + max(0, (self.room or limits.task or each) - chunking.working)
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
-        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, one_by_one)
+        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
 
     def program(self, chunking: ChunkRoute, network: Network, algebra: Algebra) -> WorkerProgram:
         """Return what runs a plan that was cut for these workers."""
@@ -186,7 +186,7 @@ class WorkerProgram:
         self._client = workers.client
         self._bound = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
         self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
-        slot = slot_bytes(chunks, algebra.dtype.itemsize, one_by_one)
+        slot = slot_bytes(chunks, algebra.dtype.itemsize, single_steps)
         self._gpu = GpuTasks(algebra.name, slot, chunking.limits.task) if on_gpu else None
         self._room = workers.room_for_tables(chunking, algebra.dtype.itemsize)
 

@@ -24,14 +24,14 @@ from junctor.out_of_core.memory_splits import STAGING_BYTES
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.placement import (
     crosses,
-    leaf_places,
+    leaf_offsets,
     outer_variables,
-    passes_before,
-    pinned_places,
+    pinned_offsets,
+    reuse_barriers,
     slot_bytes,
 )
-from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.placement.residency import choose_residency
+from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunks import ChunkPlan, configurations
 from junctor.planning.first_fit import aligned
 
@@ -77,16 +77,16 @@ class DeviceGroup:
         self.slots: list[Slot] = []
         for device in self.devices:
             self.slots += device.new_slots(len(self.slots))
-        self.leaves, size = leaf_places(chunks, itemsize, min(device.room for device in self.devices))
+        self.leaves, size = leaf_offsets(chunks, itemsize, min(device.room for device in self.devices))
         self._leaves = pinned(size).view(self.dtype)
         for device in self.devices:
             device.reserve_leaves(size)
         outer = [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes]
-        self.shardings = deals(chunks, outer, len(self.devices))
+        self.shardings = shard_passes(chunks, outer, len(self.devices))
         room = min(device.room for device in self.devices) if _reach_each_other(devices) else 0
-        self.resident = resident_places(chunks, itemsize, room, self.shardings)
-        self._pinned, size = pinned_places(chunks, itemsize, self.resident)
-        self.barriers = passes_before(chunks, itemsize, self.resident, self._pinned)
+        self.resident = choose_residency(chunks, itemsize, room, self.shardings)
+        self._pinned, size = pinned_offsets(chunks, itemsize, self.resident)
+        self.barriers = reuse_barriers(chunks, itemsize, self.resident, self._pinned)
         self._first = list(accumulate((len(pass_.steps) for pass_ in chunks.passes), initial=0))
         # Behind the tables: what devices report of the steps, four words each.
         self._report = aligned(4 * self._first[-1] * itemsize)

@@ -21,8 +21,8 @@ from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
 from junctor.out_of_core.gpu.slots import DeviceSlots, PreparedLaunches, Slot, StepLayout, fits_in_place
 from junctor.out_of_core.memory_splits import MOST_KEPT
 from junctor.out_of_core.pass_program import PartStep
-from junctor.placement.fusion import FusedSteps, groups_of
-from junctor.placement.placement import outer_variables, spreads, task_places
+from junctor.placement.fusion import FusedSteps, fused_steps
+from junctor.placement.placement import outer_variables, slot_offsets, sums_on_host
 from junctor.planning.chunks import ChunkPass, ChunkPlan
 from junctor.planning.first_fit import ALIGNED
 
@@ -145,7 +145,7 @@ class PassFacts:
     """What a pass is on GPUs.
 
     pass_, steps: the pass itself.
-    spreads: whether its results are added up on the host.
+    sums_on_host: whether its results are added up on the host.
     outer: chunk variables that its groups of tasks differ in.
     inner: chunk variables of the tasks of a group.
     is_followed: whether there are groups beside that of the pilot task.
@@ -158,19 +158,19 @@ class PassFacts:
     def __init__(self, chunks: ChunkPlan, pass_: ChunkPass, steps: Sequence[PartStep], itemsize: int) -> None:
         self.pass_ = pass_
         self.steps = steps
-        self.spreads = spreads(chunks, pass_, itemsize)
+        self.sums_on_host = sums_on_host(chunks, pass_, itemsize)
         self.outer = outer_variables(chunks, pass_, itemsize)
         self.inner = [v for v in pass_.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
-        self.groups = groups_of(chunks, pass_)
+        self.groups = fused_steps(chunks, pass_)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {step.out: n for n, step in enumerate(steps)}
-        self.offsets, _ = task_places(chunks, pass_, itemsize)
+        self.offsets, _ = slot_offsets(chunks, pass_, itemsize)
 
     @property
     def summed_on_host(self) -> int | None:
         """The table that the host adds up."""
-        return self.pass_.out if self.spreads else None
+        return self.pass_.out if self.sums_on_host else None
 
     @cached_property
     def uses(self) -> dict[int, list[tuple[FusedSteps, int]]]:

@@ -206,7 +206,7 @@ class GpuRun:
             for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
                 self._task(work, waits, slot, {**states, **dict(zip(inner, values, strict=True))}, adds=n > 0)
             work.computed[slot.number] = slot.mark()
-            if work.facts.spreads:
+            if work.facts.sums_on_host:
                 self._take_term(work, slot, states)
             elif work.pass_.out in work.pass_.stores:
                 self._save(work, slot, work.pass_.out, states)
