@@ -168,7 +168,7 @@ def ways(options: argparse.Namespace) -> None:
         print(f"{name}: planned in {time.perf_counter() - started:.1f} s, forecast {chosen.seconds:.3g} s", flush=True)
         rooms = (GpuSplits if options.gpu else CpuSplits)(limits, algebra, prices, 1)
         every: list[Way] = []
-        for room in rooms.rooms(chosen.chunks.plan):
+        for room in rooms.splits(chosen.chunks.plan):
             try:
                 sizes = (each // algebra.dtype.itemsize for each in (room.working, room.memory, room.disk))
                 chunks = chunk_plan(chosen.chunks.plan, *sizes)

@@ -248,7 +248,7 @@ def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     # On either number the other's plan takes as long or longer.
     for here, other, gpus in ((one, two, 1), (two, one, 2)):
         rooms = GpuSplits(limits, reference.SINGLE, known, gpus)
-        assert here.seconds <= rooms.chunking(other.chunks, rooms.rooms(other.chunks.plan)[0]).seconds
+        assert here.seconds <= rooms.chunking(other.chunks, rooms.splits(other.chunks.plan)[0]).seconds
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
@@ -272,7 +272,7 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
     room = OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
     limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
     rooms = GpuSplits(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
-    chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
+    chunking = rooms.chunking(chunks, rooms.splits(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room
     assert chunking.seconds == rooms.seconds_with(chunks, slots)
@@ -383,7 +383,7 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
     }
     for memory, task in ((1 << 24, None), (1 << 27, None), (1 << 30, 1 << 26), (1 << 34, None)):
         rooms = CpuSplits(MemoryLimits(memory, task, 0, Path(), 4), reference.DOUBLE, known, 1000)
-        found = rooms.rooms(planned(4, 4))
+        found = rooms.splits(planned(4, 4))
         assert found
         for room in found:
             assert room.scratch + room.working + room.memory <= memory

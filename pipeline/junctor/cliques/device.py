@@ -1,4 +1,4 @@
-"""Stored cliques on a GPU: what lies where, the tasks of a pass, and all tables in the memory of the device."""
+"""Stored cliques on a GPU: offsets in its memory, the tasks of a pass, and `ResidentExecutor` for trees that fit."""
 
 from __future__ import annotations
 
@@ -103,8 +103,13 @@ def add_pass(
 ) -> int:
     """Add the tasks of a pass over a box of a table; returns the bytes of parts of sums.
 
-    table: addresses that are read and written. parts: address for those parts. adds: whether sums are added to what
-    is there.
+    batch: that they are added to.
+    separators: addresses of messages and evidence.
+    plan, work: the pass.
+    box: of the table.
+    table: addresses that are read and written.
+    parts: address for parts of sums.
+    adds: whether sums are added to what is there.
     """
     clique, item = plan.cliques[work.clique], batch.itemsize
     source, target = table
@@ -126,7 +131,7 @@ def add_pass(
     return used
 
 
-def settle_pass(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
+def add_message_tasks(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
     """Add the tasks that make messages of the sums of a pass."""
     for i in work.sums:
         before = None if i == work.clique else separators.message(CliqueOperand(UP, i))
@@ -136,7 +141,11 @@ def settle_pass(batch: TaskBatch, separators: Separators, plan: StoredPlan, work
 class ResidentExecutor:
     """All tables on a device; the launches of a propagation are one graph, replayed for every case of a pattern.
 
-    make: returns the natural table of a clique. allowed: bytes on the device. size: those taken. Raises BudgetError.
+    plan: of the tree.
+    make: returns the natural table of a clique.
+    allowed: bytes on the device.
+    size: bytes taken there.
+    Raises BudgetError.
     """
 
     def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: CliqueDevice, allowed: int) -> None:
@@ -221,7 +230,7 @@ class ResidentExecutor:
             most = max(most, used)
             batch.close()
             for work in stage:
-                settle_pass(batch, self._separators, plan, work)
+                add_message_tasks(batch, self._separators, plan, work)
             batch.close()
         return batch, most
 

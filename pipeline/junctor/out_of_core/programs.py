@@ -1,7 +1,7 @@
-"""Rows whose plan exceeds the memory: how it is cut and what that takes, and the program that does it.
+"""Rows whose plan exceeds the memory: `cut` chooses the plan, `program_of` returns what runs it.
 
-Memory is divided between tables of a task, with the scratch of its contractions, and stored tables; what of these does
-not fit goes into files. Everything is settled before anything runs, and deterministic.
+Memory is divided between tables of a task, with the scratch of its contractions, and stored tables; of these, what does
+not fit goes into files. Everything is chosen before anything runs, and deterministic. The engine calls both.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ def cut(
     ways: GpuSplits | CpuSplits
     ways = GpuSplits(limits, algebra, prices, gpus) if limits.on_gpu else CpuSplits(limits, algebra, prices, rows)
 
-    def rooms(plan: Plan) -> Sequence[MemorySplit]:
+    def splits(plan: Plan) -> Sequence[MemorySplit]:
         taken.append(ways.fixed(plan))
-        return ways.rooms(plan)
+        return ways.splits(plan)
 
     try:
-        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, ChunkPrices(ways.least, ways.seconds), rows)
+        cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, ChunkPrices(ways.least, ways.seconds), rows)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
-    return ways.chunking(*found)
+    return ways.chunking(*cheapest)
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
@@ -94,7 +94,7 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     needed, allowed = error.needed, max(0, error.allowed)
     if limits.on_gpu and error.where == "working":
         where = "of the GPU for the tables of a task and what goes with them"
-        # Of what is allowed beside offsets, a task has the largest share at the most.
+        # A task has at most the largest share of what offsets leave.
         needed = aligned(math.ceil((needed + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
         allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(

@@ -1,4 +1,4 @@
-"""Rows in chunks over all workers of a cluster: how they are cut for it, and the program that does them.
+"""Rows out of core over all workers of a cluster: how they are cut for it, and the program that does them.
 
 A task is small, so that there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little
 memory, on a GPU a share of the device. Workers with memory enough cut a row alike whatever their number, so its answer
@@ -72,8 +72,11 @@ COMPILED_SECONDS = 1.0
 class WorkerPool:
     """Workers that do the tasks of a row together.
 
-    memory: bytes of each, None for an equal share of what rows may take. room: bytes of the GPU of each, None for CPUs.
-    threads: of a task on a CPU. client: of their cluster; none where only plans are made.
+    workers: how many there are.
+    memory: bytes of each, None for an equal share of what rows may take.
+    room: bytes of the GPU of each, None for CPUs.
+    threads: of a task on a CPU.
+    client: of their cluster; none where only plans are made.
     """
 
     workers: int
@@ -108,7 +111,7 @@ class WorkerPool:
             limits=limits,
             itemsize=itemsize,
             working=self._slots(chunks, itemsize) if limits.on_gpu else task,
-            beside=self.workers * kept,
+            overhead=self.workers * kept,
             seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             scratch=scratch,
             entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,
@@ -123,18 +126,18 @@ class WorkerPool:
         for plan in candidates(problem, rows):
             if best is not None and operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
                 continue
-            for task, room in self._ways(plan, itemsize, limits):
-                working, stored = room.working // itemsize, max(0, room.memory // itemsize)
+            for task, split in self._ways(plan, itemsize, limits):
+                working, stored = split.working // itemsize, max(0, split.memory // itemsize)
                 if (waiting := waiting_entries(plan)) > FAR_MORE * stored:
-                    missed.append(TooSmallError("memory", waiting * itemsize, room.memory))
+                    missed.append(TooSmallError("memory", waiting * itemsize, split.memory))
                     continue
                 try:
                     chunks = chunk_plan(plan, working, stored, 0)
                 except TooSmallError as error:
-                    # What would lie on a disk has to have room beside what fills the memory.
-                    beside = max(0, room.memory) if error.where == "disk" else 0
-                    allowed = room.working if error.where == "working" else room.memory
-                    missed.append(TooSmallError(error.where, beside + error.needed * itemsize, allowed))
+                    # There are no files here: what would lie in some needs memory in addition to that which is full.
+                    full = max(0, split.memory) if error.where == "disk" else 0
+                    allowed = split.working if error.where == "working" else split.memory
+                    missed.append(TooSmallError(error.where, full + error.needed * itemsize, allowed))
                     continue
                 seconds = _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR)
                 if best is None or seconds < best[0]:
@@ -144,30 +147,30 @@ class WorkerPool:
         return best[1:]
 
     def _ways(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> Iterator[tuple[int, MemorySplit]]:
-        """Yield the bytes of a task, and the room for its tables and for stored ones on all workers together."""
-        each = self._each(limits) - fixed_bytes(plan)
+        """Yield the bytes of a task, and the memory split of all workers together."""
+        memory = self._memory(limits) - fixed_bytes(plan)
         if limits.on_gpu:
-            device = (self.room or limits.task or each) - OFFSET_BYTES
+            device = (self.room or limits.task or memory) - OFFSET_BYTES
             for share in GPU_SHARES:
                 task = int(device * share)
-                beside = device - MOST_SLOTS * task
-                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (each - GPU_RESERVED * task + beside), 0)
+                left = device - MOST_SLOTS * task
+                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (memory - GPU_RESERVED * task + left), 0)
             return
-        task = min(limits.task or TASK_BYTES, each // (2 * RESERVED))
+        task = min(limits.task or TASK_BYTES, memory // (2 * RESERVED))
         tables = (task - _contracts(task)[0]) * itemsize // (itemsize + MASK_BYTES)
-        yield task, MemorySplit(tables, self.workers * (each - RESERVED * task), 0)
+        yield task, MemorySplit(tables, self.workers * (memory - RESERVED * task), 0)
 
-    def _each(self, limits: MemoryLimits) -> int:
+    def _memory(self, limits: MemoryLimits) -> int:
         """Return the bytes of memory of a worker."""
         return limits.memory // self.workers if self.memory is None else self.memory
 
     def room_for_tables(self, chunking: ChunkRoute, itemsize: int) -> int:
         """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
-        limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
+        limits, memory = chunking.limits, self._memory(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
-            return each - RESERVED * chunking.working
+            return memory - RESERVED * chunking.working
         slot = slot_bytes(chunking.chunks, itemsize, single_steps)
-        return each - GPU_RESERVED * slot + max(0, (self.room or limits.task or each) - chunking.working)
+        return memory - GPU_RESERVED * slot + max(0, (self.room or limits.task or memory) - chunking.working)
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
         return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
@@ -198,13 +201,13 @@ class WorkerProgram:
 
 
 def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
-    """Return about what a row takes: the first task of a pass, then the others side by side."""
+    """Return about what a row takes: the pilot task of a pass, then the others side by side."""
     operation, byte = GPU_SECONDS if on_gpu else CPU_SECONDS
     plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
-    for each in chunks.passes:
-        tasks = plan.shape.entries(each.fixed)
-        moved = loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
-        work = sum(plan.work(step) for step in each.steps) * operation + moved * itemsize * byte
+    for pass_ in chunks.passes:
+        tasks = plan.shape.entries(pass_.fixed)
+        moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
+        work = sum(plan.work(step) for step in pass_.steps) * operation + moved * itemsize * byte
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
     return seconds + crossing_entries(chunks, workers) * itemsize * CROSSING_SECONDS / workers
 
@@ -217,13 +220,13 @@ def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
     """
     made: dict[int, ChunkPass] = {}
     crossing = 0.0
-    for each in chunks.passes:
-        for table in each.loads:
+    for pass_ in chunks.passes:
+        for table in pass_.loads:
             if table in made:
-                held = set(made[table].fixed).intersection(each.fixed, chunks.plan.tables[table].scope)
-                read = chunks.plan.shape.entries(each.fixed) * part(chunks.plan, table, each.fixed)
+                held = set(made[table].fixed).intersection(pass_.fixed, chunks.plan.tables[table].scope)
+                read = chunks.plan.shape.entries(pass_.fixed) * part(chunks.plan, table, pass_.fixed)
                 crossing += read * max(0.0, 1 - chunks.plan.shape.entries(held) / workers)
-        made.update(dict.fromkeys(each.stores, each))
+        made.update(dict.fromkeys(pass_.stores, pass_))
     return crossing
 
 
@@ -232,9 +235,9 @@ def _contracts(task: int) -> tuple[int, int, bool]:
     compiled = ENTRIES_BYTES + ENTRIES_THREAD_BYTES
     if compiled <= task // 2:
         return compiled, reference.SCRATCH_ENTRIES, True
-    each = reference.SCRATCH_ARRAYS * 8
-    entries = min(reference.SCRATCH_ENTRIES, max(1, task // 4 // each))
-    return entries * each, entries, False
+    entry = reference.SCRATCH_ARRAYS * 8
+    entries = min(reference.SCRATCH_ENTRIES, max(1, task // 4 // entry))
+    return entries * entry, entries, False
 
 
 @contextmanager
