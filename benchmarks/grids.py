@@ -132,18 +132,17 @@ class Gpu:
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         self.device = CudaBlockDevice()
-        self.cupy = self.device.cupy
-        self.name = self.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        self.name = self.device.name
 
     def milliseconds(self, start: Any, repeats: int) -> float:
         times = []
         for _ in range(repeats + 2):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record(self.device._work)
             start()
             end.record(self.device._work)
             end.synchronize()
-            times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+            times.append(1e3 * self.device.elapsed(begin, end))
         return statistics.median(times[2:])
 
     def measure(self, case: Planned, algebra: Algebra, repeats: int) -> tuple[list[float], float]:

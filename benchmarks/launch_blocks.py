@@ -113,7 +113,7 @@ def compare_tiles(cases: Sequence[CalibrationCase], rows: int, processes: int, o
 def show_tiles(measured: Sequence[Measured]) -> None:
     times: dict[str, dict[str, float]] = {}
     for row in measured:
-        label, _, way = row.label.rpartition(", Many")[0].partition(", tiles: ")
+        label, _, way = row.label.rpartition(", CaseParallel")[0].partition(", tiles: ")
         times.setdefault(f"{row.network} {label}", {})[way] = row.seconds
     ways = list(next(iter(times.values())))
     print(f"\n{measured[0].backend}, us\nplan | {' | '.join(ways)}\n{'|'.join(['---'] * (1 + len(ways)))}")

@@ -237,17 +237,16 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
 
 def on_device(row: Any, work: Callable[[], Any], repeats: int) -> float:
     """Return the median of milliseconds between events around the work."""
-    import cupy
-
+    device = row._device
     work()
     times = []
     for _ in range(repeats):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record(row._device.stream)
+        begin, end = device.event(timing=True), device.event(timing=True)
+        begin.record(device.main)
         work()
-        end.record(row._device.stream)
+        end.record(device.main)
         end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end))
+        times.append(1e3 * device.elapsed(begin, end))
     return statistics.median(times)
 
 

@@ -112,20 +112,20 @@ class OnDevice:
     def __init__(
         self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaCliqueDevice
     ) -> None:
-        self.device, self.cupy, self.algebra = device, device.cupy, algebra
+        self.device, self.algebra = device, algebra
         self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * device.free()))
         self.executor.propagate({})
 
     def events_ms(self, enqueue: Callable[[], object], repeats: int) -> float:
         stream, times = self.executor._stream, []
         for n in range(repeats + 2):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record(stream)
             enqueue()
             end.record(stream)
             end.synchronize()
             if n >= 2:
-                times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+                times.append(1e3 * self.device.elapsed(begin, end))
         return statistics.median(times)
 
     def kernels_ms(self, repeats: int) -> float:
@@ -158,7 +158,7 @@ class OnDevice:
 
 def transfers_ms(device: CudaCliqueDevice, plan: StoredPlan, algebra: Algebra) -> float:
     """Milliseconds to copy as many bytes as all tables have to the device, and back, from pinned memory."""
-    cupy, size = device.cupy, plan.total_entries()
+    size = plan.total_entries()
     host, block, stream = (
         device.host(size, algebra.dtype),
         device.allocate(size * algebra.dtype.itemsize),
@@ -166,13 +166,13 @@ def transfers_ms(device: CudaCliqueDevice, plan: StoredPlan, algebra: Algebra) -
     )
     times = []
     for _ in range(4):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin, end = device.event(timing=True), device.event(timing=True)
         begin.record(stream)
         device.upload(host, block.ptr, stream)
         device.download(block.ptr, host, stream)
         end.record(stream)
         end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end))
+        times.append(1e3 * device.elapsed(begin, end))
     return statistics.median(times[1:])
 
 

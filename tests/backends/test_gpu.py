@@ -281,7 +281,7 @@ def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, caps
     for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
         monkeypatch.setattr(blocks, name, value)
     monkeypatch.setattr(costs, "_device", EmulatedDevice())
-    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    monkeypatch.setattr(gpu, "CudaBlockDevice", EmulatedDevice)
     case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
     _, found = blocks._tiles((case, 128))
     assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}

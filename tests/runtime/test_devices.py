@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +80,36 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DeviceError, match=r"install junctor\[cuda12\] or junctor\[cuda13\]"):
         devices.check_device("gpu")
     assert not devices.has_gpu()
+
+
+def cupy_with(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    """Play a CuPy whose devices are made by `device`."""
+    cuda = SimpleNamespace(Device=device, runtime=SimpleNamespace(CUDARuntimeError=RuntimeError))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy_with(monkeypatch, lambda number: SimpleNamespace(compute_capability="70"))
+    with pytest.raises(DeviceError, match=r"compute capability 7.0, expected 7.5"):
+        devices.open_one(0, None)
+
+
+def test_what_goes_wrong_where_a_gpu_is_opened_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: Exception) -> Any:
+        def device(number: int) -> None:
+            raise error
+
+        return device
+
+    cupy_with(monkeypatch, failing(RuntimeError("no such device")))
+    with pytest.raises(DeviceError, match=r"cannot be used \(no such device\)"):
+        devices.open_one(0, None)
+    cupy_with(monkeypatch, failing(MemoryError("2 bytes")))
+    with pytest.raises(DeviceError, match=r"too little free memory \(2 bytes\)"):
+        devices.open_one(0, None)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy cannot be loaded"):
+        devices.open_one(0, None)
 
 
 def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,8 @@ def cuda_source(files: Sequence[str], constants: Mapping[str, int], double: bool
     return "\n".join([*head, *((CUDA_FILES / file).read_text() for file in files)])
 
 
-@dataclass(frozen=True, slots=True)
+# Compared by identity: it is part of the key of every look-up of a kernel.
+@dataclass(frozen=True, eq=False, slots=True)
 class KernelModule:
     """Kernels that are compiled together, when one of them is first asked for on a device.
 

@@ -51,8 +51,8 @@ def joined_source(files: tuple[str, ...], constants: Mapping[str, int], dtype: n
 class SequenceLaunch(NamedTuple):
     """A kernel, for the ticks behind `first` up to `last` of a block.
 
-    rows: that it keeps in shared memory. kept, cached: parts of the matrix that each block of the grid keeps there, and
-    in the cache of the device.
+    rows: that it keeps in shared memory.
+    kept, cached: parts of the matrix that each block of the grid keeps there, and in the cache of the device.
     """
 
     kernel: str
@@ -64,7 +64,12 @@ class SequenceLaunch(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """Blocks of a grid that is on the device together, bytes of shared memory that each may have, bytes of cache."""
+    """What launches depend on.
+
+    blocks: of a grid that is on the device together, one a multiprocessor.
+    shared: bytes of shared memory that each may have.
+    cache: bytes.
+    """
 
     blocks: int
     shared: int
@@ -74,7 +79,9 @@ class Chip(NamedTuple):
 def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) -> tuple[int, int]:
     """Return how many of a block's parts of a matrix it keeps in shared memory, and how many in the cache.
 
-    kept_bytes: of a part in shared memory, of which `used` bytes are taken; part_bytes: elsewhere.
+    parts: of a block.
+    kept_bytes, part_bytes: of a part in shared memory, and elsewhere.
+    used: bytes of shared memory that are taken.
     """
     kept = max(0, min(parts, (chip.shared - used) // kept_bytes))
     return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * part_bytes))
@@ -108,18 +115,24 @@ class KernelChoice(NamedTuple):
 
 
 def choice_for(count: int, itemsize: int, fits: Callable[[int], bool]) -> KernelChoice:
-    """Return the kernel for so many rows of a dense product. fits: whether so many have room in shared memory."""
+    """Return the kernel for the rows of a dense product.
+
+    count: rows.
+    itemsize: bytes of a number.
+    fits: whether a number of rows has room in shared memory.
+    """
     below = 0
+    # One reading of the matrix serves all rows of a `few` kernel, as long as they have room in shared memory.
     for rows in FEW:
         if not fits(rows):
             break
         if count <= rows:
             return KernelChoice(f"few_{rows}", rows, below + 1)
         below = rows
-    for each in MANY[itemsize]:
-        if count <= SIDE * each or each == MANY[itemsize][-1]:
-            return KernelChoice(f"many_{each}", 0, below + 1)
-        below = SIDE * each
+    for rows in MANY[itemsize]:
+        if count <= SIDE * rows or rows == MANY[itemsize][-1]:
+            return KernelChoice(f"many_{rows}", 0, below + 1)
+        below = SIDE * rows
     raise AssertionError("unreachable")
 
 

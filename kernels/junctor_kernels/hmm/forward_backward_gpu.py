@@ -73,7 +73,11 @@ def launches(
 ) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
 
-    counts: rows of each tick, descending. The kernels have `forward_` or `backward_` before their names.
+    The kernels have `forward_` or `backward_` before their names.
+
+    counts: rows of each tick, int64 [ticks], descending.
+    sparse: whether the matrix is.
+    itemsize: bytes of a number.
     """
 
     def fits(rows: int) -> bool:

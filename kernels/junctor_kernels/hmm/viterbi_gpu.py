@@ -60,7 +60,9 @@ def launches(
 ) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick.
 
-    counts: rows of each tick, descending. transitions: that are not zero, None for a dense matrix.
+    counts: rows of each tick, int64 [ticks], descending.
+    transitions: that are not zero, None for a dense matrix.
+    itemsize: bytes of a number.
     """
 
     def choose(count: int) -> KernelChoice:
