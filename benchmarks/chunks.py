@@ -28,7 +28,7 @@ from junctor.model.network import Network
 from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.cluster.tasks import GpuTasks
-from junctor.out_of_core.cluster.workers import WorkerPool, crossing_entries
+from junctor.out_of_core.cluster.workers import WorkerPool, transferred_entries
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import MemoryLimits
@@ -208,7 +208,7 @@ def over(
     show(f"{workers} workers", many, least, more)
     used = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before)
     transferred = runs[-1].tables.transferred
-    forecast = format_bytes(int(crossing_entries(bound_plan.chunks, workers) * itemsize))
+    forecast = format_bytes(int(transferred_entries(bound_plan.chunks, workers) * itemsize))
     shared = len(set(runs[-1].tables.machines.values()) | {None}) == 2
     way = "through memory files" if shared else "as bytes"
     print(

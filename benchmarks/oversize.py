@@ -34,7 +34,7 @@ from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
 from junctor.placement.fusion import touched_entries
-from junctor.placement.placement import crosses
+from junctor.placement.placement import crosses_bus
 from junctor.placement.sharding import agreement
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
@@ -100,11 +100,11 @@ def moved(chunks: ChunkPlan, n: int, gpu: DeviceGroup | None) -> tuple[float, ..
     touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
     resident = gpu.resident if gpu else {}
     loads = {table: loaded_entries(plan, each, [table]) for table in each.loads}
-    stored = sum(plan.tables[table].entries for table in each.stores if crosses(resident, table, n))
+    stored = sum(plan.tables[table].entries for table in each.stores if crosses_bus(resident, table, n))
     if gpu is None:
         return sum(loads.values()), 0.0, stored, touched
     deal = gpu.shardings.passes[n]
-    there = [table for table in loads if not crosses(resident, table, n)]
+    there = [table for table in loads if not crosses_bus(resident, table, n)]
     over_bus = sum(loads.values()) - sum(loads[table] for table in there)
     exchanged = sum(loads[t] * (1 - agreement(resident[t].sharding, deal)) for t in there)
     share = deal.most / deal.count

@@ -96,7 +96,7 @@ class Residency(NamedTuple):
 Resident = Mapping[int, Residency]
 
 
-def crosses(resident: Resident, table: int, number: int) -> bool:
+def crosses_bus(resident: Resident, table: int, number: int) -> bool:
     """Return True if a pass that makes or reads a table moves it between host and GPUs."""
     residency = resident.get(table)
     return residency is None or number < residency.since or (residency.brought and number == residency.since)

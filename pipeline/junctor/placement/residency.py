@@ -44,7 +44,7 @@ def choose_residency(chunks: ChunkPlan, itemsize: int, room: int, shardings: Sha
     shardings: of passes and tables.
     """
     sizes, lives = stored(chunks, itemsize)
-    on_host = results(chunks) | {each.out for each in chunks.passes if sums_on_host(chunks, each, itemsize)}
+    on_host = results(chunks) | {pass_.out for pass_ in chunks.passes if sums_on_host(chunks, pass_, itemsize)}
     free = [t for t in lives if t not in on_host | chunks.on_disk and chunks.piece(t) * itemsize >= RESIDENT_PIECE]
     # The others are small against these.
     largest = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if room else []
@@ -173,7 +173,7 @@ _ORDERS: tuple[Callable[[_Candidate], Any], ...] = (
 class _Traffic:
     """What every pass moves, in entries over the bus: in, out, and what takes as long on a device.
 
-    crossings: for each table the passes that it crosses the bus for, and what then.
+    crossings: table -> the passes that transfer it over the bus, and what they transfer.
     """
 
     def __init__(self, chunks: ChunkPlan, tables: Iterable[int]) -> None:

@@ -26,7 +26,7 @@ Where = Literal["working", "memory", "disk"]
 
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
-# Passes that further steps may join: those of the branches of a tree that are under way.
+# Passes that further steps may join: those of the branches of a tree that are open.
 MOST_OPEN = 16
 
 

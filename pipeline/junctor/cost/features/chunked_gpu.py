@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
 from junctor.placement.fusion import fused_steps
-from junctor.placement.placement import Resident, crosses, leaf_offsets, outer_variables, sums_on_host
+from junctor.placement.placement import Resident, crosses_bus, leaf_offsets, outer_variables, sums_on_host
 from junctor.placement.residency import choose_residency
 from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
@@ -47,7 +47,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     found = defaultdict[str, float](float, cases=1.0)
     host = 0.0
     for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
-        there = leaves.keys() | {table for table in resident if not crosses(resident, table, n)}
+        there = leaves.keys() | {table for table in resident if not crosses_bus(resident, table, n)}
         whole = plan.shape.entries(each.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, each, itemsize, there)
@@ -68,7 +68,7 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
     return sum(
         loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].sharding, deal))
         for table in each.loads
-        if not crosses(resident, table, number) and deal.gpus > 1
+        if not crosses_bus(resident, table, number) and deal.gpus > 1
     )
 
 

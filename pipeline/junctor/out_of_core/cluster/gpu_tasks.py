@@ -111,7 +111,7 @@ def _load(
 
 
 def _report(lowered: LoweredPass, pilot: Mapping[int, float], small: dict[int, Array]) -> TaskReport:
-    """Return what is told of a task: largest and smallest entries of all that tasks of the pass made here so far."""
+    """Return the report of a task: largest and smallest entries of all that tasks of the pass made here so far."""
     first, largest, least = lowered.found()
     max_min = {out: (largest_of(largest[n : n + 1]), float(least[n])) for out, n in lowered.made.items()}
     return TaskReport(max_min, dict(pilot) or {out: float(first[n]) for out, n in lowered.made.items()}, small)

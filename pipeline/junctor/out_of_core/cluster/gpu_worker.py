@@ -293,7 +293,7 @@ async def close() -> None:
 
 
 def _reach_shared(register: Callable[[Array], None] | None) -> None:
-    """Have the device reach the memory files of the workers of this machine, or leave them."""
+    """Let the device reach the memory files of the workers of this machine, or leave them."""
     try:
         from junctor.out_of_core.cluster import shared_memory
     except ImportError:

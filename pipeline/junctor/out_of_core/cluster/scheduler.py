@@ -112,7 +112,7 @@ class JobsInFlight:
         return len(self._jobs)
 
     def add(self, pass_jobs: PassJobs, job: _Job, report: Future) -> None:
-        """Add a job; report: the future of what it tells."""
+        """Add a job; report: the future of its report."""
         self.busy[job.worker] += 1
         self._jobs[report.key] = pass_jobs, job
         report.add_done_callback(self._finished.put)

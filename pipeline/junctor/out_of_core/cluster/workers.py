@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 TASK_BYTES, RESERVED = 1 << 26, 16
 # The same on a GPU: shares of the device, and what is kept in the memory of the machine.
 GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
-# Coarse, for choices and forecasts: seconds of an operation, and of a byte to or from a task on its worker; on CPUs and
-# on GPUs. Then those that a task takes the client and the scheduler, and a byte that goes to another worker.
+# Set by hand, for choices and forecasts: seconds of a multiply-add, and of a byte to or from a task on its worker; on
+# CPUs and on GPUs. Then seconds of the client and the scheduler for a task, and of a byte that goes to another worker.
 CPU_SECONDS, GPU_SECONDS = (1e-9, 1e-10), (1.5e-12, 1e-12)
-TASK_SECONDS, CROSSING_SECONDS = 1e-2, 1e-9
+TASK_SECONDS, TRANSFER_SECONDS = 1e-2, 1e-9
 # Workers that plans are chosen for, however many there are.
 CHOSEN_FOR = 4
 # Seconds of a row from which compiled contractions are worth being loaded on every worker.
@@ -209,25 +209,25 @@ def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> fl
         moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
         work = sum(plan.work(step) for step in pass_.steps) * operation + moved * itemsize * byte
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
-    return seconds + crossing_entries(chunks, workers) * itemsize * CROSSING_SECONDS / workers
+    return seconds + transferred_entries(chunks, workers) * itemsize * TRANSFER_SECONDS / workers
 
 
-def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
+def transferred_entries(chunks: ChunkPlan, workers: int) -> float:
     """Return about how many entries are read on other workers than the one where they were made.
 
     A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
     task that reads it counts, also where tasks differ in nothing that it depends on.
     """
     made: dict[int, ChunkPass] = {}
-    crossing = 0.0
+    transferred = 0.0
     for pass_ in chunks.passes:
         for table in pass_.loads:
             if table in made:
-                held = set(made[table].fixed).intersection(pass_.fixed, chunks.plan.tables[table].scope)
+                shared = set(made[table].fixed).intersection(pass_.fixed, chunks.plan.tables[table].scope)
                 read = chunks.plan.shape.entries(pass_.fixed) * part(chunks.plan, table, pass_.fixed)
-                crossing += read * max(0.0, 1 - chunks.plan.shape.entries(held) / workers)
+                transferred += read * max(0.0, 1 - chunks.plan.shape.entries(shared) / workers)
         made.update(dict.fromkeys(pass_.stores, pass_))
-    return crossing
+    return transferred
 
 
 def _contracts(task: int) -> tuple[int, int, bool]:

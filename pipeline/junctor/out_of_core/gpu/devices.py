@@ -23,7 +23,7 @@ from junctor.out_of_core.gpu.staging import Staging, pinned
 from junctor.out_of_core.memory_splits import STAGING_BYTES
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.placement import (
-    crosses,
+    crosses_bus,
     leaf_offsets,
     outer_variables,
     pinned_offsets,
@@ -139,9 +139,9 @@ class DeviceGroup:
         """Return True if tasks of a pass find a table on devices, make it there, or bring it for others."""
         return table in self.resident and number >= self.resident[table].since
 
-    def crosses(self, table: int, number: int) -> bool:
+    def crosses_bus(self, table: int, number: int) -> bool:
         """Return True if a pass moves a table between host and devices."""
-        return crosses(self.resident, table, number)
+        return crosses_bus(self.resident, table, number)
 
     def in_place(self, device: DeviceSlots, table: int, number: int) -> TableView | None:
         """Return where tasks of a pass on a device find all that they need of a table there; None if they do not.
@@ -226,7 +226,7 @@ class DeviceGroup:
         return begin >= 0 and begin + array.nbytes <= self._host.nbytes
 
     def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of a table that does not stay on devices, in pinned memory, not cleared."""
+        """Return the array of a table on the host, in pinned memory, not cleared."""
         if table not in self._pinned:
             # No task comes near it.
             return np.empty(entries, self.dtype)

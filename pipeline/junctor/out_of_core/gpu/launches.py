@@ -38,7 +38,7 @@ class Scale(NamedTuple):
     """What an operand is multiplied with.
 
     bits: of the factor, where nothing is at an address.
-    address: of words with the largest entry that tells the scale exponent, or 0.
+    address: of words with the largest entry, from which kernels compute the scale exponent, or 0.
     of_all: whether these are the words of all tasks, not of the pilot task alone.
     """
 
@@ -76,7 +76,7 @@ class StepLaunch:
 
         slot: where it is done.
         states: of the chunk variables.
-        max_min_at: address of the words that are told the largest and smallest entry.
+        max_min_at: address of the words for the largest and the smallest entry.
         adds: whether results are added to what is there.
         """
         words = moved(self.words, self.in_slot, slot.address)
@@ -223,7 +223,7 @@ class Launches:
         """Return the copies of the part of a resident table that a task reads or makes, for a slot at ORIGIN.
 
         n: number of the pass.
-        table: that stays on devices.
+        table: resident on devices.
         states: of the task.
         to_slot: direction.
         """

@@ -135,7 +135,7 @@ class GpuRun:
         """Enqueue all tasks of a pass."""
         facts = self.launches.facts[n]
         for table in facts.pass_.stores:
-            if self.gpu.crosses(table, n):
+            if self.gpu.crosses_bus(table, n):
                 self.store.make(table)
         for table in facts.pass_.loads:
             # What the host makes, or reads, has to be there.
@@ -175,11 +175,11 @@ class GpuRun:
 
     def _needs_no_host(self, table: int, number: int) -> bool:
         fixed = self.chunks.passes[number].fixed
-        return not self.gpu.crosses(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
+        return not self.gpu.crosses_bus(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
 
     def _brings(self, table: int, number: int) -> bool:
         """Return True if a pass that reads a table puts it on devices, for itself and for others."""
-        return self.gpu.is_resident(table, number) and self.gpu.crosses(table, number)
+        return self.gpu.is_resident(table, number) and self.gpu.crosses_bus(table, number)
 
     def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, StreamMark]]]:
         """Return what the tasks of a pass wait for before they read a table.
