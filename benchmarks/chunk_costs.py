@@ -31,6 +31,7 @@ from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import SLOTS, CpuSplit, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
@@ -165,7 +166,7 @@ def ways(options: argparse.Namespace) -> None:
         print(f"{name}: planned in {time.perf_counter() - started:.1f} s, forecast {chosen.seconds:.3g} s", flush=True)
         rooms = (GpuSplits if options.gpu else CpuSplits)(limits, algebra, costs, 1)
         every: list[Way] = []
-        for room in rooms.rooms(chosen.chunks.plan):
+        for room in rooms.splits(chosen.chunks.plan):
             try:
                 sizes = (each // algebra.dtype.itemsize for each in (room.working, room.memory, room.disk))
                 chunks = chunk_plan(chosen.chunks.plan, *sizes)
@@ -212,15 +213,14 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_gpu: bool) -> float:
-    gpu = None
+    folder = Path("/tmp")
     if on_gpu:
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         gpu = DeviceGroup(way.chunks, algebra.name, CudaBlockDevice(0, task), slots=way.slots)
-    program = ChunkedProgram(
-        way.chunks, network, algebra, way.scratch, Path("/tmp"), entry_threads=way.threads, gpu=gpu
-    )
-    return fewest_seconds(program, time.perf_counter if on_gpu else time.process_time)
+        return fewest_seconds(GpuProgram(way.chunks, network, algebra, gpu, folder), time.perf_counter)
+    program = ChunkedProgram(way.chunks, network, algebra, way.scratch, folder, entry_threads=way.threads)
+    return fewest_seconds(program, time.process_time)
 
 
 def main() -> None:

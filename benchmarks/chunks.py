@@ -24,14 +24,17 @@ import numpy as np
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.generate import grid
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.gpu_worker import GpuTasks
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
-from junctor.out_of_core.cluster.workers import WorkerPool, crossing_entries
+from junctor.out_of_core.cluster.tasks import GpuTasks
+from junctor.out_of_core.cluster.workers import WorkerPool, transferred_entries
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.fusion import one_by_one
+from junctor.out_of_core.programs import SingleCaseProgram
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunk_search import operations_of
@@ -124,14 +127,14 @@ def main() -> None:
     if not options.repeats:
         return
     describe(chunks, itemsize, time.perf_counter() - start)
-    program = ChunkedProgram(chunks, network, algebra, entry_threads=options.threads, as_summed=on_gpu)
+    bound_plan = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
     one, expected = timed(
         lambda: alone(chunks, network, algebra, options).run(EvidenceBlock(1, {}, {})), options.repeats
     )
     least = math.nan if on_gpu else bound(chunks, itemsize, [rates(algebra, options.threads)])
     show("one process", one, least)
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, one_by_one), options.device_memory) if on_gpu else None
-    found = [over(workers, program, gpu, options, one) for workers in options.workers]
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, itemsize, single_steps), options.device_memory) if on_gpu else None
+    found = [over(workers, bound_plan, gpu, options, one) for workers in options.workers]
     print(f"log Z {expected.log_value[0]:.6f}")
     # Small passes are done by the client, on its CPU.
     close = np.isclose(found[0].log_value, expected.log_value, rtol=1e-6 if algebra is SINGLE else 1e-12).all()
@@ -168,24 +171,22 @@ def kept(file: Path | None, make: Callable[[], ChunkPlan]) -> ChunkPlan:
     return found
 
 
-def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argparse.Namespace) -> ChunkedProgram:
+def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argparse.Namespace) -> SingleCaseProgram:
     """Return what runs a plan in this process, on its first GPU or on the CPU."""
     if options.device == "cpu":
         return ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
-    return ChunkedProgram(
-        chunks, network, algebra, gpu=DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory))
-    )
+    return GpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory)))
 
 
 def over(
-    workers: int, program: ChunkedProgram, gpu: GpuTasks | None, options: argparse.Namespace, one: list[float]
+    workers: int, bound_plan: BoundPlan, gpu: GpuTasks | None, options: argparse.Namespace, one: list[float]
 ) -> BlockOutcome:
     """Time a plan over so many workers; returns what the last run found."""
-    algebra, contract = program.algebra, CpuTasks(program.algebra, threads=options.threads)
+    algebra, contract = bound_plan.algebra, CpuTasks(bound_plan.algebra, threads=options.threads)
     runs: list[ClusterRun] = []
 
     def run() -> BlockOutcome:
-        runs.append(ClusterRun(client, program, contract, options.in_flight, gpu))
+        runs.append(ClusterRun(client, bound_plan, contract, options.in_flight, gpu))
         return runs[-1].outcome(EvidenceBlock(1, {}, {}))
 
     with silent_dask(), local_client(workers, gpu is not None) as client:
@@ -201,15 +202,16 @@ def over(
         # Measured last: what is copied takes memory too.
         everywhere = [] if gpu else list(client.run(rates, algebra, options.threads).values())
     itemsize = algebra.dtype.itemsize
-    least = math.nan if gpu else bound(program.chunks, itemsize, everywhere)
+    least = math.nan if gpu else bound(bound_plan.chunks, itemsize, everywhere)
     more = f", {statistics.median(one) / statistics.median(many):.2f} times as fast as one process"
     show(f"{workers} workers", many, least, more)
-    used, crossed = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before), runs[-1].stock.crossed
-    forecast = format_bytes(int(crossing_entries(program.chunks, workers) * itemsize))
-    shared = len(set(runs[-1].stock.machines.values()) | {None}) == 2
+    used = ", ".join(format_bytes(after[worker] - before[worker]) for worker in before)
+    transferred = runs[-1].tables.transferred
+    forecast = format_bytes(int(transferred_entries(bound_plan.chunks, workers) * itemsize))
+    shared = len(set(runs[-1].tables.machines.values()) | {None}) == 2
     way = "through memory files" if shared else "as bytes"
     print(
-        f"  read from other workers {way}: {format_bytes(crossed)}, {forecast} expected; memory grew by {used}",
+        f"  read from other workers {way}: {format_bytes(transferred)}, {forecast} expected; memory grew by {used}",
         flush=True,
     )
     return found

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from junctor.out_of_core.pass_program import PartOrigin, arrived, machine, slices_of
+from junctor.out_of_core.cluster.tasks import PartOrigin, arrived, machine, slices_of
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.runtime.dask_cluster import local_client, silent_dask
 

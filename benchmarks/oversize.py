@@ -28,11 +28,12 @@ from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram, GpuRun
 from junctor.out_of_core.memory_splits import MemoryLimits
-from junctor.out_of_core.program import ChunkedProgram
-from junctor.out_of_core.programs import cut
+from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
+from junctor.out_of_core.programs import SingleCaseProgram, cut
 from junctor.placement.fusion import touched_entries
-from junctor.placement.placement import crosses
+from junctor.placement.placement import crosses_bus
 from junctor.placement.sharding import agreement
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
@@ -98,13 +99,13 @@ def moved(chunks: ChunkPlan, n: int, gpu: DeviceGroup | None) -> tuple[float, ..
     touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
     resident = gpu.resident if gpu else {}
     loads = {table: loaded_entries(plan, each, [table]) for table in each.loads}
-    stored = sum(plan.tables[table].entries for table in each.stores if crosses(resident, table, n))
+    stored = sum(plan.tables[table].entries for table in each.stores if crosses_bus(resident, table, n))
     if gpu is None:
         return sum(loads.values()), 0.0, stored, touched
-    deal = gpu.deals.passes[n]
-    there = [table for table in loads if not crosses(resident, table, n)]
+    deal = gpu.shardings.passes[n]
+    there = [table for table in loads if not crosses_bus(resident, table, n)]
     over_bus = sum(loads.values()) - sum(loads[table] for table in there)
-    exchanged = sum(loads[t] * (1 - agreement(resident[t].deal, deal)) for t in there)
+    exchanged = sum(loads[t] * (1 - agreement(resident[t].sharding, deal)) for t in there)
     share = deal.most / deal.count
     return over_bus * share, exchanged * share, stored * share, touched * share
 
@@ -150,12 +151,13 @@ def run(arguments: argparse.Namespace) -> None:
         describe(name, chunks, itemsize, 0.0)
         started = time.perf_counter()
         gpu = None
+        program: SingleCaseProgram
         if on_gpu:
             from junctor_kernels.gpu.blocks import CudaBlockDevice
 
             devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
             gpu = DeviceGroup(chunks, precision, *devices, slots=slots)
-            program = ChunkedProgram(chunks, network_of(sizes), algebra, gpu=gpu)
+            program = GpuProgram(chunks, network_of(sizes), algebra, gpu)
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
                 f"prepared in {time.perf_counter() - started:.2f} s"
@@ -163,19 +165,19 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             program = ChunkedProgram(chunks, network_of(sizes), algebra, entry_threads=arguments.threads)
         for _ in range(arguments.repeat):
-            timed(program, gpu, rates, itemsize, arguments.slowest)
+            timed(program, chunks, gpu, rates, itemsize, arguments.slowest)
 
 
 def timed(
-    program: ChunkedProgram,
+    program: SingleCaseProgram,
+    chunks: ChunkPlan,
     gpu: DeviceGroup | None,
     rates: tuple[float, ...] | None,
     itemsize: int,
     slowest: int,
 ) -> None:
     """Propagate once, with the time of every pass."""
-    chunks = program.chunks
-    with (watched_gpu if rates else watched_cpu)(program) as ends:
+    with (watched_gpu if rates else watched_cpu)() as ends:
         started = time.perf_counter()
         outcome = program.run(EvidenceBlock(1, {}, {}))
         seconds = time.perf_counter() - started
@@ -202,46 +204,45 @@ def timed(
 
 
 @contextmanager
-def watched_cpu(program: ChunkedProgram) -> Iterator[list[float]]:
-    """Give when each pass ended, in seconds."""
-    begin, ends = time.perf_counter(), list[float]()
+def watched_cpu() -> Iterator[list[float]]:
+    """Context manager: the ends of all passes, in seconds."""
+    begin, ends, submit = time.perf_counter(), list[float](), ThreadRunner.submit
 
-    def run_pass(*given: Any) -> None:
-        ChunkedProgram.run_pass(program, *given)
+    def watched(*given: Any) -> None:
+        submit(*given)
         ends.append(time.perf_counter() - begin)
 
-    with patch.object(program, "run_pass", run_pass):
+    with patch.object(ThreadRunner, "submit", watched):
         yield ends
 
 
 @contextmanager
-def watched_gpu(program: ChunkedProgram) -> Iterator[list[float]]:
+def watched_gpu() -> Iterator[list[float]]:
     """The same by events of the devices."""
-    import cupy
-    from junctor.out_of_core.gpu import run as chunked_gpu
-    from junctor.out_of_core.gpu import slots as chunk_slots
+    from junctor_kernels.gpu.device import CudaDevice
 
+    event = CudaDevice.event
     begins: dict[int, Any] = {}
     ends: list[float] = []
     saved: list[Any] = []
 
-    class Watched(chunked_gpu.GpuRun):
+    class Watched(GpuRun):
         def run(self, dead: Any) -> None:
             for slot in self.gpu.slots:
-                with cupy.cuda.Device(slot.on.number):
+                with slot.device.cuda.current():
                     begins[slot.number] = slot.mark().event
             super().run(dead)
             for marks in saved:
-                times = [cupy.cuda.get_elapsed_time(begins[mark.slot], mark.event) for mark in marks]
-                ends.append(1e-3 * max(times))
+                elapsed = self.gpu.devices[0].cuda.elapsed
+                ends.append(max(elapsed(begins[mark.slot], mark.event) for mark in marks))
 
         def _close(self) -> None:
             saved.append(self._pending[0].saved.values())
             super()._close()
 
     with (
-        patch.object(chunked_gpu, "GpuRun", Watched),
-        patch.object(chunk_slots.DeviceSlots, "event", lambda one: cupy.cuda.Event()),
+        patch("junctor.out_of_core.gpu.run.GpuRun", Watched),
+        patch.object(CudaDevice, "event", lambda device: event(device, timing=True)),
     ):
         yield ends
 

@@ -6,7 +6,6 @@ import math
 import shutil
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,8 @@ def test_a_device_that_holds_all_tables_agrees_with_the_host(algebra: Algebra) -
         assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-5 if algebra is SINGLE else 1e-12)
         for table, other in zip(all_tables(executor, plan), all_tables(host, plan), strict=True):
             np.testing.assert_allclose(table, other, rtol=1e-5 if algebra is SINGLE else 1e-12)
-    needed = device.allocated
-    make = partial(natural_table, plan, network, algebra=algebra, kernels=kernels)
-    ResidentExecutor(plan, make, algebra, EmulatedStored(), needed)
+    needed = executor.size
+    assert device.allocated == needed
     with pytest.raises(BudgetError, match="on the device"):
         ResidentExecutor(plan, lambda _: pytest.fail("made a table"), algebra, EmulatedStored(), needed - 1)
 
@@ -158,7 +156,7 @@ def test_all_pipelines_give_the_same_tables(chunk: int | None) -> None:
         initial = initial_of(plan, network, SINGLE)
         layout = lay_out(plan, SINGLE.dtype, 1 << 18, in_flight, chunk)
         executor = StreamedExecutor(plan, initial, SINGLE, device, layout, name, in_place)
-        assert device.allocated == executor.layout.room.size <= 1 << 18
+        assert device.allocated == executor.layout.size <= 1 << 18
         assert executor.layout.chunk == (chunk or executor.layout.chunk)
         for likelihoods in ({}, a_case(network))[in_place:]:  # tables that serve once get one case
             outcome = executor.propagate(likelihoods)
@@ -248,10 +246,10 @@ def test_chunks_are_as_large_as_the_device_allows() -> None:
     dtype = np.dtype(np.float64)
     for allowed in (1 << 16, 1 << 18, 1 << 20, 1 << 30):
         layout = lay_out(plan, dtype, allowed, 3, None)
-        assert layout.room.size <= allowed
-        assert layout.chunk == largest or layout.room.size + 3 * 8 * layout.chunk > allowed
-    least = lay_out(plan, dtype, 1 << 30, 3, 1).room.size
-    assert lay_out(plan, dtype, least, 3, None).room.size <= least
+        assert layout.size <= allowed
+        assert layout.chunk == largest or layout.size + 3 * 8 * layout.chunk > allowed
+    least = lay_out(plan, dtype, 1 << 30, 3, 1).size
+    assert lay_out(plan, dtype, least, 3, None).size <= least
     with pytest.raises(BudgetError, match="device memory"):
         lay_out(plan, dtype, 1 << 12, 3, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
-from junctor.out_of_core.gpu import slots as chunk_slots
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.memory_splits import CpuSplits, GpuSplits, MemoryLimits, backend_of
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.memory_splits import OFFSET_BYTES, CpuSplits, GpuSplits, MemoryLimits, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
 from junctor.placement import residency as residents
@@ -126,9 +127,9 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
     monkeypatch.setattr(entries, "panel_walk", walk)
     monkeypatch.setattr(contraction_work, "VECTOR_BYTES", entries.BYTES)
     chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
-    program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
+    bound = BoundPlan(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE)
     told = right = 0
-    for what in {step.what for body in program.bodies for step in body.steps}:
+    for what in {step.what for program in bound.programs for step in program.steps}:
         if what.kept_entries * what.eliminated_entries < entries.PREPARED:
             continue
         entries.forget()
@@ -158,13 +159,13 @@ def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) 
 def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and products are those that NumPy makes, and terms lie in memory as it is told."""
     chunks = chunk_plan(planned(6, 6, 3), 1 << 12, ENDLESS, 0)
-    program = ChunkedProgram(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
+    bound = BoundPlan(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
     blocks: list[Any] = []
     real = reference.combined
     monkeypatch.setattr(reference, "combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1])
     gathered: list[tuple[Any, Any]] = []
     algebra = replace(reference.DOUBLE, gather=lambda block, into: gathered.append((blocks[-1], block)) or block[0])
-    for what in {step.what for body in program.bodies for step in body.steps}:
+    for what in {step.what for program in bound.programs for step in program.steps}:
         blocks.clear()
         gathered.clear()
         reference.reduce(what, [_filled(what, k) for k in range(len(what.operands))], algebra, scratch)
@@ -248,14 +249,14 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
 
 def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
-    limits = MemoryLimits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
+    limits = MemoryLimits(1 << 30, OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
     known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
     one, two = (cut(problem, reference.SINGLE, limits, costs(known), gpus=gpus) for gpus in (1, 2))
     assert two.seconds < one.seconds
     # On either number the other's plan takes as long or longer.
     for here, other, gpus in ((one, two, 1), (two, one, 2)):
         rooms = GpuSplits(limits, reference.SINGLE, costs(known), gpus)
-        assert here.seconds <= rooms.chunking(other.chunks, rooms.rooms(other.chunks.plan)[0]).seconds
+        assert here.seconds <= rooms.chunking(other.chunks, rooms.splits(other.chunks.plan)[0]).seconds
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
@@ -276,12 +277,12 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
 def test_prices_choose_the_slots(name: str, slots: int) -> None:
     chunks = chunk_plan(planned(), 1 << 10, ENDLESS, 0)
     # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
-    room = chunk_slots.OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
+    room = OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
     limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
     rooms = GpuSplits(
         limits, reference.SINGLE, costs({"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}), 1
     )
-    chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
+    chunking = rooms.chunking(chunks, rooms.splits(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room
     assert chunking.seconds == rooms.seconds_with(chunks, slots)
@@ -362,15 +363,13 @@ def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     from emulation import cupy_memory as emulated_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", emulated_cupy)
     monkeypatch.setattr(entries_gpu, "THREADS", 32)
     monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
-    chunk_slots._module.cache_clear()
-    yield emulated_cupy.Device(1 << 28, 0)
-    chunk_slots._module.cache_clear()
+    return emulated_cupy.Device(1 << 28, 0)
 
 
 def test_a_gpu_is_measured(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +390,7 @@ def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
     for slots in (1, 4):
         gpu = DeviceGroup(chunks, "single", emulated, slots=slots)
         assert len(gpu.slots) == slots
-        found.append(ChunkedProgram(chunks, network, reference.SINGLE, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(GpuProgram(chunks, network, reference.SINGLE, gpu).run(EvidenceBlock(1, {}, {})))
     assert len({each.log_value.tobytes() for each in found}) == 1
     assert len({b"".join(table.tobytes() for table in each.posteriors.values()) for each in found}) == 1
 
@@ -403,7 +402,7 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
     }
     for memory, task in ((1 << 24, None), (1 << 27, None), (1 << 30, 1 << 26), (1 << 34, None)):
         rooms = CpuSplits(MemoryLimits(memory, task, 0, Path(), 4), reference.DOUBLE, costs(known), 1000)
-        found = rooms.rooms(planned(4, 4))
+        found = rooms.splits(planned(4, 4))
         assert found
         for room in found:
             assert room.scratch + room.working + room.memory <= memory

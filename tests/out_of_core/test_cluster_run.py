@@ -19,11 +19,13 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.generate import grid
 from junctor.model.errors import RunError
 from junctor.model.network import Network
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster import remote_tables as chunk_stock
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
 from junctor.out_of_core.cluster.run import ClusterRun, propagate
-from junctor.out_of_core.pass_program import CpuTasks, PartOrigin, forget_shared, join
+from junctor.out_of_core.cluster.tasks import PartOrigin, forget_shared, join
+from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -141,9 +143,9 @@ def test_sums_in_several_rounds(client: Any, monkeypatch: pytest.MonkeyPatch) ->
 def test_small_tables_come_here(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cluster, "SMALL_TABLE", 1 << 10)
     chunks = cut(40)
-    run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, LOG))
+    run = ClusterRun(client, BoundPlan(chunks, NETWORK, LOG))
     assert_same(run.outcome(case()), ChunkedProgram(chunks, NETWORK, LOG).run(case()))
-    assert run.stock.bytes.total() == run.stock.crossed == 0
+    assert run.tables.bytes.total() == run.tables.transferred == 0
 
 
 def test_impossible_evidence(client: Any) -> None:
@@ -161,9 +163,9 @@ def test_small_passes_are_done_here(client: Any, monkeypatch: pytest.MonkeyPatch
     expected = ChunkedProgram(chunks, NETWORK, DOUBLE).run(case())
     for entries, elsewhere in ((1 << 14, False), (1 << 6, True), (0, True)):
         monkeypatch.setattr(chunk_cluster, "SMALL_ENTRIES", entries)
-        run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE))
+        run = ClusterRun(client, BoundPlan(chunks, NETWORK, DOUBLE))
         assert_same(run.outcome(case()), expected)
-        assert bool(run.stock.bytes) == elsewhere  # a counter with keys, all of them back to 0
+        assert bool(run.tables.bytes) == elsewhere  # a counter with keys, all of them back to 0
 
 
 def test_tables_go_where_there_is_room(client: Any) -> None:
@@ -172,15 +174,15 @@ def test_tables_go_where_there_is_room(client: Any) -> None:
     chunks = cut(1 << 20)
     peaks: list[int] = []
     for share in (math.inf, 0.7):
-        run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE), room=share * max(peaks, default=1))
+        run = ClusterRun(client, BoundPlan(chunks, NETWORK, DOUBLE), room=share * max(peaks, default=1))
         held: list[int] = []
-        keep = run.stock.keep
+        keep = run.tables.keep
 
         def watched(each: Any, run: ClusterRun = run, held: list[int] = held, keep: Any = keep) -> None:
             keep(each)
-            held.append(max(run.stock.bytes.values()))
+            held.append(max(run.tables.bytes.values()))
 
-        run.stock.keep = watched  # type: ignore[method-assign]
+        run.tables.keep = watched  # type: ignore[method-assign]
         assert_same(run.outcome(case()), ChunkedProgram(chunks, NETWORK, DOUBLE).run(case()))
         peaks.append(max(held))
     assert peaks[1] <= 0.7 * peaks[0]
@@ -221,9 +223,9 @@ def test_slices_that_are_not_found(client: Any, tmp_path: Path, kills: bool) -> 
     client.wait_for_workers(WORKERS, timeout=30)
     client.run(lose_one, tmp_path, kills)
     chunks = cut(60)
-    run = ClusterRun(client, ChunkedProgram(chunks, NETWORK, DOUBLE))
+    run = ClusterRun(client, BoundPlan(chunks, NETWORK, DOUBLE))
     assert_same(run.outcome(case()), ChunkedProgram(chunks, NETWORK, DOUBLE).run(case()))
-    assert len(set(map(str, run.stock.machines.values()))) == 1
+    assert len(set(map(str, run.tables.machines.values()))) == 1
     assert list(tmp_path.iterdir())
 
 
@@ -232,9 +234,9 @@ def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatc
     client.run(forget_shared)
     with monkeypatch.context() as patch:
         patch.setattr(chunk_stock.RemoteTables, "look_around", lambda _: None)
-        run = ClusterRun(client, ChunkedProgram(cut(60), NETWORK, DOUBLE))
+        run = ClusterRun(client, BoundPlan(cut(60), NETWORK, DOUBLE))
         assert_same(run.outcome(case()), ChunkedProgram(cut(60), NETWORK, DOUBLE).run(case()))
-    assert run.stock.crossed > 0
+    assert run.tables.transferred > 0
     assert not any(client.run(files_of_others).values())
     propagate(client, cut(60), NETWORK, DOUBLE, case())
     assert all(client.run(files_of_others).values())
@@ -251,16 +253,16 @@ def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: p
     under_way: list[int] = []
     passes: list[int] = []
     waiting: list[int] = []
-    start = chunk_jobs.PassRun._start
+    start = chunk_jobs.PassJobs._start
 
-    def watched(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
+    def watched(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
         start(self, job, worker)
         under_way.append(len(self._all))
         passes.append(len({run.number for run, _ in self._all._jobs.values()}))
         assert max(self._all.busy.values()) <= 2
         waiting.append(sum(len(sums.waiting) for sums in self._sums.values()))
 
-    monkeypatch.setattr(chunk_jobs.PassRun, "_start", watched)
+    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", watched)
     propagate(client, cut(60), NETWORK, DOUBLE, case(), in_flight=2)
     assert max(under_way) == 2 * WORKERS
     assert max(passes) == chunk_cluster.OPEN == 2

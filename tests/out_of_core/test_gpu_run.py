@@ -22,13 +22,15 @@ from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement import fusion as groups
 from junctor.placement import placement as chunk_places
 from junctor.placement import residency as residents
-from junctor.placement.placement import outer_variables, passes_before, pinned_places, slot_bytes
-from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.placement.placement import outer_variables, pinned_offsets, reuse_barriers, slot_bytes
+from junctor.placement.residency import choose_residency
+from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
@@ -55,9 +57,7 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     # Small blocks: each of their threads is one of the machine's here.
     monkeypatch.setattr(entries_gpu, "THREADS", 32)
     monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
-    chunk_slots._module.cache_clear()
     yield lambda count: [emulated_cupy.Device(ROOM, n) for n in range(count)]
-    chunk_slots._module.cache_clear()
 
 
 def cut(network: Network, working: int) -> ChunkPlan:
@@ -79,10 +79,10 @@ def check(
     wanted = ChunkedProgram(chunks, network, algebra).run(block)
     slot = slot_bytes(chunks, algebra.dtype.itemsize)
     for device in found_on if for_tables is not None else []:
-        device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + for_tables
+        device.room = OFFSET_BYTES + chunk_slots.SLOTS * slot + for_tables
     gpu = DeviceGroup(chunks, algebra.name, *found_on)
-    found = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
-    again = ChunkedProgram(chunks, network, algebra, gpu=gpu).run(block)
+    found = GpuProgram(chunks, network, algebra, gpu).run(block)
+    again = GpuProgram(chunks, network, algebra, gpu).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
     np.testing.assert_allclose(found.log_value, wanted.log_value, rtol=tolerance, atol=tolerance)
     assert found.doubtful == wanted.doubtful
@@ -116,8 +116,8 @@ def test_several_devices(devices: Devices) -> None:
     network = grid(3, 4, seed=3)
     chunks = cut(network, 16)
     gpu = check(network, chunks, reference.DOUBLE, devices(2))
-    if len(gpu.each) > 1:
-        assert {slot.on for slot in gpu.slots if slot.loaded} == set(gpu.each)
+    if len(gpu.devices) > 1:
+        assert {slot.device for slot in gpu.slots if slot.loaded} == set(gpu.devices)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,10 +146,10 @@ def test_where_tables_lie_changes_no_number(
         gpu = check(network, chunks, algebra, devices(count), room)
         assert bool(gpu.leaves) == (room == 1 << 20)
         assert bool(gpu.resident) == bool(room)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     if count > 1:
         gpu = check(network, chunks, algebra, devices(1), 0)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     for other in found[1:]:
         assert other.log_value == found[0].log_value
         for variable, posterior in other.posteriors.items():
@@ -172,8 +172,8 @@ def test_tables_stay_on_the_devices(
     chunks = cut(network, 16)
     gpu = check(network, chunks, algebra, devices(count))
     assert len(gpu.resident) > len(chunks.passes) / 2
-    used = [stay.deal.used for stay in gpu.resident.values()]
-    assert frozenset().union(*used) == set(range(len(gpu.each)))
+    used = [stay.sharding.used for stay in gpu.resident.values()]
+    assert frozenset().union(*used) == set(range(len(gpu.devices)))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,13 @@ def test_chains_are_their_steps(
     for stages in (groups.MOST_STAGES, 1):
         monkeypatch.setattr(groups, "MOST_STAGES", stages)
         chunks = chunk_plan(plans[0], working, 1 << 40, 0)
-        chains = [group.steps for each in chunks.passes for group in groups.groups_of(chunks, each) if group.chain]
+        chains = [group.steps for each in chunks.passes for group in groups.fused_steps(chunks, each) if group.chain]
         assert (len(chains) >= 20) == (stages > 1)
         slot, found_on = slot_bytes(chunks, algebra.dtype.itemsize), devices(count)
         for device in found_on:
-            device.room = chunk_slots.OFFSET_BYTES + chunk_slots.SLOTS * slot + room
+            device.room = OFFSET_BYTES + chunk_slots.SLOTS * slot + room
         gpu = DeviceGroup(chunks, algebra.name, *found_on)
-        found.append(ChunkedProgram(chunks, network, algebra, gpu=gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     found.append(ChunkedProgram(chunks, network, algebra).run(EvidenceBlock(1, {}, {})))
     rounding = {"rtol": 1e3 * float(np.finfo(algebra.dtype).eps)}
     for other in found[1:]:
@@ -224,7 +224,7 @@ def test_tables_come_back_for_several_readers(
     gpu = check(network, chunks, reference.DOUBLE, devices(count), room)
     brought = [(table, stay.since) for table, stay in gpu.resident.items() if stay.brought]
     assert brought
-    in_place = [gpu.in_place(one, *each) is not None for one in gpu.each for each in brought]
+    in_place = [gpu.in_place(one, *each) is not None for one in gpu.devices for each in brought]
     assert all(in_place) == (working == 32)
 
 
@@ -238,10 +238,10 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     chunks = cut(grid(6, 6, seed=1), 64)
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
-    dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, 8, room, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
-    pinned, size = pinned_places(chunks, 8, resident)
-    before = passes_before(chunks, 8, resident, pinned)
+    dealt = shard_passes(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
+    resident = choose_residency(chunks, 8, room, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    pinned, size = pinned_offsets(chunks, 8, resident)
+    before = reuse_barriers(chunks, 8, resident, pinned)
     assert resident.keys() | pinned.keys() == lives.keys()
     brought = {table for table, stay in resident.items() if stay.brought}
     assert resident.keys() & pinned.keys() == brought
@@ -249,7 +249,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     assert bool(resident) == bool(room)
     assert brought or gpus > 1 or room in (0, 1 << 20)
     shares = {
-        table: chunks.plan.tables[table].entries * 8 * stay.deal.most // stay.deal.count
+        table: chunks.plan.tables[table].entries * 8 * stay.sharding.most // stay.sharding.count
         for table, stay in resident.items()
     }
     stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
@@ -257,7 +257,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     sizes = {table: chunks.plan.tables[table].entries * 8 for table in pinned}
     memories = [(pinned, sizes, on_host, before.pinned, size)]
     for gpu in range(gpus):
-        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
+        there = {table: stay.offset for table, stay in resident.items() if gpu in stay.sharding.used}
         memories.append((there, shares, stays, before.resident, room))
     for places, taken, alive, done, limit in memories:
         ends = {table: at + taken[table] for table, at in places.items()}
@@ -294,7 +294,7 @@ def test_neighbouring_passes_are_dealt_alike(gpus: int) -> None:
     """As long as they hold the same variables constant nothing moves; every pass keeps as many GPUs busy as it can."""
     chunks = cut(grid(6, 6, seed=1), 64)
     outer = [outer_variables(chunks, each, 8) for each in chunks.passes]
-    dealt = deals(chunks, outer, gpus)
+    dealt = shard_passes(chunks, outer, gpus)
     for each, variables, deal in zip(chunks.passes, outer, dealt.passes, strict=True):
         assert set(deal.by) <= set(variables)
         assert len(deal.used) == min(gpus, chunks.plan.shape.entries(variables))
@@ -319,10 +319,10 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
         with pytest.raises(MemoryError, match="for this test"):
-            ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(EvidenceBlock(1, {}, {}))
+            GpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     # Nothing is left behind that the next propagation would stumble over.
     wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(EvidenceBlock(1, {}, {}))
-    found = ChunkedProgram(chunks, network, reference.DOUBLE, gpu=gpu).run(EvidenceBlock(1, {}, {}))
+    found = GpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     np.testing.assert_allclose(found.log_value, wanted.log_value)
 
 

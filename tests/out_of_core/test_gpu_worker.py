@@ -20,18 +20,21 @@ from junctor.generate import grid
 from junctor.model.errors import DeviceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import shared_memory as sharing
 from junctor.out_of_core.cluster import workers as chunk_crew
-from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import ClusterRun
+from junctor.out_of_core.cluster.tasks import GpuTasks
 from junctor.out_of_core.gpu import copies as device_copies
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.copies import copies
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.fusion import one_by_one
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -48,7 +51,7 @@ ROOM = 1 << 28
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what opens a device with so much room; workers are threads of this process, and find the same."""
     monkeypatch.setattr(worker_gpu, "_opened", None)
     if request.param == "emulated":
@@ -60,11 +63,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
         opened = lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM))
         monkeypatch.setattr(worker_gpu, "open_device", opened)
-    for module in (chunk_slots, worker_gpu):
-        module._module.cache_clear()
-    yield lambda room: worker_gpu.open_device(room)
-    for module in (chunk_slots, worker_gpu):
-        module._module.cache_clear()
+    return lambda room: worker_gpu.open_device(room)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +94,8 @@ def cut(network: Network, working: int) -> ChunkPlan:
 
 
 def over_workers(client: Any, network: Network, chunks: ChunkPlan, algebra: Algebra, room: int) -> ClusterRun:
-    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), room)
-    return ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=gpu)
+    gpu = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), room)
+    return ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=gpu)
 
 
 def assert_same(found: BlockOutcome, expected: BlockOutcome) -> None:
@@ -114,14 +113,14 @@ def test_the_bytes_of_one_process(
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
     one = DeviceGroup(chunks, algebra.name, device(ROOM))
-    expected = ChunkedProgram(chunks, network, algebra, gpu=one).run(block)
+    expected = GpuProgram(chunks, network, algebra, one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
     reached: list[Any] = []
-    monkeypatch.setattr(worker_gpu, "register", reached.append)
+    monkeypatch.setattr(worker_gpu, "register_host", reached.append)
     sharing.forget()
     sharing.reach(worker_gpu._pinned)
     assert_same(run.outcome(block), expected)
-    assert run.stock.crossed > 0
+    assert run.tables.transferred > 0
     # The workers' files, and those that they have mapped.
     assert len(reached) > len(sharing._own) > 0
     plain = ChunkedProgram(chunks, network, algebra).run(block)
@@ -140,11 +139,11 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     expected = over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block)
     gc.collect()
     # For one part, at the most.
-    room = slot_bytes(chunks, 8, one_by_one) + chunk_slots.OFFSET_BYTES + 300
+    room = slot_bytes(chunks, 8, single_steps) + OFFSET_BYTES + 300
     run = over_workers(client, network, chunks, reference.DOUBLE, room)
     assert_same(run.outcome(block), expected)
     assert worker_gpu._opened is not None
-    assert worker_gpu._opened[1]._slots.qsize() == 1
+    assert worker_gpu._opened[1]._free.qsize() == 1
 
 
 def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +154,7 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
     made: list[Any] = []
     lowered = worker_gpu.LoweredPass
     monkeypatch.setattr(worker_gpu, "LoweredPass", lambda *of: made.append(of[1]) or lowered(*of))
-    monkeypatch.setattr(worker_gpu, "OFFSET_BYTES", 0)
+    monkeypatch.setattr(chunk_slots, "OFFSET_BYTES", 0)
     monkeypatch.setattr(worker_gpu, "_opened", None)
     assert_same(over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block), expected)
     # A pass that had lost its offsets to another one.
@@ -165,14 +164,14 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
 def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gpu, "PATIENCE", 0.1)
     chunks = cut(grid(3, 4, seed=1), 16)
-    one, other = (GpuTasks(name, slot_bytes(chunks, 8, one_by_one), ROOM) for name in ("single", "double"))
+    one, other = (GpuTasks(name, slot_bytes(chunks, 8, single_steps), ROOM) for name in ("single", "double"))
     gpu = worker_gpu.worker_gpu(one)
-    slot = gpu._slots.get()
-    part = gpu.keep(slot, slot.at, 10)
+    slot = gpu._free.get()
+    part = gpu.keep(slot, slot.address, 10)
     slot.stream.synchronize()
     copy = pickle.loads(pickle.dumps(part))
     assert type(copy) is np.ndarray
-    assert copy.tobytes() == part.host(part.lies).tobytes()
+    assert copy.tobytes() == part.host(part.array).tobytes()
     with pytest.raises(DeviceError, match="tables of another run"):
         worker_gpu.worker_gpu(other)
     del part
@@ -182,15 +181,15 @@ def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch:
 def test_a_run_over_workers_with_gpus(
     client: Any, device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, room = grid(3, 4, seed=4), chunk_slots.OFFSET_BYTES + (1 << 27)
+    network, room = grid(3, 4, seed=4), OFFSET_BYTES + (1 << 27)
     junctor.write_network(network, tmp_path / "grid.uai")
     (tmp_path / "evidence.csv").write_text("0,5\n,\n0,1\n")
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
     monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     on_gpu: list[bool] = []
-    given = ClusterRun._given
-    monkeypatch.setattr(ClusterRun, "_given", lambda *args: on_gpu.append(args[0]._gpu is not None) or given(*args))
+    given = ClusterRun._context
+    monkeypatch.setattr(ClusterRun, "_context", lambda *args: on_gpu.append(args[0]._gpu is not None) or given(*args))
     run(job, Resources(scheduler=client.scheduler.address, compute=ComputeOptions(1 << 33, device_memory=room)))
     assert on_gpu
     assert all(on_gpu)

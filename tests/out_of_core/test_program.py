@@ -33,6 +33,7 @@ from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
 from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, backend_of
+from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
@@ -91,13 +92,13 @@ def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, mon
     plan = Engine(network, Query()).router.plan(NOTHING)
     chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
     done: list[int] = []
-    real = ChunkedProgram.reduce
+    real = CpuTasks.__call__
 
-    def reduce(self: ChunkedProgram, what: Any, operands: Any) -> Any:
+    def contract(self: CpuTasks, what: Any, operands: Any) -> Any:
         done.append(what.kept_entries * what.eliminated_entries * max(1, len(operands)))
         return real(self, what, operands)
 
-    monkeypatch.setattr(ChunkedProgram, "reduce", reduce)
+    monkeypatch.setattr(CpuTasks, "__call__", contract)
     program = ChunkedProgram(chunks, network, algebra)
     run(program)
     assert sum(done) == operations_of(plan)
@@ -141,7 +142,7 @@ def large() -> tuple[Network, EvidenceBatch]:
 def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPatch) -> tuple[Answers, int, int]:
     """The answers, the most bytes that were allocated on the way, and the most that a group of tasks held."""
     held: list[int] = []
-    real = chunked.PassWork.group
+    real = chunked._PassTasks.group
 
     def group(self: Any, states: Any, place: int = 0) -> Any:
         before = tracemalloc.get_traced_memory()[0]
@@ -152,7 +153,7 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
         return found
 
     tops: list[int] = []
-    monkeypatch.setattr(chunked.PassWork, "group", group)
+    monkeypatch.setattr(chunked._PassTasks, "group", group)
     # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
     for compiled in (True, False):
         assert any(engine.router.cpu_costs.coefficients[backend_of(engine.router.ladder[0], compiled)].work)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from junctor.out_of_core import pass_program as tasks
 from junctor.out_of_core.cluster import shared_memory as sharing
-from junctor.out_of_core.pass_program import PartOrigin
+from junctor.out_of_core.cluster import tasks
+from junctor.out_of_core.cluster.tasks import PartOrigin
 
 pytestmark = pytest.mark.skipif(sharing.machine() is None, reason="no memory files here")
 
@@ -136,7 +136,7 @@ def test_files_that_wait_are_bounded() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_an_owner_that_is_killed(before: bool) -> None:
     code = (
-        "import sys, pickle, numpy as np; from junctor.chunks import sharing\n"
+        "import sys, pickle, numpy as np; from junctor.out_of_core.cluster import shared_memory as sharing\n"
         "s = sharing.room_for([(1000,)], np.dtype('f8'), 0); s.arrays[0][:] = 7; s.show()\n"
         "sys.stdout.buffer.write(pickle.dumps(s.name())); sys.stdout.flush(); sys.stdin.read()"
     )

@@ -68,13 +68,13 @@ def numbers(output: str) -> np.ndarray[Any, Any]:
 def spread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The workers of all tasks that are started."""
     started: list[str] = []
-    start = chunk_jobs.PassRun._start
+    start = chunk_jobs.PassJobs._start
 
-    def watched(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
+    def watched(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
         started.append(worker)
         start(self, job, worker)
 
-    monkeypatch.setattr(chunk_jobs.PassRun, "_start", watched)
+    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", watched)
     return started
 
 
@@ -105,15 +105,15 @@ def test_any_number_of_workers_and_one_that_is_killed(
         assert len(set(spread)) == 2
     np.testing.assert_allclose(numbers("two"), numbers("alone"), atol=1e-12)
     np.testing.assert_array_equal(numbers("two"), numbers("together"))
-    start, killed = chunk_jobs.PassRun._start, list[int]()
+    start, killed = chunk_jobs.PassJobs._start, list[int]()
 
-    def kill(self: chunk_jobs.PassRun, job: Any, worker: str) -> None:
+    def kill(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
         start(self, job, worker)
         if len(spread) > at and not killed:
-            killed.append(next(iter(self._stock.client.run(os.getpid).values())))
+            killed.append(next(iter(self._tables.client.run(os.getpid).values())))
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(chunk_jobs.PassRun, "_start", kill)
+    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", kill)
     asked = ["--workers", "3", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
     result = CliRunner().invoke(app, ["run", "grid.uai", "evidence.csv", "-o", "three", *asked])
     assert result.exit_code == 0, result.output

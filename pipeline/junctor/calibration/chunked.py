@@ -23,9 +23,10 @@ from junctor.cost.features.chunked_gpu import gpu_chunk_work
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import backend_of
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.memory_splits import OFFSET_BYTES, backend_of
 from junctor.out_of_core.program import ChunkedProgram
+from junctor.out_of_core.programs import SingleCaseProgram
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import candidates, operations_of
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
@@ -170,7 +171,7 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
         device.room = OFFSET_BYTES + slots * slot + beside
         if device.room <= whole:
             gpu = DeviceGroup(case.chunks, case.algebra.name, device, slots=slots)
-            program = ChunkedProgram(case.chunks, case.network, case.algebra, gpu=gpu)
+            program = GpuProgram(case.chunks, case.network, case.algebra, gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
             setting = f"{slots} slots, {share} of the tables beside them"
             rows.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
@@ -182,7 +183,7 @@ def measured(
     case: ChunkCase,
     backend: str,
     work: Mapping[str, float],
-    program: ChunkedProgram,
+    program: SingleCaseProgram,
     clock: Callable[[], float] = time.process_time,
     setting: str = "",
 ) -> Measured:
@@ -204,7 +205,7 @@ def measured(
     return harness.measurement(backend, case.name, label, 1, seconds, work, alone, (operations, steps))
 
 
-def fewest_seconds(program: ChunkedProgram, clock: Callable[[], float] = time.process_time) -> float:
+def fewest_seconds(program: SingleCaseProgram, clock: Callable[[], float] = time.process_time) -> float:
     """Return the fewest seconds of several runs; on a CPU those of this process alone, whatever else runs there."""
     block = EvidenceBlock(1, {}, {})
     program.run(block)

@@ -1,9 +1,9 @@
-"""Stored cliques on a GPU: what lies where, the tasks of a pass, and all tables in the memory of the device."""
+"""Stored cliques on a GPU: offsets in its memory, the tasks of a pass, and `ResidentExecutor` for trees that fit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,59 +16,42 @@ from junctor_kernels.tables.views import Box, View, view, whole
 from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, log_evidence, scaled_evidence, scope_of
 from junctor.planning.budget import Budget
 from junctor.planning.cliques import DOWN, EVIDENCE, UP, CliqueOperand, CliquePass, StoredPlan, passes
-
-# Where addresses of tables begin.
-ALIGNED = 256
+from junctor.planning.first_fit import side_by_side
 
 Array = npt.NDArray[Any]
 Make = Callable[[int], Initial]
 
 
-class AlignedBytes:
-    """Bytes handed out by name, one after the other, aligned."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._at: dict[object, int] = {}
-
-    def take(self, name: object, size: int) -> int:
-        """Hand out bytes; returns where they begin."""
-        self._at[name] = self.size
-        self.size += -(-size // ALIGNED) * ALIGNED
-        return self._at[name]
-
-    def at(self, name: object) -> int:
-        """Return where the bytes of `name` begin."""
-        return self._at[name]
-
-
 class Separators:
-    """Where messages, evidence, their largest entries and the mark of a loss lie on a device, from `base` on."""
+    """Where messages, evidence, their largest entries and the mark of a loss lie on a device, from `base` on.
 
-    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any], room: AlignedBytes) -> None:
-        self._plan, self._dtype, self._room, self.base = plan, dtype, room, 0
+    They lie in front of everything else; sizes: of each in bytes, in the order in which they lie.
+    """
+
+    def __init__(self, plan: StoredPlan, dtype: np.dtype[Any]) -> None:
+        self._plan = plan
+        self._dtype = dtype
+        self.base = 0
         count, item = len(plan.cliques), dtype.itemsize
-        self._lost = room.take("lost", item)
-        self._largest = room.take("largest", 2 * count * item)
+        self.sizes: dict[Hashable, int] = {"lost": item, "largest": 2 * count * item}
         for kind in (UP, DOWN):
-            for i in range(count):
-                room.take(CliqueOperand(kind, i), plan.separator_entries(i) * item)
-        self._end = room.size
-        # Evidence is scaled when it comes: to multiply by the power for this entry changes nothing.
-        self._half = room.take("half", item)
-        for v, size in enumerate(plan.sizes):
-            room.take(CliqueOperand(EVIDENCE, v), size * item)
+            self.sizes |= {CliqueOperand(kind, i): plan.separator_entries(i) * item for i in range(count)}
+        # Evidence is scaled when it comes: to multiply by the power of two for this entry changes nothing.
+        self.sizes["half"] = item
+        self.sizes |= {CliqueOperand(EVIDENCE, v): size * item for v, size in enumerate(plan.sizes)}
+        self._offsets, _ = side_by_side(self.sizes)
 
     @property
     def lost(self) -> int:
         """The address of the mark."""
-        return self.base + self._lost
+        return self.base + self._offsets["lost"]
 
     def message(self, operand: CliqueOperand) -> SeparatorTable:
         """Return the addresses of a message or of evidence."""
         number = operand.number + (len(self._plan.cliques) if operand.kind == DOWN else 0)
-        largest = self._half if operand.kind == EVIDENCE else self._largest + number * self._dtype.itemsize
-        return SeparatorTable(self.base + self._room.at(operand), self.base + largest)
+        offset = self._offsets["largest"] + number * self._dtype.itemsize
+        largest = self._offsets["half"] if operand.kind == EVIDENCE else offset
+        return SeparatorTable(self.base + self._offsets[operand], self.base + largest)
 
     def sums(self, work: CliquePass, number: int) -> SeparatorTable:
         """Return the message that a pass sums for a separator."""
@@ -76,12 +59,13 @@ class Separators:
 
     def begin(self, device: CliqueDevice, evidence: dict[int, Initial], stream: Any) -> list[Array]:
         """Enqueue evidence, and zeros everywhere else; returns arrays that have to live until they are copied."""
-        device.clear(self.base, self._end, stream)
+        # Everything in front of evidence.
+        device.clear(self.base, self._offsets["half"], stream)
         arrays = []
         for operand, values in [(CliqueOperand(EVIDENCE, v), each.table) for v, each in evidence.items()]:
             arrays.append(_sent(device, values, self.message(operand).values, stream))
         half = np.array([0.5], dtype=self._dtype)
-        return [*arrays, _sent(device, half, self.base + self._half, stream)]
+        return [*arrays, _sent(device, half, self.base + self._offsets["half"], stream)]
 
     def outcome(
         self, device: CliqueDevice, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
@@ -90,7 +74,7 @@ class Separators:
         count = len(self._plan.cliques)
         mark, largest = device.host(1, np.int32), device.host(count, self._dtype)
         device.download(self.lost, mark, stream)
-        device.download(self.base + self._largest, largest, stream)
+        device.download(self.base + self._offsets["largest"], largest, stream)
         device.synchronize(device.record(stream))
         exponents = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
         up_scales = {i: float(exponent) * math.log(2) for i, exponent in enumerate(exponents)}
@@ -119,8 +103,13 @@ def add_pass(
 ) -> int:
     """Add the tasks of a pass over a box of a table; returns the bytes of parts of sums.
 
-    table: addresses that are read and written. parts: address for those parts. adds: whether sums are added to what
-    is there.
+    batch: that they are added to.
+    separators: addresses of messages and evidence.
+    plan, work: the pass.
+    box: of the table.
+    table: addresses that are read and written.
+    parts: address for parts of sums.
+    adds: whether sums are added to what is there.
     """
     clique, item = plan.cliques[work.clique], batch.itemsize
     source, target = table
@@ -142,7 +131,7 @@ def add_pass(
     return used
 
 
-def settle_pass(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
+def add_message_tasks(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
     """Add the tasks that make messages of the sums of a pass."""
     for i in work.sums:
         before = None if i == work.clique else separators.message(CliqueOperand(UP, i))
@@ -152,7 +141,11 @@ def settle_pass(batch: TaskBatch, separators: Separators, plan: StoredPlan, work
 class ResidentExecutor:
     """All tables on a device; the launches of a propagation are one graph, replayed for every case of a pattern.
 
-    make: returns the natural table of a clique. allowed: bytes on the device. Raises BudgetError.
+    plan: of the tree.
+    make: returns the natural table of a clique.
+    allowed: bytes on the device.
+    size: bytes taken there.
+    Raises BudgetError.
     """
 
     def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: CliqueDevice, allowed: int) -> None:
@@ -164,21 +157,24 @@ class ResidentExecutor:
         self._ready: tuple[frozenset[int], Any] | None = None
 
     def _layout(self, allowed: int) -> None:
-        """Settle where everything lies, and allocate it."""
-        plan, item, self._room = self._plan, self._dtype.itemsize, AlignedBytes()
-        self._separators = Separators(plan, self._dtype, self._room)
+        """Choose where everything lies, and allocate it."""
+        plan, item = self._plan, self._dtype.itemsize
+        self._separators = Separators(plan, self._dtype)
+        sizes = dict(self._separators.sizes)
         for kind in ("initial", "table"):
-            for i in range(len(plan.cliques)):
-                self._room.take((kind, i), plan.entries(i) * item)
+            sizes |= {(kind, i): plan.entries(i) * item for i in range(len(plan.cliques))}
+        self._offsets, _ = side_by_side(sizes)
         self._base = self._batch = 0
         # Where all variables are observed there are the most tasks.
         batch, parts = self._tasks(frozenset(range(len(plan.sizes))), 0)
         permutations, swaps = self._permutations()
         tasks = max(batch.size(), permutations.size() + swaps.nbytes)
-        self._parts, self._batch = self._room.take("parts", parts), self._room.take("batch", tasks)
-        if self._room.size > allowed or max(map(plan.entries, range(len(plan.cliques)))) > MOST_ENTRIES:
-            raise Budget(allowed).refuse(self._room.size, "holding all cliques on the device", "stream them through it")
-        self._memory = self._device.allocate(self._room.size)
+        self._offsets, self.size = side_by_side(sizes | {"parts": parts, "batch": tasks})
+        self._parts = self._offsets["parts"]
+        self._batch = self._offsets["batch"]
+        if self.size > allowed or max(map(plan.entries, range(len(plan.cliques)))) > MOST_ENTRIES:
+            raise Budget(allowed).refuse(self.size, "holding all cliques on the device", "stream them through it")
+        self._memory = self._device.allocate(self.size)
         self._base = self._separators.base = self._memory.ptr
 
     def _bring(self, make: Make) -> tuple[list[float], bool]:
@@ -215,7 +211,7 @@ class ResidentExecutor:
         return batch, np.concatenate(all_swaps)
 
     def _at(self, kind: str, clique: int) -> int:
-        return self._base + self._room.at((kind, clique))
+        return self._base + self._offsets[kind, clique]
 
     def _launch(self, launches: Sequence[CliqueLaunch], placed: PlacedBatch) -> None:
         for work in launches:
@@ -234,7 +230,7 @@ class ResidentExecutor:
             most = max(most, used)
             batch.close()
             for work in stage:
-                settle_pass(batch, self._separators, plan, work)
+                add_message_tasks(batch, self._separators, plan, work)
             batch.close()
         return batch, most
 

@@ -2,7 +2,7 @@
 
 Three pipelines, after Bistaffa, Farinelli and Bombieri (2014): one chunk after the other; copies either way in one
 queue beside the kernels, for devices with one copy engine (their figure 7); a queue for either way, for devices with
-two (figure 8). At most so many chunks are under way at a time, each in its own slot of the device's memory (figure 9).
+two (figure 8). At most so many chunks are in flight at a time, each in its own slot of the device's memory (figure 9).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from junctor_kernels.gpu.stored_tasks import MOST_ENTRIES, CliqueLaunch, TaskBat
 from junctor_kernels.tables.reference import Algebra
 from junctor_kernels.tables.views import Box, boxes, place
 
-from junctor.cliques.device import AlignedBytes, Separators, add_pass, settle_pass
+from junctor.cliques.device import Separators, add_message_tasks, add_pass
 from junctor.cliques.host import CliqueOutcome, Initial, Likelihoods, scaled_evidence
 from junctor.planning.budget import Budget
 from junctor.planning.cliques import CliquePass, StoredPlan, passes, widest
+from junctor.planning.first_fit import side_by_side
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +45,10 @@ class ChunkWriteBack(NamedTuple):
 class Pipeline:
     """Brings chunks into slots, works on them and takes them out.
 
-    slots: addresses on the device, one for each chunk that may be under way. places: addresses for tasks, used in turn.
+    device: that the chunks go through.
+    name: how copies and kernels overlap.
+    slots: addresses on the device, one for each chunk that may be in flight.
+    batches: addresses for tasks, used in turn.
     trace: None, or a list that gets a tuple (what, event before, event behind) for every copy and every work.
     """
 
@@ -53,10 +57,13 @@ class Pipeline:
         device: CliqueDevice,
         name: PipelineName,
         slots: Sequence[int],
-        places: Sequence[int],
+        batches: Sequence[int],
         trace: list[tuple[str, Any, Any]] | None = None,
     ) -> None:
-        self._device, self._slots, self._places, self._trace = device, slots, places, trace
+        self._device = device
+        self._slots = slots
+        self._batches = batches
+        self._trace = trace
         self.work = device.stream()
         self._in = self.work if name == "synchronous" else device.stream()
         self._out = device.stream() if name == "two-engines" else self._in
@@ -65,9 +72,9 @@ class Pipeline:
         self._stored: dict[Hashable, Any] = {}
         self._waiting: deque[ChunkWriteBack] = deque()
         self._chunks = self._groups = 0
-        # Of each place: the event behind the last kernels that read it, and the memory that it was copied from.
-        self._done: list[Any] = [None] * len(places)
-        self._sent: list[Any] = [None] * len(places)
+        # For each address of tasks: the event behind the last kernels that read it, and the memory it was copied from.
+        self._done: list[Any] = [None] * len(batches)
+        self._sent: list[Any] = [None] * len(batches)
 
     def next_slots(self, count: int) -> list[int]:
         """Return the addresses of the slots that the next chunks go to."""
@@ -76,11 +83,11 @@ class Pipeline:
     def put_tasks(self, batch: TaskBatch) -> tuple[list[CliqueLaunch], PlacedBatch]:
         """Enqueue the tasks of the next chunks in front of them; returns their launches and where they lie."""
         self._groups += 1
-        turn = self._groups % len(self._places)
+        turn = self._groups % len(self._batches)
         if (before := self._done[turn]) is not None:
-            # Behind the kernels that read this place, the memory it was copied from may be used again as well.
+            # Behind these kernels the memory that the tasks were copied from may be used again as well.
             self._device.synchronize(before)
-        launches, placed, self._sent[turn] = upload_batch(self._device, batch, self._places[turn], self._in)
+        launches, placed, self._sent[turn] = upload_batch(self._device, batch, self._batches[turn], self._in)
         return launches, placed
 
     def read(self, table: Hashable) -> None:
@@ -103,7 +110,7 @@ class Pipeline:
         ready = self._timed("in", self._in, lambda: device.upload(source, self._slots[slot], self._in))
         device.wait(self.work, ready)
         ready = self._timed("work", self.work, lambda: work(self.work))
-        self._done[self._groups % len(self._places)] = ready
+        self._done[self._groups % len(self._batches)] = ready
         # Copies out wait until the next chunk is on its way in: in one queue they would hold it up.
         self._store_all()
         self._free[slot] = ready
@@ -144,10 +151,10 @@ class Pipeline:
 class StreamLayout(NamedTuple):
     """What lies where on the device, in bytes: separators, parts of sums, tasks (two places in turn), slots for chunks.
 
-    chunk: the most entries of a chunk.
+    size: of all of it. chunk: the most entries of a chunk.
     """
 
-    room: AlignedBytes
+    size: int
     separators: Separators
     parts: int
     batches: tuple[int, ...]
@@ -185,7 +192,7 @@ def tasks_of(
         most = max(most, add_pass(batch, separators, plan, group.work, box, (slot, slot), parts, True))
         ends.append(batch.close())
     if group.last:
-        settle_pass(batch, separators, plan, group.work)
+        add_message_tasks(batch, separators, plan, group.work)
         ends[-1] = batch.close()
     return batch, ends, most
 
@@ -193,7 +200,7 @@ def tasks_of(
 def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> StreamLayout:
     """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
 
-    in_flight: chunks under way at most (max_s, where tables are larger than the device). Raises BudgetError where not
+    in_flight: chunks in flight at most (the paper's max_s). Raises BudgetError where not
     even chunks of one entry fit.
     """
     work = [widest(plan, i) for i in range(len(plan.cliques))]
@@ -201,32 +208,34 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
     entries = min(largest, MOST_ENTRIES, chunk or largest, max(1, allowed // (in_flight * dtype.itemsize)))
     while True:
         layout = _laid_out(plan, dtype, work, in_flight, entries)
-        if layout.room.size <= allowed:
+        if layout.size <= allowed:
             return layout
         if entries == 1:
             advice = "allow more device memory, or ask for posteriors without stored cliques"
-            raise Budget(allowed).refuse(layout.room.size, "streaming stored cliques through the device", advice)
+            raise Budget(allowed).refuse(layout.size, "streaming stored cliques through the device", advice)
         entries = max(1, entries * 3 // 4)
 
 
 def _laid_out(
     plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[CliquePass], in_flight: int, entries: int
 ) -> StreamLayout:
-    room = AlignedBytes()
-    separators = Separators(plan, dtype, room)
+    separators = Separators(plan, dtype)
     parts = tasks = 0
-    for each in work:
-        # Chunks of a table are alike: the first and the last group tell what all of them take.
-        found = list(groups(plan, each, entries))
-        for group in (found[0], found[-1]):
+    for pass_ in work:
+        # Chunks of a table are alike: the first and the last group take the most.
+        cut = list(groups(plan, pass_, entries))
+        for group in (cut[0], cut[-1]):
             batch, _, used = tasks_of(plan, separators, group, dtype, [0] * GROUP, 0)
             parts, tasks = max(parts, used), max(tasks, batch.size())
+    batches = {("tasks", n): tasks for n in range(2)}
+    slots = {("slot", n): entries * dtype.itemsize for n in range(in_flight)}
+    offsets, size = side_by_side({**separators.sizes, "parts": parts, **batches, **slots})
     return StreamLayout(
-        room,
+        size,
         separators,
-        room.take("parts", parts),
-        tuple(room.take(("tasks", n), tasks) for n in range(2)),
-        tuple(room.take(("slot", n), entries * dtype.itemsize) for n in range(in_flight)),
+        offsets["parts"],
+        tuple(offsets[name] for name in batches),
+        tuple(offsets[name] for name in slots),
         entries,
     )
 
@@ -234,8 +243,11 @@ def _laid_out(
 class StreamedExecutor:
     """The tables in memory of this machine, streamed through a device that need not hold any of them.
 
-    initial: of every clique, in pinned memory of the device (`CliqueDevice.host`) or slow. in_place: whether they
-    become the calibrated ones. layout: as `lay_out` returns it.
+    plan: of the tree.
+    initial: table of every clique, in pinned memory of the device (`CliqueDevice.host`) or slow.
+    layout: as `lay_out` returns it.
+    pipeline: how copies and kernels overlap.
+    in_place: whether initial tables become the calibrated ones.
     """
 
     def __init__(
@@ -248,11 +260,15 @@ class StreamedExecutor:
         pipeline: PipelineName = "two-engines",
         in_place: bool = False,
     ) -> None:
-        self._plan, self._algebra, self._dtype, self._device = plan, algebra, algebra.dtype, device
-        self._pipeline, self._initial = pipeline, initial
+        self._plan = plan
+        self._algebra = algebra
+        self._dtype = algebra.dtype
+        self._device = device
+        self._pipeline = pipeline
+        self._initial = initial
         self.layout = layout
         self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
-        self._memory = device.allocate(self.layout.room.size)
+        self._memory = device.allocate(self.layout.size)
         self._base = self.layout.separators.base = self._memory.ptr
 
     def table(self, clique: int) -> Array:
@@ -272,11 +288,12 @@ class StreamedExecutor:
 
     def run(self, work: Sequence[CliquePass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
         """Do passes one after the other, and wait for them; trace as for `Pipeline`."""
-        places, slots = ([self._base + at for at in each] for each in (self.layout.batches, self.layout.slots))
-        pipeline = Pipeline(self._device, self._pipeline, slots, places, trace)
-        for each in work:
-            pipeline.read(each.clique)
-            for group in groups(self._plan, each, self.layout.chunk):
+        slots = [self._base + offset for offset in self.layout.slots]
+        batches = [self._base + offset for offset in self.layout.batches]
+        pipeline = Pipeline(self._device, self._pipeline, slots, batches, trace)
+        for pass_ in work:
+            pipeline.read(pass_.clique)
+            for group in groups(self._plan, pass_, self.layout.chunk):
                 self._go_over(group, pipeline)
         pipeline.finish()
 

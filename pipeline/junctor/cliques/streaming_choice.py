@@ -1,8 +1,8 @@
-"""How stored tables that exceed a GPU go through it: which pipeline, how large chunks are, how many are under way.
+"""How stored tables that exceed a GPU go through it: which pipeline, how large chunks are, how many are in flight.
 
-Nothing was measured to fit, so rates stand for coefficients (`cost.constants`). Large chunks keep
-the host out of the way; small ones leave less that nothing else is done beside: the first of a table on its way in, and
-the last one on its way out.
+Nothing was measured to fit, so rates stand for coefficients (`cost.constants`). Large chunks cost the host fewer
+launches. Of small ones less overlaps with nothing: the first chunk of a table on its way in, and the last one on its
+way out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from junctor.cliques.streamed import PIPELINES, PipelineName
 from junctor.cost.constants import GPU
 from junctor.planning.cliques import CliquePass, StoredPlan, passes
 
-# Chunks under way that are tried, and how often the largest chunk is halved.
-UNDER_WAY, HALVINGS = (1, 2, 3, 4, 6, 8), 8
+# Chunks in flight that are tried, and how often the largest chunk is halved.
+IN_FLIGHT, HALVINGS = (1, 2, 3, 4, 6, 8), 8
 # Launches of a chunk: it is multiplied, it is summed.
 LAUNCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A way through the device: entries of a chunk at the most, chunks under way at the most."""
+    """A way through the device: pipeline, chunks in flight at the most, entries of a chunk at the most."""
 
     pipeline: PipelineName
     in_flight: int
@@ -46,7 +46,7 @@ def streamings(
     known = (pipeline,) if pipeline else tuple(name for name in PIPELINES if engines > 1 or name != "two-engines")
     found = {
         Streaming(name, count, size)
-        for name, count in product(known, (in_flight,) if in_flight else UNDER_WAY)
+        for name, count in product(known, (in_flight,) if in_flight else IN_FLIGHT)
         for size in _sizes(plan, itemsize, allowed // count, chunk)
     }
     times = {way: stream_seconds(plan, itemsize, way) for way in found}

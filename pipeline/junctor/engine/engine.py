@@ -22,7 +22,7 @@ from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.out_of_core.programs import SingleCaseProgram, answer_one_by_one, program_of
+from junctor.out_of_core.programs import SingleCaseProgram, answer_case_by_case, program_of
 from junctor.planning.budget import Budget
 from junctor.runtime.buffer_pool import BufferPool, fresh
 from junctor.runtime.devices import open_gpu, open_other_gpus
@@ -229,7 +229,7 @@ class Engine:
                 chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, means.gpu)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             program = self._chunk_program(chunks, algebra, means.device)
-            rows = answer_one_by_one(program, chunks.chunks.plan, batch, rows, answers)
+            rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return
             chunks = None

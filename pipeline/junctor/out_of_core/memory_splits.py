@@ -1,7 +1,7 @@
-"""Ways to divide the memory for rows in chunks, and the seconds that a plan takes that is cut for one of them.
+"""Memory splits: ways to divide the memory for rows out of core, and the seconds of a plan that is cut for one.
 
 On a CPU a task has its tables and the scratch of its contractions, the rest is for stored tables. On a GPU memory is
-divided into slots for tasks under way; what is left keeps stored tables.
+divided into slots for tasks in flight; what is left keeps stored tables. `programs.cut` compares the splits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, le
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.fit import Coefficients
 from junctor.cost.model import CostModel
-from junctor.out_of_core.gpu.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPlan
@@ -33,7 +32,7 @@ from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 # task, the sooner copies and kernels overlap.
 SHARES, CACHED_BYTES = (3 / 4, 1 / 2, 1 / 4, 1 / 8), 1 << 25
 GPU_SHARES = (3 / 4, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
-# Groups of tasks under way at once on a GPU, of which the number is chosen.
+# Groups of tasks in flight at once on a GPU, of which the number is chosen.
 SLOTS, USUAL_SLOTS = (1, 2, 3, 4, 6), 3
 # Most that sums of terms take on a GPU.
 PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
@@ -41,7 +40,13 @@ PARTIAL_BYTES = 2 * PARTIAL_ENTRIES * 8
 SCRATCH_SHARE = 1 / 4
 # Threads of compiled contractions that memory is kept for: a plan must not depend on how many there are.
 MOST_THREADS = 64
-# What NumPy takes for each entry of a block. Beside each entry of a table there may be a byte of a mask.
+# Bytes of a device that offsets of launches may take beside the slots.
+OFFSET_BYTES = 1 << 26
+# Bytes of pinned memory for offsets and small parts in transit.
+STAGING_BYTES = 1 << 25
+# Launches that are kept for the next case.
+MOST_KEPT = 1 << 15
+# Bytes that NumPy takes for each entry of a block. With each entry of a table there may be a byte of a mask.
 NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 # What NumPy and Python take for themselves while tasks are done: buffers, views that wait for the collector, frames.
 INTERPRETER_BYTES = 1 << 19
@@ -55,11 +60,14 @@ NOMINAL = CostModel(MeasuredDevice("rates"), {name: _NOMINAL for name in BACKEND
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """What rows in chunks may take, in bytes.
+    """What rows out of core may take, in bytes.
 
-    memory: of everything in this machine's memory. task: of the tables and the scratch of a task, None where only
-    `memory` bounds it. disk: of files, which lie in `folder`. threads: of contractions. on_gpu: whether tasks have the
-    memory of a GPU, `task` of it, and none of `memory`.
+    memory: of everything in this machine's memory.
+    task: of the tables and the scratch of a task, None where only `memory` bounds it.
+    disk: of files.
+    folder: where files lie.
+    threads: of contractions.
+    on_gpu: whether tasks have the memory of a GPU, `task` of it, and none of `memory`.
     """
 
     memory: int
@@ -72,7 +80,12 @@ class MemoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class CpuSplit(MemorySplit):
-    """Room with `scratch` bytes for contractions of a task, done by `arithmetic`, on so many threads if compiled."""
+    """A memory split on a CPU.
+
+    scratch: bytes of the contractions of a task.
+    arithmetic: how these are done.
+    threads: of compiled ones, else 0.
+    """
 
     scratch: int = 0
     arithmetic: Arithmetic = field(default_factory=lambda: Arithmetic(8, reference.SCRATCH_ENTRIES, False))
@@ -91,26 +104,26 @@ class CpuSplits:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan)
 
-    def rooms(self, plan: Plan) -> list[CpuSplit]:
-        """Return the ways to divide the memory beside what a plan takes anyway, the largest task first."""
+    def splits(self, plan: Plan) -> list[CpuSplit]:
+        """Return the ways to divide the memory that a plan leaves, the largest task first."""
         free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
         saved = self._rows * (self._least(plan, False) - self._least(plan, True))
         shares = [int(free * share) for share in SHARES]
         sizes = [*shares, min(CACHED_BYTES, shares[-1])]
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
-        found: list[CpuSplit] = []
+        splits: list[CpuSplit] = []
         for task in sizes:
             kept = compiled_bytes(task) if saved > CPU.compiled_saving else task
             if kept < task:
                 threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
-                found.append(self._room(free, task, kept, reference.SCRATCH_ENTRIES, threads))
+                splits.append(self._split(free, task, kept, reference.SCRATCH_ENTRIES, threads))
             # Where compiled contractions leave the tables little room, NumPy may need fewer chunks.
             if kept >= task or kept > SCRATCH_SHARE * task:
                 entries = min(reference.SCRATCH_ENTRIES, max(1, int(task * SCRATCH_SHARE) // NUMPY_ENTRY))
-                found.append(self._room(free, task, entries * NUMPY_ENTRY, entries, 0))
-        return found
+                splits.append(self._split(free, task, entries * NUMPY_ENTRY, entries, 0))
+        return splits
 
-    def _room(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuSplit:
+    def _split(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuSplit:
         tables = (task - scratch) * self._itemsize // (self._itemsize + MASK_BYTES)
         arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
         return CpuSplit(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
@@ -123,19 +136,19 @@ class CpuSplits:
         how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
         return self._costs.seconds(backend_of(self._algebra, compiled), least_work(plan, how))
 
-    def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
+    def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
         """Return about what a case takes on one thread."""
-        assert isinstance(room, CpuSplit)
-        backend = backend_of(self._algebra, room.arithmetic.compiled)
-        work = self._costs.seconds(backend, chunk_work(chunks, room.arithmetic))
+        assert isinstance(split, CpuSplit)
+        backend = backend_of(self._algebra, split.arithmetic.compiled)
+        work = self._costs.seconds(backend, chunk_work(chunks, split.arithmetic))
         return work + disk_seconds(chunks, self._itemsize)
 
-    def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
-        """Return what a plan takes that was cut for a room."""
-        assert isinstance(room, CpuSplit)
-        working = room.scratch + chunks.working * (self._itemsize + MASK_BYTES)
-        seconds, scratch = self.seconds(chunks, room), room.arithmetic.scratch
-        return ChunkRoute(chunks, self._limits, self._itemsize, working, working, seconds, scratch, room.threads)
+    def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
+        """Return what a plan takes that was cut for a split."""
+        assert isinstance(split, CpuSplit)
+        working = split.scratch + chunks.working * (self._itemsize + MASK_BYTES)
+        seconds, scratch = self.seconds(chunks, split), split.arithmetic.scratch
+        return ChunkRoute(chunks, self._limits, self._itemsize, working, working, seconds, scratch, split.threads)
 
 
 class GpuSplits:
@@ -152,8 +165,8 @@ class GpuSplits:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan) + launch_bytes(plan)
 
-    def rooms(self, plan: Plan) -> list[MemorySplit]:
-        """Return the ways to divide the memory, the largest task first; stored tables may all be on the host."""
+    def splits(self, plan: Plan) -> list[MemorySplit]:
+        """Return the ways to divide the memory, the largest task first; all stored tables may be on the host."""
         free = self._limits.memory - self.fixed(plan)
         # More tasks, where there are several to do them.
         smaller = [GPU_SHARES[-1] / 2**n for n in range(1, self._gpus.bit_length())]
@@ -164,10 +177,10 @@ class GpuSplits:
         """Return about what a case of a plan takes at the least."""
         return self._costs.seconds(self._backend, least_gpu_work(plan, self._itemsize))
 
-    def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
+    def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
-        found = self.seconds_with(chunks, USUAL_SLOTS)
-        return found if found is not None else self._with_slots(chunks, self._most(chunks))
+        seconds = self.seconds_with(chunks, USUAL_SLOTS)
+        return seconds if seconds is not None else self._with_slots(chunks, self._most(chunks))
 
     def seconds_with(self, chunks: ChunkPlan, slots: int) -> float | None:
         """Return about what a case takes with so many slots, None where there is no room for them."""
@@ -182,30 +195,34 @@ class GpuSplits:
         work = self._costs.seconds(self._backend, gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
         return work + disk_seconds(chunks, self._itemsize)
 
-    def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
-        """Return what a plan takes that was cut for a room, with the number of slots that takes least."""
+    def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
+        """Return the route of a plan that was cut for a split, with the number of slots that takes least."""
         most = self._most(chunks)
         seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
-        beside = launch_bytes(chunks.plan)
-        return ChunkRoute(chunks, self._limits, self._itemsize, working, beside, seconds, slots=slots)
+        overhead = launch_bytes(chunks.plan)
+        return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkRoute:
     """A plan cut for some limits.
 
-    itemsize: bytes of an entry. working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and
-    offsets. beside: bytes of tasks and launches in the memory of stored tables. seconds: of a row. scratch: entries of
-    a block in NumPy. entry_threads: of compiled contractions, 0 where there are none. slots: groups of tasks under way
-    at once on a GPU. workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
+    itemsize: bytes of an entry.
+    working: bytes of the tables and the scratch of a task or, on a GPU, of all slots and offsets.
+    overhead: bytes of tasks and launches in the memory of stored tables.
+    seconds: of a row.
+    scratch: entries of a block in NumPy.
+    entry_threads: of compiled contractions, 0 where there are none.
+    slots: groups of tasks in flight at once on a GPU.
+    workers: that share the tasks, 0 where this process does them; then `memory` is that of all.
     """
 
     chunks: ChunkPlan
     limits: MemoryLimits
     itemsize: int
     working: int
-    beside: int
+    overhead: int
     seconds: float
     scratch: int = reference.SCRATCH_ENTRIES
     entry_threads: int = 0
@@ -215,7 +232,7 @@ class ChunkRoute:
     @cached_property
     def memory(self) -> int:
         """The peak bytes of everything that is not on a disk or a GPU."""
-        return fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.beside
+        return fixed_bytes(self.chunks.plan) + self.chunks.peak(on_disk=False) * self.itemsize + self.overhead
 
     @cached_property
     def disk(self) -> int:
@@ -255,10 +272,10 @@ def launch_bytes(plan: Plan) -> int:
 
 
 def fixed_bytes(plan: Plan) -> int:
-    """Return what the program of a plan in chunks takes beside tasks and stored tables."""
+    """Return the bytes of the program of a cut plan without tasks and stored tables."""
     made = [plan.tables[step.out].entries for step in plan.steps if isinstance(step, Potential | Slice | Likelihood)]
     sliced = [plan.shape.entries(plan.shape.scopes[factor]) for factor in plan.sliced_factors()]
-    # While a table is bound there are copies of it; results stay beside their posteriors.
+    # While a table is bound there are copies of it; results are there with their posteriors.
     binding = 5 * max((*made, *sliced), default=0)
     results = 2 * sum(plan.tables[table].entries for _, table in plan.marginals)
     tables = 2 * sum(made) + 3 * sum(sliced) + binding + results

@@ -1,7 +1,7 @@
-"""Rows whose plan exceeds the memory: how it is cut and what that takes, and the program that does it.
+"""Rows whose plan exceeds the memory: `cut` chooses the plan, `program_of` returns what runs it.
 
-Memory is divided between tables of a task, with the scratch of its contractions, and stored tables; what of these does
-not fit goes into files. Everything is settled before anything runs, and deterministic.
+Memory is divided between tables of a task, with the scratch of its contractions, and stored tables; of these, what does
+not fit goes into files. Everything is chosen before anything runs, and deterministic. The engine calls both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import GPU_SHARES, PARTIAL_BYTES, ChunkRoute, CpuSplits, GpuSplits, MemoryLimits
+from junctor.out_of_core.memory_splits import (
+    GPU_SHARES,
+    OFFSET_BYTES,
+    PARTIAL_BYTES,
+    ChunkRoute,
+    CpuSplits,
+    GpuSplits,
+    MemoryLimits,
+)
 from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.placement import aligned
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
+from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -56,20 +62,20 @@ def cut(
     ways: GpuSplits | CpuSplits
     ways = GpuSplits(limits, algebra, costs, gpus) if limits.on_gpu else CpuSplits(limits, algebra, costs, rows)
 
-    def rooms(plan: Plan) -> Sequence[MemorySplit]:
+    def splits(plan: Plan) -> Sequence[MemorySplit]:
         taken.append(ways.fixed(plan))
-        return ways.rooms(plan)
+        return ways.splits(plan)
 
     try:
-        pricing = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
-        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, pricing, rows)
+        prices = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
+        cheapest = cheapest_chunks(problem, algebra.dtype.itemsize, splits, prices, rows)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:
         raise BudgetError(
             f"propagation in chunks takes years ({error}); ask for fewer targets, or give evidence on more variables"
         ) from None
-    return ways.chunking(*found)
+    return ways.chunking(*cheapest)
 
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
@@ -90,30 +96,13 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     needed, allowed = error.needed, max(0, error.allowed)
     if limits.on_gpu and error.where == "working":
         where = "of the GPU for the tables of a task and what goes with them"
-        # Of what is allowed beside offsets, a task has the largest share at the most.
+        # A task has at most the largest share of what offsets leave.
         needed = aligned(math.ceil((needed + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
         allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(
         f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
         f"are {format_bytes(allowed)} ({allowed:,} bytes); {more}, ask for fewer targets, or give evidence on more "
         "variables"
-    )
-
-
-def program_of(chunking: ChunkRoute, network: Network, algebra: Algebra, *devices: CudaBlockDevice) -> ChunkedProgram:
-    """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
-    try:
-        gpu = DeviceGroup(chunking.chunks, algebra.name, *devices, slots=chunking.slots) if devices else None
-    except MemoryError as error:
-        raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
-    return ChunkedProgram(
-        chunking.chunks,
-        network,
-        algebra,
-        scratch=chunking.scratch,
-        folder=chunking.limits.folder,
-        entry_threads=chunking.entry_threads,
-        gpu=gpu,
     )
 
 
@@ -124,7 +113,25 @@ class SingleCaseProgram(Protocol):
         """Propagate one case."""
 
 
-def answer_one_by_one(
+def program_of(
+    chunking: ChunkRoute, network: Network, algebra: Algebra, *devices: CudaBlockDevice
+) -> SingleCaseProgram:
+    """Return what runs a cut plan, on GPUs if there are any; raises BudgetError where these have too little memory."""
+    chunks, folder = chunking.chunks, chunking.limits.folder
+    if not devices:
+        scratch, entry_threads = chunking.scratch, chunking.entry_threads
+        return ChunkedProgram(chunks, network, algebra, scratch, folder, entry_threads=entry_threads)
+    from junctor.out_of_core.gpu.devices import DeviceGroup
+    from junctor.out_of_core.gpu.run import GpuProgram
+
+    try:
+        gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
+    except MemoryError as error:
+        raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
+    return GpuProgram(chunks, network, algebra, gpu, folder)
+
+
+def answer_case_by_case(
     program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
 ) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""

@@ -1,4 +1,4 @@
-"""Which steps of a pass a GPU does together: chains of eliminations (`chains_gpu.py`), and other steps one by one."""
+"""Which steps of a pass a GPU does in one launch: chains of eliminations (`gpu.chains`); other steps are alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FACTOR_SHARE = 16
 class FusedSteps:
     """Steps of a pass that are one launch, or one step.
 
-    operands: what they read that they do not make, of a chain the large table first. out: what the last one makes.
+    steps: their numbers in the pass.
+    operands: tables that they read and do not make, of a chain the large table first.
+    out: the table that the last one makes.
+    chain: None for one step.
     """
 
     steps: range
@@ -29,90 +32,92 @@ class FusedSteps:
 
     @property
     def inside(self) -> range:
-        """Steps whose results only the next one reads, without a place in memory."""
+        """Steps whose results only the next one reads, in registers."""
         return self.steps[:-1]
 
 
-# What `groups_of` has found for the plans that are there, by the last table of a pass.
-_FOUND: WeakKeyDictionary[ChunkPlan, dict[int, tuple[FusedSteps, ...]]] = WeakKeyDictionary()
+# Fused steps of the plans that are alive, by the last table of a pass.
+_FUSED: WeakKeyDictionary[ChunkPlan, dict[int, tuple[FusedSteps, ...]]] = WeakKeyDictionary()
 
 
-def groups_of(chunks: ChunkPlan, each: ChunkPass) -> tuple[FusedSteps, ...]:
+def fused_steps(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
     """Return the steps of a pass, in order, as they go to GPUs."""
-    found = _FOUND.setdefault(chunks, {})
-    if each.out not in found:
-        found[each.out] = _groups(chunks, each)
-    return found[each.out]
+    of_plan = _FUSED.setdefault(chunks, {})
+    if pass_.out not in of_plan:
+        of_plan[pass_.out] = _groups(chunks, pass_)
+    return of_plan[pass_.out]
 
 
-def _groups(chunks: ChunkPlan, each: ChunkPass) -> tuple[FusedSteps, ...]:
+def _groups(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
     sizes = dict(enumerate(chunks.plan.shape.cardinalities))
-    stages = [_stage(chunks, each, n, sizes) for n in range(len(each.steps))]
-    uses = Counter(table for step in each.steps for table in step.operands)
-    found: list[FusedSteps] = []
+    stages = [_stage(chunks, pass_, n, sizes) for n in range(len(pass_.steps))]
+    uses = Counter(table for step in pass_.steps for table in step.operands)
+    groups: list[FusedSteps] = []
     n = 0
     while n < len(stages):
         end = n + 1
-        while end < len(stages) and _follows(each, uses, stages, end):
+        while end < len(stages) and _follows(pass_, uses, stages, end):
             end += 1
-        group = next(_chains(each, stages, n, end, sizes), None) or _alone(chunks, each, n)
-        found.append(group)
+        group = next(_chains(pass_, stages, n, end, sizes), None) or _alone(chunks, pass_, n)
+        groups.append(group)
         n = group.steps.stop
-    return tuple(found)
+    return tuple(groups)
 
 
-def one_by_one(chunks: ChunkPlan, each: ChunkPass) -> tuple[FusedSteps, ...]:
-    """Return the steps of a pass as they are."""
-    return tuple(_alone(chunks, each, n) for n in range(len(each.steps)))
+def single_steps(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
+    """Return the steps of a pass, a launch for each."""
+    return tuple(_alone(chunks, pass_, n) for n in range(len(pass_.steps)))
 
 
-def touched_entries(chunks: ChunkPlan, each: ChunkPass) -> int:
+def touched_entries(chunks: ChunkPlan, pass_: ChunkPass) -> int:
     """Return the entries that the launches of a task read and write."""
-    tables = (table for group in groups_of(chunks, each) for table in (*group.operands, group.out))
-    return sum(part(chunks.plan, table, each.fixed) for table in tables)
+    tables = (table for group in fused_steps(chunks, pass_) for table in (*group.operands, group.out))
+    return sum(part(chunks.plan, table, pass_.fixed) for table in tables)
 
 
-def _alone(chunks: ChunkPlan, each: ChunkPass, n: int) -> FusedSteps:
-    step = each.steps[n]
+def _alone(chunks: ChunkPlan, pass_: ChunkPass, n: int) -> FusedSteps:
+    step = pass_.steps[n]
     return FusedSteps(range(n, n + 1), chunks.ordered(step), step.out)
 
 
-def _stage(chunks: ChunkPlan, each: ChunkPass, n: int, sizes: Mapping[int, int]) -> tuple[Elimination, int, int] | None:
+def _stage(
+    chunks: ChunkPlan, pass_: ChunkPass, n: int, sizes: Mapping[int, int]
+) -> tuple[Elimination, int, int] | None:
     """Return a step as a stage of a chain, with its small table and its large one; None where it cannot be one."""
-    step = each.steps[n]
-    # What is added up to what other tasks have made is not only written.
-    if len(step.operands) != 2 or (n == len(each.steps) - 1 and each.summed):
+    step = pass_.steps[n]
+    # A result that is added to those of other tasks is read, too: a chain only writes.
+    if len(step.operands) != 2 or (n == len(pass_.steps) - 1 and pass_.summed):
         return None
     small, large = chunks.ordered(step)
-    entries = [part(chunks.plan, table, each.fixed) for table in (small, large, step.out)]
+    entries = [part(chunks.plan, table, pass_.fixed) for table in (small, large, step.out)]
     if entries[1] != entries[2] or entries[0] * FACTOR_SHARE > entries[1]:
         return None
-    stage = Elimination(*(chunks.axes(table, each) for table in (small, large, step.out)))
-    eliminated = tuple(v for v in step.eliminated if v not in each.fixed)
+    stage = Elimination(*(chunks.axes(table, pass_) for table in (small, large, step.out)))
+    eliminated = tuple(v for v in step.eliminated if v not in pass_.fixed)
     if not is_stage(stage, sizes) or eliminated != stage.leaves:
         return None
     return (stage, small, large) if set(stage.comes) <= set(stage.factor) else None
 
 
 def _follows(
-    each: ChunkPass, uses: Counter[int], stages: Sequence[tuple[Elimination, int, int] | None], n: int
+    pass_: ChunkPass, uses: Counter[int], stages: Sequence[tuple[Elimination, int, int] | None], n: int
 ) -> bool:
-    """Tell whether a step may go on with a chain: it alone reads what the one before makes."""
-    this, made = stages[n], each.steps[n - 1].out
+    """Return True if a step may continue a chain: it alone reads what the one before makes."""
+    this, made = stages[n], pass_.steps[n - 1].out
     if this is None or stages[n - 1] is None:
         return False
-    return this[2] == made and uses[made] == 1 and made not in each.stores
+    return this[2] == made and uses[made] == 1 and made not in pass_.stores
 
 
 def _chains(
-    each: ChunkPass,
+    pass_: ChunkPass,
     stages: Sequence[tuple[Elimination, int, int] | None],
     begin: int,
     end: int,
     sizes: Mapping[int, int],
 ) -> Iterator[FusedSteps]:
     """Yield chains that begin with a step, the best one first; end: of the steps that may follow it."""
-    # None is left alone where two shorter chains have it.
+    # Where one stage would be left over, two shorter chains take all.
     most = MOST_STAGES - 1 if end - begin == MOST_STAGES + 1 else MOST_STAGES
     for count in range(min(most, end - begin), 1, -1):
         steps = range(begin, begin + count)
@@ -120,4 +125,4 @@ def _chains(
         chain = chain_of([stage for stage, _, _ in parts], sizes)
         if chain is not None:
             operands = (parts[0][2], *(small for _, small, _ in parts))
-            yield FusedSteps(steps, operands, each.steps[steps[-1]].out, chain)
+            yield FusedSteps(steps, operands, pass_.steps[steps[-1]].out, chain)

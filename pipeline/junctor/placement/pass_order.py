@@ -1,4 +1,4 @@
-"""The order of the passes of a cut plan when several may be under way at once: pure arithmetic."""
+"""The order of the passes of a cut plan when several may be in flight; `out_of_core.pass_runner` follows it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ LOOKED_AT = 64
 
 
 class PassOrder:
-    """Passes as they may begin: those first that come first in the plan, others where all that they read is there.
+    """Passes in the order of the plan; several may be open at once, as far as all that they read is there.
 
-    One that is not the first of those to be done begins only if stored tables still take no more than in the plan.
+    A pass begins ahead of earlier ones only if stored tables still take no more than in the plan.
     """
 
     def __init__(self, chunks: ChunkPlan) -> None:
         plan, passes = chunks.plan, chunks.passes
-        made = {table: n for n, each in enumerate(passes) for table in each.stores}
+        made = {table: n for n, pass_ in enumerate(passes) for table in pass_.stores}
         self._passes = passes
-        self._needs = [{made[table] for table in each.loads if table in made} for each in passes]
-        self._stores = [sum(plan.tables[table].entries for table in each.stores) for each in passes]
-        self._left, self._open, self._done = dict.fromkeys(range(len(passes))), set[int](), set[int]()
+        self._needs = [{made[table] for table in pass_.loads if table in made} for pass_ in passes]
+        self._stores = [sum(plan.tables[table].entries for table in pass_.stores) for pass_ in passes]
+        # A dict, because it keeps the order of the plan.
+        self._left = dict.fromkeys(range(len(passes)))
+        self._open: set[int] = set()
+        self._done: set[int] = set()
         # Passes that make or read a table and are not done.
-        self._users = Counter(table for each in passes for table in {*each.loads, *each.stores})
+        self._users = Counter(table for pass_ in passes for table in {*pass_.loads, *pass_.stores})
         change = [0] * (len(passes) + 1)
         for table, (first, last) in chunks.lifetimes().items():
             change[max(first, 0)] += plan.tables[table].entries
@@ -41,14 +44,14 @@ class PassOrder:
     def begin(self, may: Callable[[int], bool]) -> int | None:
         """Return a pass that begins now, of those that `may`; None where there is none before others are done."""
         for n in islice(self._left, LOOKED_AT):
-            if self._needs[n] <= self._done and self._fits(n) and may(n):
+            if self._needs[n] <= self._done and may(n) and self._fits(n):
                 del self._left[n]
                 self._open.add(n)
                 return n
         return None
 
     def _fits(self, n: int) -> bool:
-        """Tell whether there is room for what a pass makes until its turn comes in the plan."""
+        """Return True if there is room for what a pass makes until its turn comes in the plan."""
         first = min(n, next(iter(self._left)), *self._open)
         early = [k for k in (*self._open, *self._done) if k > first] + [n]
         return all(

@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 from junctor_kernels.gpu.entries import PARTIAL_ENTRIES, VECTOR
 
-from junctor.placement.fusion import FusedSteps, groups_of
+from junctor.placement.fusion import FusedSteps, fused_steps
 from junctor.placement.sharding import Sharding
 from junctor.planning.chunks import ChunkPass, ChunkPlan, part
-from junctor.planning.first_fit import first_gap
+from junctor.planning.first_fit import ALIGNED, aligned, first_fit, side_by_side
 
-# Tables and parts begin at multiples of so many bytes.
-ALIGNED = 256
 # Results of the tasks of a pass are added up on the host where all of them take no more bytes.
 SPREAD_BYTES = 1 << 26
 # Share of the memory of a GPU, beside slots, that the tables which are there at the beginning may take.
@@ -30,60 +28,67 @@ Grouping = Callable[[ChunkPlan, ChunkPass], Sequence[FusedSteps]]
 Lives = Mapping[int, tuple[int, int]]
 
 
-def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = groups_of) -> int:
+def slot_bytes(chunks: ChunkPlan, itemsize: int, groups: Grouping = fused_steps) -> int:
     """Return the bytes that a slot takes: the parts of the task with most, and the sums of terms kept at first."""
-    most = max((task_places(chunks, each, itemsize, groups)[1] for each in chunks.passes), default=0)
+    most = max((slot_offsets(chunks, pass_, itemsize, groups)[1] for pass_ in chunks.passes), default=0)
     return most + 2 * PARTIAL_ENTRIES * itemsize
 
 
-def task_places(
-    chunks: ChunkPlan, each: ChunkPass, itemsize: int, groups: Grouping = groups_of
+def slot_offsets(
+    chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, groups: Grouping = fused_steps
 ) -> tuple[dict[int, int], int]:
-    """Return where the part of every table of a pass begins in a slot, and the bytes in all."""
+    """Return the offset of the part of every table of a pass in a slot, and the bytes in all."""
     lives: dict[int, tuple[int, int]] = {}
-    for n, group in enumerate(groups(chunks, each)):
+    for n, group in enumerate(groups(chunks, pass_)):
         for table in (*group.operands, group.out):
             lives[table] = (lives.get(table, (n, n))[0], n)
-    if each.summed:
+    if pass_.summed:
         # What tasks add to is there from the beginning of the next one.
-        lives[each.out] = (0, len(each.steps))
-    return _placed(lives, {table: part(chunks.plan, table, each.fixed) * itemsize for table in lives})
+        lives[pass_.out] = (0, len(pass_.steps))
+    return _placed(lives, {table: part(chunks.plan, table, pass_.fixed) * itemsize for table in lives})
 
 
-def spreads(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> bool:
-    """Tell whether results of tasks are added up on the host, so that such tasks need not wait for each other."""
-    size = part(chunks.plan, each.out, each.fixed) * itemsize
-    return bool(each.summed) and size * chunks.plan.shape.entries(each.fixed) <= SPREAD_BYTES
+def sums_on_host(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> bool:
+    """Return True if results of tasks are added up on the host, so that such tasks need not wait for each other."""
+    size = part(chunks.plan, pass_.out, pass_.fixed) * itemsize
+    return bool(pass_.summed) and size * chunks.plan.shape.entries(pass_.fixed) <= SPREAD_BYTES
 
 
-def outer_variables(chunks: ChunkPlan, each: ChunkPass, itemsize: int) -> list[int]:
+def outer_variables(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> list[int]:
     """Return the chunk variables that groups of tasks differ in: those of a group add up their results."""
-    apart = spreads(chunks, each, itemsize)
-    return [v for v in each.fixed if apart or v not in each.summed]
+    apart = sums_on_host(chunks, pass_, itemsize)
+    return [v for v in pass_.fixed if apart or v not in pass_.summed]
 
 
-def leaf_places(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
-    """Return where the tables that are there at the beginning go on every GPU, and the bytes in all.
+def leaf_offsets(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int, tuple[int, int]], int]:
+    """Return where factors and evidence go on every GPU, and the bytes in all.
 
-    For each its first byte, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
-    piece where it is. None where all take more than LEAF_SHARE of the room that there is on each GPU.
+    For each table its offset, and the entries from one of its pieces to the next: whole vectors, so that tasks read any
+    piece where it is. None where all take more than LEAF_SHARE of the room.
+    chunks: the plan.
+    itemsize: bytes of an entry.
+    room: bytes that there are on each GPU.
     """
-    places, end = dict[int, tuple[int, int]](), 0
-    for table in sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0):
-        apart = -(-chunks.piece(table) // VECTOR) * VECTOR
-        places[table] = end, apart
-        end = aligned(end + chunks.plan.tables[table].entries // chunks.piece(table) * apart * itemsize)
-    return (places, end) if end <= room * LEAF_SHARE else ({}, 0)
+    leaves = sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0)
+    apart = {table: aligned(chunks.piece(table), VECTOR) for table in leaves}
+    pieces = {table: chunks.plan.tables[table].entries // chunks.piece(table) for table in leaves}
+    offsets, total = side_by_side({table: pieces[table] * apart[table] * itemsize for table in leaves})
+    return (
+        ({table: (offsets[table], apart[table]) for table in leaves}, total) if total <= room * LEAF_SHARE else ({}, 0)
+    )
 
 
 class Residency(NamedTuple):
-    """Where a table lies on GPUs: its first byte on each that has a share of it, and how it is dealt over them.
+    """Where a stored table lies on GPUs, and from when on.
 
+    offset: of its share, in bytes, the same on every GPU that has one.
+    sharding: which GPU has which part of it.
     since: the pass that makes it or, where it is `brought`, the first one that reads it and brings it from the host.
+    brought: whether it comes from the host.
     """
 
-    at: int
-    deal: Sharding
+    offset: int
+    sharding: Sharding
     since: int
     brought: bool
 
@@ -91,22 +96,22 @@ class Residency(NamedTuple):
 Resident = Mapping[int, Residency]
 
 
-def crosses(resident: Resident, table: int, number: int) -> bool:
-    """Tell whether a pass that makes or reads a table moves it between host and GPUs."""
-    stay = resident.get(table)
-    return stay is None or number < stay.since or (stay.brought and number == stay.since)
+def crosses_bus(resident: Resident, table: int, number: int) -> bool:
+    """Return True if a pass that makes or reads a table moves it between host and GPUs."""
+    residency = resident.get(table)
+    return residency is None or number < residency.since or (residency.brought and number == residency.since)
 
 
-def share_bytes(chunks: ChunkPlan, table: int, deal: Sharding, itemsize: int) -> int:
-    """Return the bytes of a table that a GPU has at most if it is dealt so."""
-    return aligned(chunks.plan.tables[table].entries // deal.count * deal.most * itemsize)
+def share_bytes(chunks: ChunkPlan, table: int, sharding: Sharding, itemsize: int) -> int:
+    """Return the bytes of a sharded table that a GPU has at most."""
+    return aligned(chunks.plan.tables[table].entries // sharding.count * sharding.most * itemsize)
 
 
-def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
-    """Return where every other table that tasks read or store begins in pinned memory, and the bytes in all.
+def pinned_offsets(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple[dict[int, int], int]:
+    """Return the offset in pinned memory of every other table that tasks read or store, and the bytes in all.
 
-    Those that are brought to a GPU lie there until then. Small ones too, and those that are there at the beginning: a
-    copy to other memory waits until the device has done all that comes before.
+    Those that are brought to a GPU lie there until then. Small ones, factors and evidence too: a copy to memory that is
+    not pinned waits until the device has done all that comes before.
     """
     sizes, lives = _all_stored(chunks, itemsize)
     return _placed(_pinned_lives(chunks, lives, resident), sizes)
@@ -114,27 +119,30 @@ def pinned_places(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tuple
 
 def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
     found = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
-    return found | {t: (lives[t][0], stay.since) for t, stay in resident.items() if stay.brought}
+    return found | {t: (lives[t][0], residency.since) for t, residency in resident.items() if residency.brought}
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseBarriers:
-    """For a table the last pass that needs anything of what lay where it goes, in pinned memory and on GPUs; none where
-    nothing did."""
+    """Table -> the last pass that needs anything of what lay where the table goes; none where nothing did.
+
+    pinned: of tables in pinned memory.
+    resident: of tables on GPUs.
+    """
 
     pinned: Mapping[int, int]
     resident: Mapping[int, int]
 
 
-def passes_before(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> ReuseBarriers:
-    """Return what has to be done before a table goes where it lies."""
+def reuse_barriers(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned: Mapping[int, int]) -> ReuseBarriers:
+    """Return the passes that have to be done before tables take their places."""
     sizes, lives = _all_stored(chunks, itemsize)
     on_gpus: dict[int, int] = {}
-    shares = {table: share_bytes(chunks, table, stay.deal, itemsize) for table, stay in resident.items()}
-    stays = {table: (stay.since, lives[table][1]) for table, stay in resident.items()}
-    for gpu in {gpu for stay in resident.values() for gpu in stay.deal.used}:
-        there = {table: stay.at for table, stay in resident.items() if gpu in stay.deal.used}
-        for table, last in _before(there, shares, stays).items():
+    shares = {t: share_bytes(chunks, t, residency.sharding, itemsize) for t, residency in resident.items()}
+    resident_lives = {table: (residency.since, lives[table][1]) for table, residency in resident.items()}
+    for gpu in {gpu for residency in resident.values() for gpu in residency.sharding.used}:
+        offsets = {t: residency.offset for t, residency in resident.items() if gpu in residency.sharding.used}
+        for table, last in _before(offsets, shares, resident_lives).items():
             on_gpus[table] = max(last, on_gpus.get(table, -1))
     return ReuseBarriers(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
 
@@ -180,23 +188,7 @@ def results(chunks: ChunkPlan) -> set[int]:
     return {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
 
 
-def aligned(size: int) -> int:
-    """Return a number of bytes, made up to a multiple of ALIGNED."""
-    return -(-size // ALIGNED) * ALIGNED
-
-
 def _placed(lives: Lives, sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Place pieces of memory so that those alive at the same time do not overlap; first fit, in order of beginning."""
-    alive: list[tuple[int, int]] = []
-    ends: list[tuple[int, int, int]] = []
-    places: dict[int, int] = {}
-    most = 0
-    for table, (first, last) in sorted(lives.items(), key=lambda each: (each[1][0], -sizes[each[0]], each[0])):
-        while ends and ends[0][0] < first:
-            alive.remove(ends.pop(0)[1:])
-        size = aligned(sizes[table])
-        places[table] = start = first_gap(alive, size)
-        bisect.insort(alive, (start, start + size))
-        bisect.insort(ends, (last, start, start + size))
-        most = max(most, start + size)
-    return places, most
+    """Return offsets and the bytes in all: of tables that begin together the largest come first."""
+    order = sorted(lives, key=lambda table: (-sizes[table], table))
+    return first_fit({table: lives[table] for table in order}, sizes, ALIGNED)

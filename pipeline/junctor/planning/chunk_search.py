@@ -14,7 +14,7 @@ from junctor.planning.shape import mask_of
 
 # Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
 HOPELESS_ENTRIES = 1e17
-# A plan is not cut where what has to wait is so many times what there is room for.
+# A plan is not cut where tables that have to wait take so many times the memory.
 FAR_MORE = 2
 
 
@@ -23,8 +23,8 @@ class ChunkPrices:
     """What plans take, in seconds.
 
     least: of a plan, about, however it is cut; what takes longer than another one that is cut already is left out.
-    seconds: of a cut plan in the room that it was cut for.
-    cutting: of a step, to cut a plan for a room and to count its work.
+    seconds: of a cut plan in the memory split that it was cut for.
+    cutting: of a step, to cut a plan for a split and to count its work.
     """
 
     least: Callable[[Plan], float]
@@ -46,46 +46,54 @@ class TooLongError(ValueError):
 
 
 def operations_of(plan: Plan) -> int:
-    """Return the entry operations of a case whose messages are all its own."""
+    """Return the multiply-adds of a case whose messages are all its own."""
     return plan.shared_operations + plan.case_operations
 
 
 def cheapest_chunks(
-    problem: Problem, itemsize: int, rooms: Callable[[Plan], Sequence[MemorySplit]], pricing: ChunkPrices, rows: int = 1
+    problem: Problem,
+    itemsize: int,
+    splits: Callable[[Plan], Sequence[MemorySplit]],
+    pricing: ChunkPrices,
+    rows: int = 1,
 ) -> tuple[ChunkPlan, MemorySplit]:
-    """Return the cut plan that takes least time among orders of several kinds, and the room that it was cut for.
+    """Return the cut plan that takes least time among orders of several kinds, and the memory split that it is cut for.
 
-    rooms: ways to divide the memory beside what a plan takes anyway, the same number for every plan. The plan with
-    fewest operations is cut for each of them, others for the best one and those next to it, if that may save as much as
-    it takes. rows: cases to come, which bound the search. Raises TooSmallError, in bytes, of what misses least where
-    nothing fits, and TooLongError. Deterministic.
+    The plan with fewest operations is cut for each split, others for the best one and those next to it, if that may
+    save as much as it takes. Deterministic.
+    problem: what to plan.
+    itemsize: bytes of an entry.
+    splits: ways to divide the memory that a plan leaves, the same number for every plan.
+    pricing: of plans.
+    rows: cases to come, which bound the search.
+    Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError.
     """
     best: tuple[float, int, ChunkPlan, MemorySplit] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     for plan in sorted(candidates(problem, rows), key=operations_of):
-        ways = list(enumerate(rooms(plan)))
+        ways = list(enumerate(splits(plan)))
         if best is not None:
             ways = ways[max(0, best[1] - 1) : best[1] + 2]
             # Not where it could not save what cutting takes.
             if rows * (best[0] - pricing.least(plan)) <= len(ways) * len(plan.steps) * pricing.cutting:
                 continue
         waiting = waiting_entries(plan)
-        for number, room in ways:
-            entries = [each // itemsize for each in (room.working, room.memory, room.disk)]
+        for number, split in ways:
+            entries = [size // itemsize for size in (split.working, split.memory, split.disk)]
             if waiting > FAR_MORE * sum(entries):
-                far.append(TooSmallError("disk", waiting * itemsize, room.disk))
+                far.append(TooSmallError("disk", waiting * itemsize, split.disk))
                 continue
             try:
                 chunks = chunk_plan(plan, *entries)
             except TooSmallError as error:
                 missed.append(TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize))
-                if error.where == "disk" and missed[-1].needed > missed[-1].allowed + room.memory:
-                    break  # no other room has so much more
+                if error.where == "disk" and missed[-1].needed > missed[-1].allowed + split.memory:
+                    break  # no other split has so much more
                 continue
-            seconds = pricing.seconds(chunks, room)
+            seconds = pricing.seconds(chunks, split)
             if best is None or seconds < best[0]:
-                best = seconds, number, chunks, room
+                best = seconds, number, chunks, split
     if best is not None:
         return best[2:]
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
@@ -94,7 +102,7 @@ def cheapest_chunks(
 def waiting_entries(plan: Plan) -> int:
     """Return the most entries of messages that wait for their way back longer than a pass has steps.
 
-    Cutting a plan can spare a few of them; it takes long, so it is not tried where they exceed all room by far.
+    Cutting a plan can spare a few of them; it takes long, so it is not tried where they exceed all memory by far.
     """
     steps = [step for step in plan.steps if isinstance(step, Reduce)]
     made = {step.out: n for n, step in enumerate(steps)}

@@ -26,7 +26,7 @@ Where = Literal["working", "memory", "disk"]
 
 # Steps of a pass: more gain little, and planning would take longer.
 MOST_STEPS = 48
-# Passes that further steps may join: those of the branches of a tree that are under way.
+# Passes that further steps may join: those of the branches of a tree that are open.
 MOST_OPEN = 16
 
 
@@ -34,8 +34,11 @@ MOST_OPEN = 16
 class ChunkPass:
     """Steps of a plan done together, a task for each configuration of the chunk variables.
 
-    steps: reductions in order. fixed: chunk variables, those that the last step sums out behind the others, so that
-    tasks that are added up follow each other. loads, stores: tables that come in and go out.
+    steps: reductions in order.
+    fixed: chunk variables, those that the last step sums out behind the others, so that tasks that are added up follow
+    each other.
+    summed: chunk variables that the last step sums out.
+    loads, stores: tables that come in and go out.
     """
 
     steps: tuple[Reduce, ...]
@@ -52,10 +55,11 @@ class ChunkPass:
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Passes, and how the tables between them are cut.
+    """Passes, and how the tables between them are cut; all counts are of one case.
 
-    cuts: stored table -> its chunk variables, outermost first. on_disk: tables kept in files. working: the most entries
-    that a task holds at once. All counts are of one case.
+    cuts: stored table -> its chunk variables, outermost first.
+    on_disk: tables kept in files.
+    working: the most entries that a task holds at once.
     """
 
     plan: Plan
@@ -67,17 +71,17 @@ class ChunkPlan:
     @property
     def tasks(self) -> int:
         """Number of tasks."""
-        return sum(self.plan.shape.entries(each.fixed) for each in self.passes)
+        return sum(self.plan.shape.entries(pass_.fixed) for pass_ in self.passes)
 
     @cached_property
     def loaded(self) -> int:
         """Entries that are brought into the working memory."""
-        return sum(loaded_entries(self.plan, each) for each in self.passes)
+        return sum(loaded_entries(self.plan, pass_) for pass_ in self.passes)
 
     @cached_property
     def stored(self) -> int:
         """Entries that are taken out of the working memory."""
-        return sum(self.plan.tables[table].entries for each in self.passes for table in each.stores)
+        return sum(self.plan.tables[table].entries for pass_ in self.passes for table in pass_.stores)
 
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         """Return the first and the last pass of every stored table; -1 for those that are there at the beginning."""
@@ -93,9 +97,9 @@ class ChunkPlan:
         cuts = self.cuts.get(table, ())
         return (*cuts, *(v for v in self.plan.tables[table].scope if v not in cuts))
 
-    def axes(self, table: int, each: ChunkPass) -> tuple[int, ...]:
+    def axes(self, table: int, pass_: ChunkPass) -> tuple[int, ...]:
         """Return the axes of a table's part in a task of a pass."""
-        return tuple(v for v in self.layout(table) if v not in each.fixed)
+        return tuple(v for v in self.layout(table) if v not in pass_.fixed)
 
     def ordered(self, step: Reduce) -> tuple[int, ...]:
         """Return the operands of a step in the order in which they combine, the smallest first."""
@@ -123,7 +127,7 @@ def chunk_plan(plan: Plan, working: int, memory: int, disk: int) -> ChunkPlan:
     passes = tuple(_passes(plan, working))
     cuts = _cuts(plan, passes)
     on_disk = _spilled(plan, passes, memory)
-    peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, each.steps, each.fixed) for each in passes)]
+    peaks = [parts.peak(parts.entries)[0] for parts in (_Parts(plan, pass_.steps, pass_.fixed) for pass_ in passes)]
     result = ChunkPlan(plan, passes, cuts, on_disk, max(peaks, default=0))
     if on_disk and result.peak(on_disk=True) > disk:
         raise TooSmallError("disk", result.peak(on_disk=True), disk)
@@ -139,13 +143,13 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
     """
     reads, preferred = _reads(plan), set[int]()
     made_by: dict[int, int] = {}
-    found: list[ChunkPass] = []
+    passes: list[ChunkPass] = []
     opened: dict[int, ChunkPass] = {}
 
     def close(number: int) -> None:
-        each = opened.pop(number)
-        preferred.update(each.fixed)
-        found.append(each)
+        pass_ = opened.pop(number)
+        preferred.update(pass_.fixed)
+        passes.append(pass_)
 
     for number, step in enumerate(step for step in plan.steps if isinstance(step, Reduce)):
         alone = _fixed_pass(plan, [step], working, reads, preferred)
@@ -169,7 +173,7 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
             close(next(iter(opened)))
     for number in list(opened):
         close(number)
-    return found
+    return passes
 
 
 def _reads(plan: Plan) -> dict[int, int]:
@@ -293,14 +297,14 @@ def _loaded(plan: Plan, fixed: Sequence[int], parts: Mapping[int, int]) -> int:
     return total
 
 
-def loaded_entries(plan: Plan, each: ChunkPass, tables: Iterable[int] | None = None) -> int:
+def loaded_entries(plan: Plan, pass_: ChunkPass, tables: Iterable[int] | None = None) -> int:
     """Return the entries that a pass brings in, of all tables that it reads or of some."""
-    loads = each.loads if tables is None else tables
-    return _loaded(plan, each.fixed, {table: part(plan, table, each.fixed) for table in loads})
+    loads = pass_.loads if tables is None else tables
+    return _loaded(plan, pass_.fixed, {table: part(plan, table, pass_.fixed) for table in loads})
 
 
-def _moved(plan: Plan, each: ChunkPass) -> int:
-    return loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
+def _moved(plan: Plan, pass_: ChunkPass) -> int:
+    return loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
 
 
 def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]:
@@ -310,24 +314,25 @@ def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]
     are equally far apart, as a rule.
     """
     held: dict[int, list[frozenset[int]]] = {}
-    for each in passes:
-        for table in dict.fromkeys((*each.loads, *each.stores)):
-            held.setdefault(table, []).append(frozenset(each.fixed))
+    for pass_ in passes:
+        for table in dict.fromkeys((*pass_.loads, *pass_.stores)):
+            held.setdefault(table, []).append(frozenset(pass_.fixed))
     cuts = {
-        table: [v for v in plan.tables[table].scope if any(v in each for each in fixed)]
+        table: [v for v in plan.tables[table].scope if any(v in constant for constant in fixed)]
         for table, fixed in held.items()
     }
     return {
-        table: tuple(sorted(cut, key=lambda v: [v not in each for each in held[table]])) for table, cut in cuts.items()
+        table: tuple(sorted(cut, key=lambda v: [v not in constant for constant in held[table]]))
+        for table, cut in cuts.items()
     }
 
 
 def _lifetimes(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, int]]:
     lives: dict[int, tuple[int, int]] = {}
-    for n, each in enumerate(passes):
-        for table in each.stores:
+    for n, pass_ in enumerate(passes):
+        for table in pass_.stores:
             lives[table] = (n, n)
-        for table in each.loads:
+        for table in pass_.loads:
             lives[table] = (lives.get(table, (-1, n))[0], n)
     return lives
 
@@ -339,8 +344,8 @@ def _most(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> int:
         change[max(first, 0)] += plan.tables[table].entries
         change[last + 1] -= plan.tables[table].entries
     most = alive = 0
-    for each in change:
-        alive += each
+    for entries in change:
+        alive += entries
         most = max(most, alive)
     return most
 
@@ -348,7 +353,7 @@ def _most(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> int:
 def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[int]:
     """Return the tables that go to disk: those that stay longest for their traffic, until the others fit."""
     lives = _lifetimes(plan, passes)
-    made = {table for each in passes for table in each.stores}
+    made = {table for pass_ in passes for table in pass_.stores}
     # The large ones that wait longest: each costs one way to the disk and back however long it stays there.
     waiting = sorted(made, key=lambda t: (lives[t][0] - lives[t][1], -plan.tables[t].entries, t))
     waiting = [table for table in waiting if plan.tables[table].entries > 1]
@@ -365,8 +370,8 @@ def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[
 def configurations(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield all configurations in C order."""
     for n in range(math.prod(sizes)):
-        found = []
+        states = []
         for size in reversed(sizes):
             n, state = divmod(n, size)
-            found.append(state)
-        yield tuple(reversed(found))
+            states.append(state)
+        yield tuple(reversed(states))

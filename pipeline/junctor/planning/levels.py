@@ -1,4 +1,4 @@
-"""A plan in stages: what one launch on a GPU does, all of it independent, each stage after the one before."""
+"""Launch levels of a plan: steps of a level are independent, so that one launch on a GPU does all of them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from junctor.planning.plan import Free, Likelihood, Plan, Slice, Step
 
 @dataclass(frozen=True, slots=True)
 class LaunchLevels:
-    """made: per-case table -> the stage that makes it. read: per-case table -> the last stage that reads it."""
+    """Levels of the per-case tables of a plan.
+
+    made: table -> the level that makes it.
+    read: table -> the last level that reads it.
+    """
 
     made: dict[int, int]
     read: dict[int, int]
 
     @property
     def count(self) -> int:
-        """Number of stages; what follows from a table beside its readers takes place one stage after it is made."""
+        """Number of levels; posteriors and totals are read off a table one level after it is made."""
         return max(self.made.values(), default=-1) + 2
 
     def in_order(self, plan: Plan) -> Iterator[Step]:
-        """Yield the steps of per-case tables stage by stage; memory is given back behind the last stage that reads."""
+        """Yield the steps of per-case tables level by level; memory is released behind the last level that reads it."""
         members: list[list[Step]] = [[] for _ in range(self.count)]
         for step in plan.steps:
             if not isinstance(step, Free) and step.out in self.made:
                 members[self.made[step.out]].append(step)
-        for table, stage in self.read.items():
-            members[stage].append(Free(table))
+        for table, level in self.read.items():
+            members[level].append(Free(table))
         for steps in members:
             yield from steps
 
 
 def stages_of(plan: Plan) -> LaunchLevels:
-    """Return stages: a message as early as its operands allow, evidence just before it is needed."""
+    """Return levels: a message as early as its operands allow, evidence just before it is needed."""
     made: dict[int, int] = {}
     read: dict[int, int] = {}
     reductions = list(plan.reductions(per_case=True))
@@ -46,7 +50,7 @@ def stages_of(plan: Plan) -> LaunchLevels:
     for _, table in plan.marginals:
         if table in made:
             read[table] = max(read.get(table, 0), made[table] + 1)
-    return LaunchLevels(made, {table: max(read.get(table, 0), stage) for table, stage in made.items()})
+    return LaunchLevels(made, {table: max(read.get(table, 0), level) for table, level in made.items()})
 
 
 def _evidence(plan: Plan) -> list[int]:

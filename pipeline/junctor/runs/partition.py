@@ -248,9 +248,9 @@ def propagate_over(
     tasks: Sequence[PartitionTask[Any]], resources: Resources, threads: int | None
 ) -> Iterator[tuple[Part, StageTimings]]:
     """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
-    from junctor.out_of_core.cluster.workers import memory_here, open_crew
+    from junctor.out_of_core.cluster.workers import memory_here, open_workers
 
-    with open_crew(resources, threads) as workers:
+    with open_workers(resources, threads) as workers:
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 

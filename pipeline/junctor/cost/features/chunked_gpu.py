@@ -13,10 +13,10 @@ from collections.abc import Container, Mapping
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
 from junctor.cost.constants import GPU
-from junctor.placement.fusion import groups_of
-from junctor.placement.placement import Resident, crosses, leaf_places, outer_variables, spreads
-from junctor.placement.residency import resident_places
-from junctor.placement.sharding import Sharding, agreement, deals
+from junctor.placement.fusion import fused_steps
+from junctor.placement.placement import Resident, crosses_bus, leaf_offsets, outer_variables, sums_on_host
+from junctor.placement.residency import choose_residency
+from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
@@ -42,13 +42,13 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
     room: bytes of the device in addition to the slots, where stored tables may stay.
     gpus: devices that share the tasks.
     """
-    plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    dealt = deals(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    plan, (leaves, size) = chunks.plan, leaf_offsets(chunks, itemsize, room)
+    dealt = shard_passes(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
+    resident = choose_residency(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
     counts = defaultdict[str, float](float, cases=1.0)
     host = 0.0
     for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
-        there = leaves.keys() | {table for table in resident if not crosses(resident, table, n)}
+        there = leaves.keys() | {table for table in resident if not crosses_bus(resident, table, n)}
         whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count
         task = _task_work(chunks, pass_, itemsize, there)
@@ -57,7 +57,7 @@ def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: in
         task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus_rate / GPU.link_rate
         for name, count in task.items():
             counts[name] += tasks * count
-        groups = tasks if spreads(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
+        groups = tasks if sums_on_host(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
         counts["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
     counts["behind"] = max(0.0, host - counts["busiest"])
     return counts
@@ -67,9 +67,9 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
     """Return the entries that the tasks of a pass copy from other devices."""
     pass_ = chunks.passes[number]
     return sum(
-        loaded_entries(chunks.plan, pass_, [table]) * (1 - agreement(resident[table].deal, deal))
+        loaded_entries(chunks.plan, pass_, [table]) * (1 - agreement(resident[table].sharding, deal))
         for table in pass_.loads
-        if not crosses(resident, table, number) and deal.gpus > 1
+        if not crosses_bus(resident, table, number) and deal.gpus > 1
     )
 
 
@@ -92,14 +92,14 @@ def _task_work(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, there: Contai
     parts = {table: part(plan, table, fixed) for step in pass_.steps for table in (*step.operands, step.out)}
     task = dict.fromkeys(("launches", "copies", "loaded", "stored", "touched", "quads", "entries", "terms"), 0.0)
     # Results that are added up on the device go out once.
-    added = plan.shape.entries(pass_.summed) if pass_.summed and not spreads(chunks, pass_, itemsize) else 1
+    added = plan.shape.entries(pass_.summed) if pass_.summed and not sums_on_host(chunks, pass_, itemsize) else 1
     for way, tables in (("loaded", pass_.loads), ("stored", pass_.stores)):
         for table in tables:
             times = 1 / added if way == "stored" and table == pass_.out else 1.0
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for group in groups_of(chunks, pass_):
+    for group in fused_steps(chunks, pass_):
         task["launches"] += 1
         task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
         if group.chain is not None:

@@ -1,8 +1,8 @@
 """The GPU of a Dask worker: slots for tasks, parts of tables that stay there, and the launches of a pass.
 
-A task has a *slot*, a piece of the device's memory with a stream of its own; while one computes, another one brings its
-parts in. Parts go into gaps of the room beside the slots, in the order in which they are made, and without a gap into
-pinned memory of the worker. Nobody waits for them: a task has done all of its copies when it ends.
+A task has a slot (`gpu.slots`); while one computes, another one brings its parts in. Parts go into gaps of the memory
+beside the slots, in the order in which they are made, and without a gap into pinned memory of the worker. Nobody waits
+for them: a task has done all of its copies when it ends.
 """
 
 from __future__ import annotations
@@ -13,323 +13,268 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import EntryLaunch, bits_of, launches_of, moved, record
+from junctor_kernels.gpu.device import address_of, register_host
+from junctor_kernels.gpu.entries import bits_of
 from junctor_kernels.tables.axes import Contraction, Strides
 
 from junctor.model.errors import BudgetError, DeviceError
-from junctor.out_of_core.gpu.copies import enqueue, lying_at
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES, enqueue_kernel
-from junctor.out_of_core.gpu.staging import addresses_of, packed, register
-from junctor.placement.placement import aligned
-from junctor.planning.first_fit import first_gap
+from junctor.out_of_core.cluster.tasks import GpuTasks, PassContext
+from junctor.out_of_core.gpu.copies import device_view, enqueue
+from junctor.out_of_core.gpu.launches import UNSCALED, Scale, StepLaunch, step_launches
+from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StepLayout
+from junctor.out_of_core.memory_splits import OFFSET_BYTES
+from junctor.planning.first_fit import aligned, first_gap
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
-
-    from junctor.out_of_core.pass_program import PartStep, PassContext
 
 Array = npt.NDArray[Any]
 
 # Tasks that have a slot at once.
 MOST_SLOTS = 3
-# Passes whose launches are kept: those under way, and one that is computed again.
+# Passes whose launches are kept: those in flight, and one that is computed again.
 MOST_PASSES = 3
 # Seconds that a run waits for the parts of another one to leave the device, and tenths of seconds for its own.
 PATIENCE, CLOSING = 30.0, 50
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTasks:
-    """Where tasks of a plan are done: in slots of so many bytes, on the GPU that a worker sees first.
+class DevicePart:
+    """A part of a table on the device of this process; pickled for another one, an ordinary array [entries].
 
-    algebra: "single" or "double". room: bytes of the device, None for a share of what is free.
+    array: the part, good for copies only.
     """
 
-    algebra: str
-    slot: int
-    room: int | None = None
-
-
-@dataclass(eq=False, slots=True)
-class TaskSlot:
-    """Memory and stream of a task under way; held: what copies under way need."""
-
-    at: int
-    stream: Any
-    held: list[Any] = field(default_factory=list)
-
-
-class DevicePart:
-    """A part of a table on the device of this process; pickled for another one, an ordinary array [entries]."""
-
-    def __init__(self, gpu: WorkerSlots, address: int, entries: int) -> None:
+    def __init__(self, gpu: WorkerGpu, address: int, entries: int) -> None:
         self._gpu = gpu
-        # Good for copies only.
-        self.lies = lying_at(address, entries, gpu.dtype)
-        self.nbytes = self.lies.nbytes
+        self.array = device_view(address, entries, gpu.dtype)
+        self.nbytes = self.array.nbytes
 
     def copy_to(self, host: Array, slice_: Array) -> None:
-        """Copy a slice of `lies` to memory of this machine."""
+        """Copy a slice of `array` to memory of this machine."""
         self._gpu.download(host, slice_)
 
     def host(self, slice_: Array) -> Array:
-        """Return a copy of a slice of `lies` in this machine's memory."""
+        """Return a copy of a slice of `array` in this machine's memory."""
         host = self._gpu.pinned(slice_.size).reshape(slice_.shape)
         self.copy_to(host, slice_)
         return host
 
     def __reduce__(self) -> Any:
-        return np.asarray, (self.host(self.lies),)
+        return np.asarray, (self.host(self.array),)
 
 
-class WorkerSlots:
-    """The device during a run. Raises BudgetError where not even one slot fits."""
+class WorkerGpu:
+    """The device during a run: slots that tasks take by turns, and memory for parts. Raises BudgetError without a slot.
 
-    def __init__(self, on: GpuTasks, device: CudaBlockDevice) -> None:
-        import cupy
+    tasks: of the plan.
+    device: the GPU.
+    """
 
-        self.cupy, self.number, self.algebra, self.dtype = cupy, device.number, on.algebra, np.dtype(on.algebra)
-        whole = device.room - OFFSET_BYTES
-        count = min(MOST_SLOTS, whole // on.slot)
-        if count < 1:
-            needed = on.slot + OFFSET_BYTES
+    def __init__(self, tasks: GpuTasks, device: CudaBlockDevice) -> None:
+        if device.room - OFFSET_BYTES < tasks.slot:
+            needed = tasks.slot + OFFSET_BYTES
             raise BudgetError(f"a task takes {needed:,} bytes of a worker's GPU, {device.room:,} are allowed")
-        self._memory = device.place(0, (whole,), np.uint8)
-        start = int(self._memory.data.ptr)
-        # Where in a slot sums of terms lie, and where parts of tables do, beside the slots.
-        self.partial = on.slot - 2 * entries_gpu.PARTIAL_ENTRIES * self.dtype.itemsize
-        self._parts, self._room = start + count * on.slot, whole - count * on.slot
+        self.cuda = device
+        self.slots = DeviceSlots(tasks.algebra, device, tasks.slot, MOST_SLOTS)
+        self.dtype = self.slots.dtype
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for slot in self.slots.new_slots():
+            self._free.put(slot)
+        # Begins and ends of parts in the memory beside the slots, in order.
         self._taken: list[tuple[int, int]] = []
-        self._slots: queue.SimpleQueue[TaskSlot] = queue.SimpleQueue()
-        with cupy.cuda.Device(self.number):
-            for n in range(count):
-                self._slots.put(TaskSlot(start + n * on.slot, cupy.cuda.Stream(non_blocking=True)))
-            self._way_out = cupy.cuda.Stream(non_blocking=True)
         # Parts come and go in any thread, also while one of them has the lock: the collector calls.
-        self._changed, self._busy = threading.Condition(threading.RLock()), 0
+        self._changed = threading.Condition(threading.RLock())
+        self._busy = 0
         self._passes: deque[LoweredPass] = deque(maxlen=MOST_PASSES)
-        self._prepared: dict[Contraction, tuple[tuple[EntryLaunch, ...], list[list[tuple[int, ...]]]]] = {}
-        self._offsets: list[Any] = []
 
     @contextmanager
-    def task(self, given: PassContext, powers: Mapping[int, float]) -> Iterator[tuple[TaskSlot, LoweredPass]]:
-        """Have a slot, with its stream, and the launches of a pass; all is done at the end."""
+    def task(self, context: PassContext, pilot: Mapping[int, float]) -> Iterator[tuple[Slot, LoweredPass]]:
+        """Context manager: a slot, with its stream, and the launches of a pass; all is done at the end.
+
+        context: of the pass.
+        pilot: table -> largest entry that the pilot task found; empty for that itself.
+        """
         with self._changed:
-            on = self._lowered(given)
-            on.settle(powers)
+            lowered = self._lowered(context)
+            lowered.scale_by(pilot)
             self._busy += 1
-        slot = self._slots.get()
+        slot = self._free.get()
         try:
-            with self.cupy.cuda.Device(self.number), slot.stream:
+            with self.cuda.current(slot.stream):
                 try:
-                    yield slot, on
+                    yield slot, lowered
                 finally:
                     slot.stream.synchronize()
         finally:
-            slot.held.clear()
-            self._slots.put(slot)
+            slot.kept.clear()
+            self._free.put(slot)
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _lowered(self, given: PassContext) -> LoweredPass:
+    def _lowered(self, context: PassContext) -> LoweredPass:
         """Return the launches of a pass, prepared by the first of its tasks."""
-        for on in self._passes:
-            if on.given is given:
-                return on
-        if self._is_full():
-            # Tasks under way need their offsets; then others may have been here.
+        for lowered in self._passes:
+            if lowered.context is context:
+                return lowered
+        if self.slots.is_full:
+            # Tasks in flight need their offsets; then others may have been here.
             self._changed.wait_for(lambda: self._busy == 0)
-            if self._is_full():
-                self._prepared.clear()
-                self._offsets.clear()
+            if self.slots.is_full:
+                self.slots.forget_launches()
                 self._passes.clear()
-            return self._lowered(given)
-        with self.cupy.cuda.Device(self.number):
-            self._passes.append(on := LoweredPass(self, given))
-            self.cupy.cuda.runtime.deviceSynchronize()
-        return on
+            return self._lowered(context)
+        self._passes.append(lowered := LoweredPass(self.slots, context))
+        return lowered
 
-    def keep(self, slot: TaskSlot, at: int, entries: int) -> Any:
-        """Return a part for good, of what the stream of a slot will have made at an address."""
+    def keep(self, slot: Slot, address: int, entries: int) -> Any:
+        """Return a part for good, of what the stream of a slot will have made at an address [entries]."""
         size = aligned(entries * self.dtype.itemsize)
         with self._changed:
             start = first_gap(self._taken, size)
-            fits = start + size <= self._room
+            fits = start + size <= self.slots.room
             if fits:
                 bisect.insort(self._taken, (start, start + size))
-        made = lying_at(at, entries, self.dtype)
+        made = device_view(address, entries, self.dtype)
         if not fits:
             part = self.pinned(entries)
-            self.copy(slot.stream, part, made)
+            enqueue(self.cuda, slot.stream, part, made)
             return part
-        on_device = DevicePart(self, self._parts + start, entries)
-        weakref.finalize(on_device, self._give_back, (start, start + size))
-        self.copy(slot.stream, on_device.lies, made)
+        on_device = DevicePart(self, self.slots.tables + start, entries)
+        weakref.finalize(on_device, self._release, (start, start + size))
+        enqueue(self.cuda, slot.stream, on_device.array, made)
         return on_device
 
-    def _give_back(self, piece: tuple[int, int]) -> None:
+    def _release(self, piece: tuple[int, int]) -> None:
         with self._changed:
             self._taken.remove(piece)
             self._changed.notify_all()
 
     def is_empty(self, patience: float) -> bool:
-        """Wait until neither parts nor tasks are on the device; tells whether that came about."""
+        """Wait for some seconds; return True if neither parts nor tasks are on the device."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._taken and not self._busy, patience)
 
     def pinned(self, entries: int) -> Array:
         """Return memory of the host that the device reaches, not cleared; used again once nobody needs it."""
-        memory = self.cupy.cuda.alloc_pinned_memory(entries * self.dtype.itemsize)
-        return np.frombuffer(memory, self.dtype, entries)
+        return self.cuda.pinned(entries, self.dtype, pooled=True)
 
     def download(self, host: Array, slice_: Array) -> None:
         """Copy what lies on the device to this machine's memory."""
-        with self.cupy.cuda.Device(self.number):
-            self.copy(self._way_out, host, slice_)
-            self._way_out.synchronize()
-
-    def copy(self, stream: Any, target: Array, source: Array) -> None:
-        """Enqueue copies between arrays of one shape, wherever they lie."""
-        enqueue(self.cupy.cuda.runtime, stream, target, source)
-
-    def calls_of(
-        self, step: PartStep, places: Mapping[int, int], scales: Sequence[tuple[int, int]]
-    ) -> list[StepLaunch]:
-        """Return the launches of a step; places of tables in a slot. scales: bits, and address of a lead or 0."""
-        launches, offsets = self._prepare(step.what)
-        # Sums of terms are made in turns in either half of the room for them.
-        half = entries_gpu.PARTIAL_ENTRIES * self.dtype.itemsize
-        tables, calls = [places[table] for table in step.operands], []
-        for m, launch in enumerate(launches):
-            ends = m == len(launches) - 1
-            out = places[step.out] if ends else self.partial + (m % 2) * half
-            operands = [
-                (table, *lies, *scale, False) for table, lies, scale in zip(tables, offsets[m], scales, strict=True)
-            ]
-            words = record(launch, out, 0, False, operands)
-            kernel = _module(self.number, self.algebra).get_function(launch.name)
-            calls.append(StepLaunch(kernel, launch.blocks, words, ends))
-            tables, scales = [out], [(bits_of(1.0), 0)]
-        return calls
-
-    def _prepare(self, what: Contraction) -> tuple[tuple[EntryLaunch, ...], list[list[tuple[int, ...]]]]:
-        """Return the launches of a contraction, and for each where the offsets of its operands lie on the device."""
-        if what not in self._prepared:
-            launches = launches_of(what)
-            whole, starts = packed(launches, [], partial(np.zeros, dtype=np.uint8))
-            self._offsets.append(self.cupy.asarray(whole))
-            places, _ = addresses_of(launches, int(self._offsets[-1].data.ptr), starts)
-            self._prepared[what] = launches, places
-        return self._prepared[what]
-
-    def _is_full(self) -> bool:
-        """Tell whether offsets take too much."""
-        return sum(int(each.nbytes) for each in self._offsets) > OFFSET_BYTES // 2
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StepLaunch:
-    """A launch of a step, with places in a slot for addresses; ends: whether it makes the result of the step."""
-
-    kernel: Any
-    blocks: int
-    words: Array
-    ends: bool
+        with self.cuda.current():
+            enqueue(self.cuda, self.slots.download, host, slice_)
+            self.slots.download.synchronize()
 
 
 class LoweredPass:
     """The launches of a pass on the device, and one that adds a part to another.
 
-    words: of the first task and of all others [2, steps, 2], bits of the largest entry and the complement of those of
-    the smallest; both are only raised. The last ones are of sums.
+    slots: of the device.
+    context: of the pass.
+    made: table -> number of its step.
     """
 
-    def __init__(self, gpu: WorkerSlots, given: PassContext) -> None:
-        steps = given.body.steps
-        self.given, self._gpu = given, gpu
+    def __init__(self, slots: DeviceSlots, context: PassContext) -> None:
+        steps = context.program.steps
+        self.context = context
+        self._slots = slots
         self.made = {step.out: n for n, step in enumerate(steps)}
-        self._word = np.dtype(f"u{gpu.dtype.itemsize}")
-        self._words = gpu.cupy.zeros((2, len(steps) + 1, 2), dtype=self._word)
-        self._calls = [
-            gpu.calls_of(step, given.places, [self._scale(table) for table in step.operands]) for step in steps
-        ]
-        entries = steps[-1].what.kept_entries
-        same = Contraction((entries,), (), (Strides((1,), ()),))
-        (self._sum,) = gpu.calls_of(type(steps[-1])(0, (1,), same), {0: 0, 1: 0}, [(bits_of(1.0), 0)])
-        self._settled = False
+        self._word = np.dtype(f"u{slots.dtype.itemsize}")
+        # Of the pilot task and of all others, for each step and sums behind them: bits of the largest entry and the
+        # complement of those of the smallest, so that both are only raised.
+        self._words = slots.cuda.zeros((2, len(steps) + 1, 2), self._word)
+        sent: list[Array] = []
+        with slots.cuda.current():
+            self._launches = [
+                self._step(
+                    step.what,
+                    [context.offsets[table] for table in (*step.operands, step.out)],
+                    [self._scale(table) for table in step.operands],
+                    sent,
+                )
+                for step in steps
+            ]
+            entries = steps[-1].what.kept_entries
+            same = Contraction((entries,), (), (Strides((1,), ()),))
+            (self._sum,) = self._step(same, [0, 0], [UNSCALED], sent)
+        # Until then the arrays that are sent have to live.
+        slots.cuda.synchronize_all()
+        self._is_scaled = False
 
-    def _scale(self, table: int) -> tuple[int, int]:
-        """Return what an operand is multiplied with: bits, and where the lead of what the pass makes lies."""
+    def _step(self, what: Contraction, tables: list[int], scales: list[Scale], sent: list[Array]) -> list[StepLaunch]:
+        def take(size: int) -> Array:
+            sent.append(np.zeros(size, np.uint8))
+            return sent[-1]
+
+        prepared = self._slots.prepared(StepLayout(what, (None,) * len(what.operands)), 0, take)
+        return step_launches(self._slots, prepared, tables, scales)
+
+    def _scale(self, table: int) -> Scale:
         if table in self.made:
-            return bits_of(1.0), self._word_at(True, self.made[table])
-        return bits_of(2.0 ** self.given.shifts[table]), 0
+            return Scale(UNSCALED.bits, self._word_at(True, self.made[table]))
+        return Scale(bits_of(2.0 ** self.context.exponents[table]))
 
-    def _word_at(self, leads: bool, n: int) -> int:
+    def _word_at(self, pilot: bool, n: int) -> int:
         steps = self._words.shape[1]
-        return int(self._words.data.ptr) + ((0 if leads else steps) + n) * 2 * self._word.itemsize
+        return address_of(self._words) + ((0 if pilot else steps) + n) * 2 * self._word.itemsize
 
-    def settle(self, powers: Mapping[int, float]) -> None:
-        """Tell the device what the first task found, the largest entry of each step."""
-        if not powers or self._settled:
+    def scale_by(self, pilot: Mapping[int, float]) -> None:
+        """Bring the largest entries that the pilot task found, unless another task has."""
+        if not pilot or self._is_scaled:
             return
-        largest = np.array([powers[out] for out in self.made], self._gpu.dtype)
-        with self._gpu.cupy.cuda.Device(self._gpu.number):
-            self._words[0, :-1, 0] = self._gpu.cupy.asarray(largest.view(self._word))
-            self._gpu.cupy.cuda.runtime.deviceSynchronize()
-        self._settled = True
+        largest = np.array([pilot[out] for out in self.made], self._slots.dtype)
+        with self._slots.cuda.current():
+            self._words[0, :-1, 0] = self._slots.cuda.put(largest.view(self._word))
+        self._slots.cuda.synchronize_all()
+        self._is_scaled = True
 
-    def launch(self, n: int, slot: TaskSlot, leads: bool) -> None:
-        """Enqueue a step."""
-        for call in self._calls[n]:
-            operands = entries_gpu.TABLES[: int(call.words[entries_gpu.OPERANDS])]
-            words = moved(call.words, (entries_gpu.OUT, *operands), slot.at)
-            if call.ends:
-                words[entries_gpu.EXTREMES] = self._word_at(leads, n)
-            enqueue_kernel(call.kernel, call.blocks, words)
+    def launch(self, n: int, slot: Slot, pilot: bool) -> None:
+        """Enqueue a step; pilot: whether for the pilot task."""
+        for launch in self._launches[n]:
+            launch.enqueue(slot, {}, self._word_at(pilot, n), adds=False)
 
-    def add(self, slot: TaskSlot, at: int) -> None:
+    def add(self, slot: Slot, address: int) -> None:
         """Enqueue the sum of what lies at the beginning of a slot and what lies at an address, into the slot."""
         words = self._sum.words.copy()
-        words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.at, at
+        words[entries_gpu.OUT], words[entries_gpu.TABLES[0]] = slot.address, address
         words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = self._word_at(False, len(self.made)), True
-        enqueue_kernel(self._sum.kernel, self._sum.blocks, words)
+        self._slots.launch(self._sum.kernel, self._sum.blocks, words)
 
     def found(self) -> tuple[Array, Array, Array]:
         """Return what tasks of the pass found here so far, once they are done.
 
-        The largest entries of its steps in the first task; in all tasks, and of sums behind them; the smallest above
+        The largest entries of its steps in the pilot task; in all tasks, and of sums behind them; the smallest above
         zero, 1 where there is none.
         """
         words = self._words.get()
         first, most = np.ascontiguousarray(words[0, :-1, 0]), words.max(axis=0)
-        least = np.where(most[:, 1] > 0, (~most[:, 1]).view(self._gpu.dtype), 1)
-        return first.view(self._gpu.dtype), np.ascontiguousarray(most[:, 0]).view(self._gpu.dtype), least
+        dtype = self._slots.dtype
+        least = np.where(most[:, 1] > 0, (~most[:, 1]).view(dtype), 1)
+        return first.view(dtype), np.ascontiguousarray(most[:, 0]).view(dtype), least
 
 
 _opening = threading.Lock()
-_opened: tuple[GpuTasks, WorkerSlots] | None = None
+_opened: tuple[GpuTasks, WorkerGpu] | None = None
 
 
-def worker_gpu(on: GpuTasks) -> WorkerSlots:
+def worker_gpu(tasks: GpuTasks) -> WorkerGpu:
     """Return the device of this process as tasks of a plan find it, opened by the first of them.
 
     Raises DeviceError where another run has its parts there, or where it cannot be used.
     """
     global _opened
     with _opening:
-        if _opened is None or _opened[0] != on:
+        if _opened is None or _opened[0] != tasks:
             _forget(PATIENCE)
-            _opened = on, WorkerSlots(on, open_device(on.room))
+            _opened = tasks, WorkerGpu(tasks, open_device(tasks.room))
             _reach_shared(_pinned)
         return _opened[1]
 
@@ -347,19 +292,19 @@ async def close() -> None:
         open_device.cache_clear()
 
 
-def _reach_shared(how: Callable[[Array], None] | None) -> None:
-    """Have the device reach the memory files of the workers of this machine, or leave them."""
+def _reach_shared(register: Callable[[Array], None] | None) -> None:
+    """Let the device reach the memory files of the workers of this machine, or leave them."""
     try:
-        from junctor.out_of_core.cluster import shared_memory as sharing
+        from junctor.out_of_core.cluster import shared_memory
     except ImportError:
         return
-    sharing.reach(how)
+    shared_memory.reach(register)
 
 
 def _pinned(memory: Array) -> None:
     # Copies of what is not pinned take longer.
     with suppress(MemoryError):
-        register(memory)
+        register_host(memory)
 
 
 def _forget(patience: float) -> None:
@@ -378,16 +323,8 @@ def room_of(room: int | None) -> int:
 def open_device(room: int | None) -> CudaBlockDevice:
     """Return the first GPU that this process sees, with at most `room` bytes; raises DeviceError.
 
-    What earlier partitions have there is given back: rows in chunks need all of it.
+    What earlier partitions have there is given back: rows out of core need all of it.
     """
     from junctor.runtime.devices import open_whole_gpu
 
     return open_whole_gpu(room)
-
-
-@cache
-def _module(number: int, algebra: str) -> Any:
-    import cupy
-
-    with cupy.cuda.Device(number):
-        return cupy.RawModule(code=entries_gpu.source(algebra), options=("-std=c++17",))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from junctor.out_of_core import pass_program as chunk_tasks
-from junctor.out_of_core.pass_program import Array, PartOrigin
+from junctor.out_of_core.cluster import tasks
+from junctor.out_of_core.cluster.tasks import Array, PartOrigin
 from junctor.planning.chunks import ChunkPlan
 from junctor.runtime.dask_cluster import RETRIES, result_of
 
@@ -35,25 +35,30 @@ class RemotePart:
 class RemoteTables:
     """The stored tables of one propagation on the workers of a cluster, in the parts that tasks made.
 
-    room: bytes that each worker has for them, as long as another one has more. bytes: on every worker. crossed: bytes
-    that were read on other workers than the one where they are.
+    room: bytes that each worker has for them, as long as another one has more.
+    bytes: worker -> bytes on it.
+    transferred: bytes that were read on other workers than the one where they are.
+    machines: worker -> what it has in common with others of one machine.
     """
 
     def __init__(self, client: Client, chunks: ChunkPlan, itemsize: int, room: float = math.inf) -> None:
-        self.client, self.chunks, self.itemsize, self.room = client, chunks, itemsize, room
+        self.client = client
+        self.chunks = chunks
+        self.itemsize = itemsize
+        self.room = room
         # No other propagation of the cluster has the same keys.
         self._name = uuid.uuid4().hex
-        # What tasks under way read of a worker, at the most.
+        # What tasks in flight read of a worker, at the most.
         self._kept = KEPT_TASKS * chunks.working * itemsize
-        # By what the tasks that made them held constant.
+        # Table -> states that the task held constant -> what it made.
         self.parts: dict[int, dict[tuple[int, ...], RemotePart]] = {}
         self.bytes: Counter[str] = Counter()
-        self.crossed = 0
+        self.transferred = 0
         self.machines: dict[str, object] = {}
 
     def look_around(self) -> None:
         """See which workers are on one machine; those that come later count as if they were on others."""
-        self.machines = self.client.run(chunk_tasks.machine, on_error="ignore")
+        self.machines = self.client.run(tasks.machine, on_error="ignore")
 
     def kept_for(self, owner: str, reader: str) -> int | None:
         """Return the bytes of memory files that a worker may keep for what another one reads, None if that has none."""
@@ -74,29 +79,29 @@ class RemoteTables:
         key = (f"chunk-{what}-{self._name}", *at)
         return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
 
-    def keep(self, held: RemotePart) -> None:
+    def keep(self, part: RemotePart) -> None:
         """Note where a part of a stored table is."""
-        self.parts.setdefault(held.source.table, {})[tuple(held.source.states.values())] = held
-        self.bytes[held.worker] += held.bytes
+        self.parts.setdefault(part.source.table, {})[tuple(part.source.states.values())] = part
+        self.bytes[part.worker] += part.bytes
 
     def has_room(self, worker: str, size: int) -> bool:
-        """Tell whether a worker has room for so many bytes more."""
+        """Return True if a worker has room for more bytes."""
         return self.bytes[worker] + size <= self.room
 
     def drop(self, table: int) -> None:
         """Forget a table; the workers give it back."""
-        for held in self.parts.pop(table).values():
-            self.bytes[held.worker] -= held.bytes
+        for part in self.parts.pop(table).values():
+            self.bytes[part.worker] -= part.bytes
 
     def fetch(self, table: int) -> Array:
         """Return a whole table, as a `ChunkStore` keeps it."""
         parts = self.parts[table].values()
-        entries = [result_of(held.future, f"table {table}") for held in parts]
-        slices = [(held.source, held.source.slice_of(each, {})) for held, each in zip(parts, entries, strict=True)]
-        return chunk_tasks.join(slices, {}).reshape(-1)
+        entries = [result_of(part.future, f"table {table}") for part in parts]
+        slices = [(part.source, part.source.slice_of(values, {})) for part, values in zip(parts, entries, strict=True)]
+        return tasks.join(slices, {}).reshape(-1)
 
     def agreeing(self, table: int, states: Mapping[int, int]) -> list[RemotePart]:
         """Return the parts of a table in which something agrees with `states`."""
         parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
         constant = next(iter(parts.values())).source.states
-        return [parts[at] for at in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]
+        return [parts[key] for key in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]

@@ -1,17 +1,22 @@
-"""The tasks of passes over the workers of a Dask cluster: where each goes, and how many are under way."""
+"""The tasks of passes over the workers of a Dask cluster: which worker does each, and how many are in flight.
+
+`PassJobs` has the tasks and sums of one pass, `JobsInFlight` those of all passes that have begun; `cluster.run` calls.
+"""
 
 from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from junctor.out_of_core import pass_program as chunk_tasks
+from junctor.out_of_core.bound_plan import PassReport
+from junctor.out_of_core.cluster import tasks
 from junctor.out_of_core.cluster.remote_tables import RemotePart, RemoteTables
-from junctor.out_of_core.pass_program import Array, Extremes, PartOrigin, PassContext, TaskReport
+from junctor.out_of_core.cluster.tasks import Array, PartOrigin, PassContext, TaskOutput, TaskReport
+from junctor.out_of_core.pass_program import MaxMin, joined
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import configurations, part
 from junctor.runtime.dask_cluster import next_finished, result_of, workers_of
@@ -26,11 +31,22 @@ AHEAD = 2
 MOST_ADDED = 8
 
 
+class TaskFunctions(NamedTuple):
+    """What a worker does: a task, and a sum of partial results; both picklable."""
+
+    run_task: Callable[..., TaskOutput] = tasks.run_task
+    sum_parts: Callable[..., TaskOutput] = tasks.sum_parts
+
+
 @dataclass(eq=False, slots=True)
 class _Sums:
     """Partial results of a group of tasks: added up in the order of the tasks, some at a time.
 
-    tasks: of the group. at_once: what one sum takes, the total so far included.
+    tasks: how many the group has.
+    at_once: parts that one sum takes, the total so far included.
+    waiting: number of the task -> its part.
+    total: of the first `begun` tasks.
+    busy: whether a sum is in flight.
     """
 
     tasks: int
@@ -54,8 +70,11 @@ class _Sums:
 class _Job:
     """A task, or a sum of partial results; `number` is that of the task, or of the last that the sum reaches.
 
-    bytes: of what it reads, by worker. home, stores: where readers want its result, and the bytes of that. final: its
-    result is a part of the last table of the pass, not a partial one. futures: kept until the job is done.
+    bytes: of what it reads, by worker.
+    home: the worker where readers want its result.
+    stores: bytes of the result.
+    final: whether the result is a part of the last table of the pass, not a partial one.
+    futures: kept until the job is done.
     """
 
     number: int
@@ -70,85 +89,99 @@ class _Job:
     futures: list[Future] = field(default_factory=list)
     partial: RemotePart | None = None
 
-    def staying(self, worker: str) -> int:
+    def local_bytes(self, worker: str) -> int:
         """Return the bytes that need not move if it is done on a worker."""
         return self.bytes[worker] + (self.stores if worker == self.home else 0)
 
 
 class JobsInFlight:
-    """The jobs under way of all passes that have begun, and how many there are on each worker."""
+    """The jobs in flight of all passes that have begun, and how many there are on each worker.
+
+    in_flight: jobs of each worker, at the most.
+    """
 
     def __init__(self, client: Client, in_flight: int) -> None:
-        """Have room for so many jobs of each worker."""
         self._client = client
         self.workers = sorted(workers_of(client)) or [""]
         self.most = in_flight * len(self.workers)
         self.busy: Counter[str] = Counter()
-        self._jobs: dict[Any, tuple[PassRun, _Job]] = {}
+        self._jobs: dict[Any, tuple[PassJobs, _Job]] = {}
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, run: PassRun, job: _Job, record: Future) -> None:
-        """Wait for a job, too."""
+    def add(self, pass_jobs: PassJobs, job: _Job, report: Future) -> None:
+        """Add a job; report: the future of its report."""
         self.busy[job.worker] += 1
-        self._jobs[record.key] = run, job
-        record.add_done_callback(self._finished.put)
+        self._jobs[report.key] = pass_jobs, job
+        report.add_done_callback(self._finished.put)
 
-    def next(self) -> tuple[PassRun, _Job, TaskReport]:
-        """Wait for a job; raises WorkersLostError and RunError as `distribution` does."""
+    def next(self) -> tuple[PassJobs, _Job, TaskReport]:
+        """Wait for a job; raises WorkersLostError and RunError as `dask_cluster` does."""
         future = next_finished(self._client, self._finished)
-        run, job = self._jobs.pop(future.key)
-        record: TaskReport = result_of(future, f"task {job.number} of pass {run.number}")
+        pass_jobs, job = self._jobs.pop(future.key)
+        report: TaskReport = result_of(future, f"task {job.number} of pass {pass_jobs.number}")
         self.busy[job.worker] -= 1
-        return run, job, record
+        return pass_jobs, job, report
 
 
-class PassRun:
-    """One pass, its first task alone because it settles the powers of two.
+class PassJobs:
+    """The jobs of one pass, its pilot task alone because it chooses the scale factors.
 
-    powers: those. extremes: of what its tasks have made.
+    number: of the pass.
+    loads: tables that it reads.
     """
 
     def __init__(
-        self, stock: RemoteTables, n: int, given: PassContext, here: ChunkStore, under_way: JobsInFlight
+        self,
+        tables: RemoteTables,
+        number: int,
+        context: PassContext,
+        functions: TaskFunctions,
+        here: ChunkStore,
+        in_flight: JobsInFlight,
     ) -> None:
-        """Prepare pass `n`; here: where small tables go."""
-        self._stock, self._n, self._each, self._given, self._here = stock, n, stock.chunks.passes[n], given, here
-        plan, self._out = stock.chunks.plan, self._each.out
+        """Prepare a pass; here: the store that small tables go to."""
+        self.number = number
+        self._tables = tables
+        self._pass = tables.chunks.passes[number]
+        self.loads = self._pass.loads
+        self._context = context
+        self._functions = functions
+        self._here = here
+        plan, self._out = tables.chunks.plan, self._pass.out
         self._sizes = plan.shape.cardinalities
-        self._tasks, self._in_sum = plan.shape.entries(self._each.fixed), plan.shape.entries(self._each.summed)
-        self._at_once = max(2, min(MOST_ADDED, stock.chunks.working // part(plan, self._out, self._each.fixed) - 1))
-        self._common = stock.submit("pass", [n], chunk_tasks.given_to_all, given)
-        self._do, self._add = _functions(given)
-        self.number, self.loads = n, self._each.loads
-        self._all, self._workers = under_way, under_way.workers
-        self._key = self._places_by()
+        self._tasks = plan.shape.entries(self._pass.fixed)
+        self._in_sum = plan.shape.entries(self._pass.summed)
+        self._at_once = max(2, min(MOST_ADDED, tables.chunks.working // part(plan, self._out, self._pass.fixed) - 1))
+        self._shared = tables.submit("pass", [number], tasks.shared_context, context)
+        self._all = in_flight
+        self._workers = in_flight.workers
+        self._key = self._ranking_variables()
         self._order = self._groups()
         self._begun = 0
         self._tasks_waiting: list[_Job] = []
         self._sums_waiting: list[_Job] = []
         self._sums: dict[int, _Sums] = {}
-        self._brought: dict[int, dict[int, Array]] = {}
-        self._under_way: set[_Job] = set()
-        self.powers: dict[int, float] = {}
-        self._extremes: dict[int, list[Extremes]] = {}
+        self._fetched: dict[int, dict[int, Array]] = {}
+        self._in_flight: set[_Job] = set()
+        self._factors: dict[int, float] = {}
+        self._max_min: dict[int, list[MaxMin]] = {}
 
-    @property
-    def extremes(self) -> dict[int, Extremes]:
-        """The extremes of the tables of the pass, of what there is so far."""
-        return {table: chunk_tasks.joined(found) for table, found in self._extremes.items()}
+    def report(self) -> PassReport:
+        """Return what the jobs found; all of them are done."""
+        return PassReport(self.number, {t: joined(found) for t, found in self._max_min.items()}, self._factors)
 
     @property
     def is_done(self) -> bool:
         """Whether all jobs are done."""
-        left = self._tasks_waiting or self._sums_waiting or self._under_way
+        left = self._tasks_waiting or self._sums_waiting or self._in_flight
         return self._begun == self._tasks and not left
 
     def fill(self) -> None:
         """Start jobs while there is room for them."""
-        while len(self._all) < self._all.most and (self.powers or not self._under_way):
+        while len(self._all) < self._all.most and (self._factors or not self._in_flight):
             self._look_ahead()
             # What waits to be added up takes memory.
             waiting = self._sums_waiting or self._tasks_waiting
@@ -159,27 +192,27 @@ class PassRun:
             self._start(job, worker)
 
     def _look_ahead(self) -> None:
-        first = min((job.number for job in (*self._tasks_waiting, *self._under_way)), default=self._begun)
-        end = min(self._tasks, first + (AHEAD * self._all.most if self.powers else 1))
+        first = min((job.number for job in (*self._tasks_waiting, *self._in_flight)), default=self._begun)
+        end = min(self._tasks, first + (AHEAD * self._all.most if self._factors else 1))
         for number in range(self._begun, end):
             self._tasks_waiting.append(self._task(number))
         self._begun = max(self._begun, end)
 
-    def _places_by(self) -> list[int]:
-        """Return the chunk variables in the order in which they settle where tasks go.
+    def _ranking_variables(self) -> list[int]:
+        """Return the chunk variables in the order in which they decide which worker does a task.
 
-        Those come first that the pass holds constant too which reads most of what is stored: it finds that in place.
+        First come those that the main reader of the results holds constant, too: it finds its parts in place.
         """
         weights: Counter[tuple[int, ...]] = Counter()
-        for later in self._stock.chunks.passes[self._n + 1 :]:
-            for table in self._given.leaving.intersection(later.loads):
-                shared = tuple(v for v in self._each.fixed if v in later.fixed)
-                weights[shared] += self._stock.chunks.plan.tables[table].entries
+        for later in self._tables.chunks.passes[self.number + 1 :]:
+            for table in self._context.stored.intersection(later.loads):
+                shared = tuple(v for v in self._pass.fixed if v in later.fixed)
+                weights[shared] += self._tables.chunks.plan.tables[table].entries
         first = max(weights, key=lambda shared: weights[shared], default=())
-        return [*first, *(v for v in self._each.fixed if v not in first)]
+        return [*first, *(v for v in self._pass.fixed if v not in first)]
 
     def _home(self, states: Mapping[int, int]) -> str:
-        """Return the worker where a result is best made, seen from those who read it: an equal share for each."""
+        """Return the worker where readers want a result: neighbours in the ranking together, equal shares for all."""
         rank = 0
         for v in self._key:
             rank = rank * self._sizes[v] + states.get(v, 0)
@@ -187,7 +220,7 @@ class PassRun:
 
     def _groups(self) -> list[dict[int, int]]:
         """Return the tasks that begin a sum, or all tasks where there are none, those of the workers by turns."""
-        outer = [v for v in self._each.fixed if v not in self._each.summed]
+        outer = [v for v in self._pass.fixed if v not in self._pass.summed]
         by_worker: dict[str, list[dict[int, int]]] = {}
         for at in configurations([self._sizes[v] for v in outer]):
             states = dict(zip(outer, at, strict=True))
@@ -198,117 +231,121 @@ class PassRun:
     def _task(self, number: int) -> _Job:
         group, place = divmod(number, self._in_sum)
         states = dict(self._order[group])
-        for v in reversed(self._each.summed):
+        for v in reversed(self._pass.summed):
             place, states[v] = divmod(place, self._sizes[v])
         reads: list[RemotePart] = []
-        found = Counter[str]()
-        for table in self._each.loads:
-            if table in self._stock.parts:
-                parts = self._stock.agreeing(table, states)
-                entries = part(self._stock.chunks.plan, table, states)
-                for held in parts:
-                    found[held.worker] += entries * self._stock.itemsize // len(parts)
+        bytes_by_worker = Counter[str]()
+        for table in self._pass.loads:
+            if table in self._tables.parts:
+                parts = self._tables.agreeing(table, states)
+                entries = part(self._tables.chunks.plan, table, states)
+                for part_ in parts:
+                    bytes_by_worker[part_.worker] += entries * self._tables.itemsize // len(parts)
                 reads += parts
-        return self._job(number, states, reads, found, is_sum=False, final=self._in_sum == 1)
+        return self._job(number, states, reads, bytes_by_worker, is_sum=False, final=self._in_sum == 1)
 
     def _job(
         self,
         number: int,
         states: dict[int, int],
         reads: Sequence[RemotePart],
-        found: Counter[str],
+        bytes_by_worker: Counter[str],
         is_sum: bool,
         final: bool,
     ) -> _Job:
-        entries = sum(part(self._stock.chunks.plan, table, states) for table in self._given.leaving)
-        home, stores = self._home(states), entries * self._stock.itemsize
-        return _Job(number, states, reads, found, home, stores, is_sum, final)
+        entries = sum(part(self._tables.chunks.plan, table, states) for table in self._context.stored)
+        home, stores = self._home(states), entries * self._tables.itemsize
+        return _Job(number, states, reads, bytes_by_worker, home, stores, is_sum, final)
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
         """Return the job that finds most of what it reads on a worker with least to do and room, and that worker."""
         least = min(self._all.busy[worker] for worker in self._workers)
         idle = [worker for worker in self._workers if self._all.busy[worker] == least]
-        stock = self._stock
+        tables = self._tables
 
         def worth(job: _Job, worker: str) -> tuple[bool, int, int]:
-            return stock.has_room(worker, job.stores), job.staying(worker), -stock.bytes[worker]
+            return tables.has_room(worker, job.stores), job.local_bytes(worker), -tables.bytes[worker]
 
-        return max(product(waiting, idle), key=lambda at: worth(*at))
+        return max(product(waiting, idle), key=lambda pair: worth(*pair))
 
     def _start(self, job: _Job, worker: str) -> None:
-        stock, at = self._stock, [self._n, int(job.is_sum), job.number]
+        tables, key = self._tables, [self.number, int(job.is_sum), job.number]
         job.worker = worker
-        stock.crossed += job.bytes.total() - job.bytes[worker]
-        made = self._sum(job, at) if job.is_sum else self._make(job, at)
+        tables.transferred += job.bytes.total() - job.bytes[worker]
+        output = self._submit_sum(job, key) if job.is_sum else self._submit_task(job, key)
         # Kept until they are not needed any more: the scheduler may learn of a release before it learns of a reader.
-        job.futures.append(made)
-        for table in [self._out] if job.is_sum else self._given.leaving:
-            self._keep(job, table, stock.submit("part", [*at, table], chunk_tasks.part_of, made, table))
-        record = stock.submit("record", at, chunk_tasks.record_of, made)
-        self._under_way.add(job)
-        self._all.add(self, job, record)
+        job.futures.append(output)
+        for table in [self._out] if job.is_sum else self._context.stored:
+            self._keep(job, table, tables.submit("part", [*key, table], tasks.part_of, output, table))
+        report = tables.submit("record", key, tasks.report_of, output)
+        self._in_flight.add(job)
+        self._all.add(self, job, report)
 
-    def _sum(self, job: _Job, at: Sequence[int]) -> Future:
-        numbers = {held: n for n, held in enumerate(job.reads)}
-        here, elsewhere, futures = self._bring_together(job, at)
-        places = [[numbers[held] for held in some] for some in (here, elsewhere)]
-        return self._stock.submit("sum", at, self._add, self._common, *places, *futures, worker=job.worker)
+    def _submit_sum(self, job: _Job, key: Sequence[int]) -> Future:
+        numbers = {part_: n for n, part_ in enumerate(job.reads)}
+        here, elsewhere, futures = self._gather(job, key)
+        order = [[numbers[part_] for part_ in parts] for parts in (here, elsewhere)]
+        function = self._functions.sum_parts
+        return self._tables.submit("sum", key, function, self._shared, *order, *futures, worker=job.worker)
 
-    def _make(self, job: _Job, at: Sequence[int]) -> Future:
-        here, elsewhere, futures = self._bring_together(job, at)
-        sources = [[held.source for held in some] for some in (here, elsewhere)]
-        task = (self._do, self._common, job.states, self.powers, *sources, *futures)
-        return self._stock.submit("task", at, *task, worker=job.worker)
+    def _submit_task(self, job: _Job, key: Sequence[int]) -> Future:
+        here, elsewhere, futures = self._gather(job, key)
+        origins = [[part_.source for part_ in parts] for parts in (here, elsewhere)]
+        task = (self._functions.run_task, self._shared, job.states, self._factors, *origins, *futures)
+        return self._tables.submit("task", key, *task, worker=job.worker)
 
-    def _bring_together(self, job: _Job, at: Sequence[int]) -> tuple[list[RemotePart], list[RemotePart], list[Future]]:
-        """Return what a job reads of its own worker, goes in whole; of other workers, only what it needs; and both."""
+    def _gather(self, job: _Job, key: Sequence[int]) -> tuple[list[RemotePart], list[RemotePart], list[Future]]:
+        """Return the parts that a job reads of its own worker, those on others, and the futures of both.
+
+        Of its own worker parts come as a whole, of others in slices.
+        """
         by_worker: dict[str, list[RemotePart]] = {}
-        for held in job.reads:
-            by_worker.setdefault(held.worker, []).append(held)
+        for part_ in job.reads:
+            by_worker.setdefault(part_.worker, []).append(part_)
         here, states = by_worker.pop(job.worker, []), {} if job.is_sum else job.states
         for worker, parts in by_worker.items():
-            of = [[held.source for held in parts], self._stock.kept_for(worker, job.worker)]
-            slices = (chunk_tasks.slices_of, states, *of, *(held.future for held in parts))
+            of = [[part_.source for part_ in parts], self._tables.kept_for(worker, job.worker)]
+            slices = (tasks.slices_of, states, *of, *(part_.future for part_ in parts))
             # What another worker waits for goes first.
-            job.futures.append(self._stock.submit("slices", [*at, worker], *slices, worker=worker, first=True))
-        elsewhere = [held for parts in by_worker.values() for held in parts]
-        return here, elsewhere, [*(held.future for held in here), *job.futures]
+            job.futures.append(self._tables.submit("slices", [*key, worker], *slices, worker=worker, first=True))
+        elsewhere = [part_ for parts in by_worker.values() for part_ in parts]
+        return here, elsewhere, [*(part_.future for part_ in here), *job.futures]
 
     def _keep(self, job: _Job, table: int, future: Future) -> None:
         """Note where a part of a table will be, for other passes or to be added to others."""
-        chunks, states = self._stock.chunks, job.states
+        chunks, states = self._tables.chunks, job.states
         cuts = {v: self._sizes[v] for v in chunks.cuts.get(table, ())}
         source = PartOrigin(table, {v: states[v] for v in cuts if v in states}, cuts)
-        size = part(chunks.plan, table, source.states) * self._stock.itemsize
-        held = RemotePart(source, future, job.worker, size)
+        size = part(chunks.plan, table, source.states) * self._tables.itemsize
+        part_ = RemotePart(source, future, job.worker, size)
         if table != self._out or job.final:
-            self._stock.keep(held)
+            self._tables.keep(part_)
         else:
-            job.partial = held
+            job.partial = part_
 
-    def finish(self, job: _Job, record: TaskReport) -> None:
+    def finish(self, job: _Job, report: TaskReport) -> None:
         """Take what a job has found."""
-        self._under_way.remove(job)
-        self.powers = self.powers or record.powers
-        for table, found in record.extremes.items():
-            self._extremes.setdefault(table, []).append(found)
-        for table, entries in record.small.items():
-            self._bring(job, table, entries)
+        self._in_flight.remove(job)
+        self._factors = self._factors or report.factors
+        for table, max_min in report.max_min.items():
+            self._max_min.setdefault(table, []).append(max_min)
+        for table, entries in report.small.items():
+            self._store(job, table, entries)
         if job.partial is not None:
             self._add_up(job, job.partial)
 
-    def _bring(self, job: _Job, table: int, entries: Array) -> None:
+    def _store(self, job: _Job, table: int, entries: Array) -> None:
         """Store a part of a small table in this process; partial results as soon as all are there to be added up."""
         if not job.final and table == self._out:
             group, place = divmod(job.number, self._in_sum)
-            partial = self._brought.setdefault(group, {})
+            partial = self._fetched.setdefault(group, {})
             partial[place] = entries
             if len(partial) < self._in_sum:
                 return
-            made = chunk_tasks.made_by_sum(self._given, sorted(partial), (), *(partial[n] for n in sorted(partial)))
-            del self._brought[group]
-            entries = made.parts[table]
-            self._extremes.setdefault(table, []).append(made.record.extremes[table])
+            total = tasks.sum_parts(self._context, sorted(partial), (), *(partial[n] for n in sorted(partial)))
+            del self._fetched[group]
+            entries = total.parts[table]
+            self._max_min.setdefault(table, []).append(total.report.max_min[table])
         where = self._here.part(table, job.states)
         where[...] = entries.reshape(where.shape)
 
@@ -322,20 +359,11 @@ class PassRun:
             sums.waiting[place] = partial
         if reads := sums.ready():
             final = sums.begun == self._in_sum
-            outer = {v: state for v, state in job.states.items() if v not in self._each.summed}
+            outer = {v: state for v, state in job.states.items() if v not in self._pass.summed}
             last = group * self._in_sum + sums.begun - 1
-            found = Counter[str]()
-            for held in reads:
-                found[held.worker] += held.bytes
-            self._sums_waiting.append(self._job(last, outer, reads, found, is_sum=True, final=final))
+            bytes_by_worker = Counter[str]()
+            for part_ in reads:
+                bytes_by_worker[part_.worker] += part_.bytes
+            self._sums_waiting.append(self._job(last, outer, reads, bytes_by_worker, is_sum=True, final=final))
             if final:
                 del self._sums[group]
-
-
-def _functions(given: PassContext) -> tuple[Any, Any]:
-    """Return what does a task, and what adds up results."""
-    if given.gpu is None:
-        return chunk_tasks.made_by_task, chunk_tasks.made_by_sum
-    from junctor.out_of_core.cluster import gpu_tasks as chunk_tasks_gpu
-
-    return chunk_tasks_gpu.made_by_task, chunk_tasks_gpu.made_by_sum

@@ -1,4 +1,4 @@
-"""Slices that cross between workers of one machine: they lie in memory files, of which only a name is sent.
+"""Slices for other workers of one machine: they lie in memory files, of which only a name is sent.
 
 Such a file (`memfd_create`) lies in no folder: the system takes it back when the last process that has it ends, however
 it ends. The owner writes, then sends its process and descriptor; the reader opens that, with a shared lock as long as
@@ -29,15 +29,15 @@ import numpy as np
 import numpy.typing as npt
 from distributed.protocol import dask_deserialize, dask_serialize
 
-from junctor.placement.placement import aligned
 from junctor.planning.budget import format_bytes
+from junctor.planning.first_fit import side_by_side
 from junctor.runtime.machine import available_memory
 
 Array = npt.NDArray[Any]
-# Of each slice in a file its first byte, its shape and the name of its format.
-Lying = list[tuple[int, tuple[int, ...], str]]
-# Process, descriptor and token of a file, and what lies in it.
-Name = tuple[int, int, bytes, Lying]
+# For each slice in a file its offset, its shape and the name of its dtype.
+Layout = list[tuple[int, tuple[int, ...], str]]
+# Process, descriptor and token of a file, and its layout: plain values, because it is pickled.
+Name = tuple[int, int, bytes, Layout]
 
 TOKEN_BYTES = 16
 # Names that others did not find, from which on this process sends bytes only.
@@ -63,12 +63,12 @@ class MappedFile:
             pin(self.memory)
 
     def view(self) -> Array:
-        """Return the memory as an array that views of it refer to, so that its end tells of theirs."""
+        """Return the memory as an array that views of it refer to: it lives as long as any of them."""
         return np.frombuffer(self.memory.data, np.uint8)
 
 
 class OwnFile(MappedFile):
-    """A memory file of this process; taken: whether what is in it may still be sent."""
+    """A memory file of this process; taken: whether its content may still be sent."""
 
     def __init__(self, size: int) -> None:
         """Make a file, locked; raises OSError where there is no memory for it."""
@@ -88,7 +88,7 @@ class OwnFile(MappedFile):
 
 
 def locks(descriptor: int, how: int) -> bool:
-    """Lock a file as far as nobody has it otherwise, or unlock it; tells whether that came about."""
+    """Lock a file, or unlock it; returns False where others have locked it."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -96,15 +96,15 @@ def locks(descriptor: int, how: int) -> bool:
     return True
 
 
-def _arrays(memory: Array, lying: Lying) -> list[Array]:
-    """Return the slices that lie in some memory."""
-    sizes = [math.prod(shape) * np.dtype(name).itemsize for _, shape, name in lying]
+def _arrays(memory: Array, layout: Layout) -> list[Array]:
+    """Return the slices in some memory."""
+    sizes = [math.prod(shape) * np.dtype(name).itemsize for _, shape, name in layout]
     return [
-        memory[at : at + size].view(name).reshape(shape) for (at, shape, name), size in zip(lying, sizes, strict=True)
+        memory[at : at + size].view(name).reshape(shape) for (at, shape, name), size in zip(layout, sizes, strict=True)
     ]
 
 
-# How memory becomes such that a device reaches it by itself; set by what opens one.
+# Pins memory, so that a device reaches it by itself; set by `reach` while a device is open.
 pin: Callable[[Array], None] | None = None
 _lock = threading.RLock()
 # The files of this process, and those of others that it has mapped, by process, descriptor and number of the file.
@@ -116,20 +116,22 @@ _missed = 0
 class SentSlices:
     """Slices on their way, in a file of this process; here, an iterable of copies of them."""
 
-    def __init__(self, file: OwnFile, lying: Lying) -> None:
-        self._file, self._lying, self._named = file, lying, False
+    def __init__(self, file: OwnFile, layout: Layout) -> None:
+        self._file = file
+        self._layout = layout
+        self._named = False
         self._token = file.memory[:TOKEN_BYTES].tobytes()
-        self.arrays = _arrays(file.view(), lying)
+        self.arrays = _arrays(file.view(), layout)
         weakref.finalize(self, file.release).atexit = False
 
     def __iter__(self) -> Iterator[Array]:
-        return iter([each.copy() for each in self.arrays])
+        return iter([array.copy() for array in self.arrays])
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
 
     def __sizeof__(self) -> int:
-        return sum(each.nbytes for each in self.arrays)
+        return sum(array.nbytes for array in self.arrays)
 
     def show(self) -> None:
         """Let others read what has been written."""
@@ -142,7 +144,7 @@ class SentSlices:
         _missed += named
         if named or _missed >= MOST_MISSED:
             return None
-        return os.getpid(), self._file.descriptor, self._token, self._lying
+        return os.getpid(), self._file.descriptor, self._token, self._layout
 
 
 def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int) -> SentSlices:
@@ -150,11 +152,9 @@ def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int)
 
     Raises OSError where there is no memory for a file.
     """
-    lying, end = [], aligned(TOKEN_BYTES)
-    for shape in shapes:
-        lying.append((end, shape, dtype.str))
-        end += aligned(math.prod(shape) * dtype.itemsize)
-    return SentSlices(_file_of(end, kept), lying)
+    sizes = {-1: TOKEN_BYTES} | {n: math.prod(shape) * dtype.itemsize for n, shape in enumerate(shapes)}
+    offsets, total = side_by_side(sizes)
+    return SentSlices(_file_of(total, kept), [(offsets[n], shape, dtype.str) for n, shape in enumerate(shapes)])
 
 
 def _file_of(size: int, kept: int) -> OwnFile:
@@ -165,7 +165,7 @@ def _file_of(size: int, kept: int) -> OwnFile:
         file = next(fits, None)
         if file is None:
             # What is too small goes first.
-            while idle and sum(each.memory.nbytes for each in idle) + size > kept:
+            while idle and sum(other.memory.nbytes for other in idle) + size > kept:
                 _own.remove(idle.pop(0))
             file = OwnFile(size)
             _own.append(file)
@@ -179,19 +179,20 @@ def opened(name: Name) -> list[Array]:
 
     Raises OSError where the file is not there any more, or has another content.
     """
-    process, descriptor, token, lying = name
+    process, descriptor, token, layout = name
     # A lock belongs to what was opened, so each content has its own.
     lock = _open(f"/proc/{process}/fd/{descriptor}")
     try:
-        found = os.fstat(lock)
-        if not stat.S_ISREG(found.st_mode) or not locks(lock, fcntl.LOCK_SH) or os.pread(lock, len(token), 0) != token:
+        status = os.fstat(lock)
+        if not stat.S_ISREG(status.st_mode) or not locks(lock, fcntl.LOCK_SH) or os.pread(lock, len(token), 0) != token:
             raise OSError("a memory file of another worker has another content by now")
-        held = _mapping((process, descriptor, found.st_ino), lock).view()
+        view = _mapping((process, descriptor, status.st_ino), lock).view()
     except BaseException:
         os.close(lock)
         raise
-    weakref.finalize(held, os.close, lock)
-    return _arrays(held, lying)
+    # The lock ends with the last array that refers to the view.
+    weakref.finalize(view, os.close, lock)
+    return _arrays(view, layout)
 
 
 def _open(path: str) -> int:
@@ -203,7 +204,7 @@ def _mapping(at: tuple[int, int, int], locked: int) -> MappedFile:
     """Return a file of another process, mapped when it is first seen; those that are not there any more go then."""
     with _lock:
         if at not in _others:
-            for other in [each for each in _others if not _is_there(*each)]:
+            for other in [key for key in _others if not _is_there(*key)]:
                 del _others[other]
             # Opened once more: a mapping would keep the lock.
             own = _open(f"/proc/self/fd/{locked}")
@@ -221,14 +222,14 @@ def _is_there(process: int, descriptor: int, number: int) -> bool:
         return False
 
 
-def reach(how: Callable[[Array], None] | None) -> None:
-    """Have a device reach all files from now on; None: not any more."""
+def reach(register: Callable[[Array], None] | None) -> None:
+    """Pin all files from now on, those that are there first; None: pin no more."""
     global pin
     with _lock:
-        if how is not None and pin is None:
+        if register is not None and pin is None:
             for file in (*_own, *_others.values()):
-                how(file.memory)
-        pin = how
+                register(file.memory)
+        pin = register
 
 
 def forget() -> None:
@@ -247,17 +248,17 @@ def _serialized(sent: SentSlices, context: Mapping[str, Any] | None = None) -> t
         return {"named": True}, [pickle.dumps(name)]
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(list(sent), protocol=5, buffer_callback=buffers.append)
-    return {"named": False}, [pickled, *(each.raw() for each in buffers)]
+    return {"named": False}, [pickled, *(buffer.raw() for buffer in buffers)]
 
 
 def _deserialized(header: Mapping[str, Any], frames: Sequence[Any]) -> list[Array]:
-    found: Any = pickle.loads(frames[0], buffers=frames[1:])
-    slices: list[Array] = opened(found) if header["named"] else found
+    content: Any = pickle.loads(frames[0], buffers=frames[1:])
+    slices: list[Array] = opened(content) if header["named"] else content
     return slices
 
 
 def _stays_here(context: Mapping[str, Any] | None) -> bool:
-    """Tell whether something goes over a connection within one machine; without any, it goes to a disk."""
+    """Return True if a message goes over a connection within one machine; without a connection it goes to a disk."""
     if not context:
         return False
     sender, recipient = (urlsplit(context[side]["address"]).hostname for side in ("sender", "recipient"))

@@ -1,4 +1,4 @@
-"""Rows in chunks over all workers of a cluster: how they are cut for it, and the program that does them.
+"""Rows out of core over all workers of a cluster: how they are cut for it, and the program that does them.
 
 A task is small, so that there are several for each worker: on a CPU `TASK_BYTES`, or less where workers have little
 memory, on a GPU a share of the device. Workers with memory enough cut a row alike whatever their number, so its answer
@@ -21,13 +21,20 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
-from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, GpuTasks, close, room_of
+from junctor.out_of_core.bound_plan import BoundPlan
+from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close, room_of
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
-from junctor.out_of_core.gpu.slots import OFFSET_BYTES
-from junctor.out_of_core.memory_splits import MASK_BYTES, PARTIAL_BYTES, ChunkRoute, MemoryLimits, fixed_bytes
-from junctor.out_of_core.pass_program import CpuTasks, forget_shared
-from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.fusion import one_by_one
+from junctor.out_of_core.cluster.tasks import GpuTasks, forget_shared
+from junctor.out_of_core.memory_splits import (
+    MASK_BYTES,
+    OFFSET_BYTES,
+    PARTIAL_BYTES,
+    ChunkRoute,
+    MemoryLimits,
+    fixed_bytes,
+)
+from junctor.out_of_core.pass_program import CpuTasks
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import (
@@ -63,8 +70,11 @@ CHOSEN_FOR = 4
 class WorkerPool:
     """Workers that do the tasks of a row together.
 
-    memory: bytes of each, None for an equal share of what rows may take. room: bytes of the GPU of each, None for CPUs.
-    threads: of a task on a CPU. client: of their cluster; none where only plans are made.
+    workers: how many there are.
+    memory: bytes of each, None for an equal share of what rows may take.
+    room: bytes of the GPU of each, None for CPUs.
+    threads: of a task on a CPU.
+    client: of their cluster; none where only plans are made.
     """
 
     workers: int
@@ -99,7 +109,7 @@ class WorkerPool:
             limits=limits,
             itemsize=itemsize,
             working=self._slots(chunks, itemsize) if limits.on_gpu else task,
-            beside=self.workers * kept,
+            overhead=self.workers * kept,
             seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             scratch=scratch,
             entry_threads=self.threads if compiled and worth and not limits.on_gpu else 0,
@@ -114,18 +124,18 @@ class WorkerPool:
         for plan in candidates(problem, rows):
             if best is not None and operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
                 continue
-            for task, room in self._ways(plan, itemsize, limits):
-                working, stored = room.working // itemsize, max(0, room.memory // itemsize)
+            for task, split in self._ways(plan, itemsize, limits):
+                working, stored = split.working // itemsize, max(0, split.memory // itemsize)
                 if (waiting := waiting_entries(plan)) > FAR_MORE * stored:
-                    missed.append(TooSmallError("memory", waiting * itemsize, room.memory))
+                    missed.append(TooSmallError("memory", waiting * itemsize, split.memory))
                     continue
                 try:
                     chunks = chunk_plan(plan, working, stored, 0)
                 except TooSmallError as error:
-                    # What would lie on a disk has to have room beside what fills the memory.
-                    beside = max(0, room.memory) if error.where == "disk" else 0
-                    allowed = room.working if error.where == "working" else room.memory
-                    missed.append(TooSmallError(error.where, beside + error.needed * itemsize, allowed))
+                    # There are no files here: what would lie in some needs memory in addition to that which is full.
+                    full = max(0, split.memory) if error.where == "disk" else 0
+                    allowed = split.working if error.where == "working" else split.memory
+                    missed.append(TooSmallError(error.where, full + error.needed * itemsize, allowed))
                     continue
                 seconds = _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR)
                 if best is None or seconds < best[0]:
@@ -135,33 +145,33 @@ class WorkerPool:
         return best[1:]
 
     def _ways(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> Iterator[tuple[int, MemorySplit]]:
-        """Yield the bytes of a task, and the room for its tables and for stored ones on all workers together."""
-        each = self._each(limits) - fixed_bytes(plan)
+        """Yield the bytes of a task, and the memory split of all workers together."""
+        memory = self._memory(limits) - fixed_bytes(plan)
         if limits.on_gpu:
-            device = (self.room or limits.task or each) - OFFSET_BYTES
+            device = (self.room or limits.task or memory) - OFFSET_BYTES
             for share in GPU_SHARES:
                 task = int(device * share)
-                beside = device - MOST_SLOTS * task
-                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (each - GPU_RESERVED * task + beside), 0)
+                left = device - MOST_SLOTS * task
+                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (memory - GPU_RESERVED * task + left), 0)
             return
-        task = min(limits.task or TASK_BYTES, each // (2 * RESERVED))
+        task = min(limits.task or TASK_BYTES, memory // (2 * RESERVED))
         tables = (task - _contracts(task)[0]) * itemsize // (itemsize + MASK_BYTES)
-        yield task, MemorySplit(tables, self.workers * (each - RESERVED * task), 0)
+        yield task, MemorySplit(tables, self.workers * (memory - RESERVED * task), 0)
 
-    def _each(self, limits: MemoryLimits) -> int:
+    def _memory(self, limits: MemoryLimits) -> int:
         """Return the bytes of memory of a worker."""
         return limits.memory // self.workers if self.memory is None else self.memory
 
     def room_for_tables(self, chunking: ChunkRoute, itemsize: int) -> int:
         """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
-        limits, each = chunking.limits, self._each(chunking.limits) - fixed_bytes(chunking.chunks.plan)
+        limits, memory = chunking.limits, self._memory(chunking.limits) - fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
-            return each - RESERVED * chunking.working
-        slot = slot_bytes(chunking.chunks, itemsize, one_by_one)
-        return each - GPU_RESERVED * slot + max(0, (self.room or limits.task or each) - chunking.working)
+            return memory - RESERVED * chunking.working
+        slot = slot_bytes(chunking.chunks, itemsize, single_steps)
+        return memory - GPU_RESERVED * slot + max(0, (self.room or limits.task or memory) - chunking.working)
 
     def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
-        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, one_by_one)
+        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
 
     def program(self, chunking: ChunkRoute, network: Network, algebra: Algebra) -> WorkerProgram:
         """Return what runs a plan that was cut for these workers."""
@@ -171,52 +181,52 @@ class WorkerPool:
 class WorkerProgram:
     """A cut plan bound to the numbers of a network, whose tasks workers do; answers one case at a time."""
 
-    def __init__(self, crew: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
-        assert crew.client is not None
+    def __init__(self, workers: WorkerPool, chunking: ChunkRoute, network: Network, algebra: Algebra) -> None:
+        assert workers.client is not None
         on_gpu, chunks = chunking.limits.on_gpu, chunking.chunks
-        self._client = crew.client
-        self._program = ChunkedProgram(chunks, network, algebra, chunking.scratch, as_summed=on_gpu)
+        self._client = workers.client
+        self._bound = BoundPlan(chunks, network, algebra, as_summed=on_gpu)
         self._contract = CpuTasks(algebra, chunking.scratch, chunking.entry_threads)
-        slot = slot_bytes(chunks, algebra.dtype.itemsize, one_by_one)
+        slot = slot_bytes(chunks, algebra.dtype.itemsize, single_steps)
         self._gpu = GpuTasks(algebra.name, slot, chunking.limits.task) if on_gpu else None
-        self._room = crew.room_for_tables(chunking, algebra.dtype.itemsize)
+        self._room = workers.room_for_tables(chunking, algebra.dtype.itemsize)
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
-        run = ClusterRun(self._client, self._program, self._contract, in_flight, self._gpu, self._room)
+        run = ClusterRun(self._client, self._bound, self._contract, in_flight, self._gpu, self._room)
         return run.outcome(block)
 
 
 def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
-    """Return about what a row takes: the first task of a pass, then the others side by side."""
+    """Return about what a row takes: the pilot task of a pass, then the others side by side."""
     device = GPU if on_gpu else CPU
     plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
-    for each in chunks.passes:
-        tasks = plan.shape.entries(each.fixed)
-        moved = loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
-        work = sum(plan.work(step) for step in each.steps) * device.task_operation
+    for pass_ in chunks.passes:
+        tasks = plan.shape.entries(pass_.fixed)
+        moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
+        work = sum(plan.work(step) for step in pass_.steps) * device.task_operation
         work += moved * itemsize * device.task_byte
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
-    return seconds + crossing_entries(chunks, workers) * itemsize * CPU.worker_byte / workers
+    return seconds + transferred_entries(chunks, workers) * itemsize * CPU.worker_byte / workers
 
 
-def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
+def transferred_entries(chunks: ChunkPlan, workers: int) -> float:
     """Return about how many entries are read on other workers than the one where they were made.
 
     A part stays in place as far as the passes that make and read it hold the same of its variables constant; every
     task that reads it counts, also where tasks differ in nothing that it depends on.
     """
     made: dict[int, ChunkPass] = {}
-    crossing = 0.0
-    for each in chunks.passes:
-        for table in each.loads:
+    transferred = 0.0
+    for pass_ in chunks.passes:
+        for table in pass_.loads:
             if table in made:
-                held = set(made[table].fixed).intersection(each.fixed, chunks.plan.tables[table].scope)
-                read = chunks.plan.shape.entries(each.fixed) * part(chunks.plan, table, each.fixed)
-                crossing += read * max(0.0, 1 - chunks.plan.shape.entries(held) / workers)
-        made.update(dict.fromkeys(each.stores, each))
-    return crossing
+                shared = set(made[table].fixed).intersection(pass_.fixed, chunks.plan.tables[table].scope)
+                read = chunks.plan.shape.entries(pass_.fixed) * part(chunks.plan, table, pass_.fixed)
+                transferred += read * max(0.0, 1 - chunks.plan.shape.entries(shared) / workers)
+        made.update(dict.fromkeys(pass_.stores, pass_))
+    return transferred
 
 
 def _contracts(task: int) -> tuple[int, int, bool]:
@@ -224,14 +234,18 @@ def _contracts(task: int) -> tuple[int, int, bool]:
     compiled = ENTRIES_BYTES + ENTRIES_THREAD_BYTES
     if compiled <= task // 2:
         return compiled, reference.SCRATCH_ENTRIES, True
-    each = reference.SCRATCH_ARRAYS * 8
-    entries = min(reference.SCRATCH_ENTRIES, max(1, task // 4 // each))
-    return entries * each, entries, False
+    entry = reference.SCRATCH_ARRAYS * 8
+    entries = min(reference.SCRATCH_ENTRIES, max(1, task // 4 // entry))
+    return entries * entry, entries, False
 
 
 @contextmanager
-def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
-    """Have the workers that are asked for, and their GPUs. threads: of a task; None for those of the workers."""
+def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPool]:
+    """Context manager: the workers that are asked for, and their GPUs.
+
+    resources: what is asked for.
+    threads: of a task; None for those of the workers.
+    """
     with cluster_client(resources) as client:
         workers = workers_of(client)
         memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
@@ -250,7 +264,7 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
                 client.run(forget_shared)
 
 
-def memory_here(crew: WorkerPool, resources: Resources) -> int:
-    """Return the bytes that this process may take for rows that go in one piece, beside rows in chunks elsewhere."""
+def memory_here(workers: WorkerPool, resources: Resources) -> int:
+    """Return the bytes that this process may take for rows in one piece, while workers do those out of core."""
     allowed = allowed_memory(resources.compute)
-    return allowed if crew.memory is None else min(allowed, crew.memory)
+    return allowed if workers.memory is None else min(allowed, workers.memory)

@@ -1,25 +1,45 @@
-"""Arrays that lie on a device, as NumPy sees them: addresses, shapes and strides, good for copies only."""
+"""Copies between strided arrays of the host and of devices, as the fewest copies of rows.
+
+Arrays on a device are `DeviceView`: NumPy sees their addresses, shapes and strides; they are good for copies only.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.gpu.device import CudaDevice, Stream
 
 Array = npt.NDArray[Any]
 
-# Where rows begin, and how many bytes they are apart, in the target and in the source; their width, and how many.
-Copy = tuple[int, int, int, int, int, int]
-# Bytes that rows of a copy may be apart.
+# Largest distance of rows, in bytes, that cudaMemcpy2D takes.
 MOST_PITCH = (1 << 31) - 1
 
 
-def copies(target: Array, source: Array) -> Iterator[Copy]:
+class RowsCopy(NamedTuple):
+    """A copy of rows at constant distances.
+
+    target, source: addresses.
+    target_pitch, source_pitch: bytes from one row to the next.
+    width: bytes of a row.
+    rows: how many there are.
+    """
+
+    target: int
+    target_pitch: int
+    source: int
+    source_pitch: int
+    width: int
+    rows: int
+
+
+def copies(target: Array, source: Array) -> Iterator[RowsCopy]:
     """Yield the fewest copies of rows between two arrays of one shape whose last axes are contiguous."""
+    # Size, and strides in either array, of axes from the last one on; neighbours that are contiguous in both are one.
     axes = [(1, target.itemsize, source.itemsize)]
     for size, one, other in reversed(list(zip(target.shape, target.strides, source.strides, strict=True))):
         faster, *strides = axes[-1]
@@ -33,30 +53,35 @@ def copies(target: Array, source: Array) -> Iterator[Copy]:
     if max(pitches) > MOST_PITCH:
         rows, outer = 1, axes[1:]
     for index in itertools.product(*(range(size) for size, _, _ in outer)):
-        to, of = (sum(n * each[k] for n, each in zip(index, outer, strict=True)) for k in (1, 2))
-        yield target.ctypes.data + to, pitches[0], source.ctypes.data + of, pitches[1], width, rows
+        to, of = (sum(n * axis[k] for n, axis in zip(index, outer, strict=True)) for k in (1, 2))
+        yield RowsCopy(target.ctypes.data + to, pitches[0], source.ctypes.data + of, pitches[1], width, rows)
 
 
-def enqueue(runtime: Any, stream: Any, target: Array, source: Array) -> None:
+def enqueue(device: CudaDevice, stream: Stream, target: Array, source: Array) -> None:
     """Enqueue copies between arrays of one shape whose last axes are contiguous, wherever they lie."""
-    enqueue_all(runtime, stream, copies(target, source))
+    enqueue_all(device, stream, copies(target, source))
 
 
-def enqueue_all(runtime: Any, stream: Any, each: Iterable[Copy], to_by: int = 0, of_by: int = 0) -> None:
-    """Enqueue copies whose targets, and sources, lie so many bytes further on."""
-    for to, pitch, of, other_pitch, width, rows in each:
-        ends = (to + to_by, of + of_by)
-        if rows == 1:
-            runtime.memcpyAsync(*ends, width, runtime.memcpyDefault, stream.ptr)
+def enqueue_all(
+    device: CudaDevice, stream: Stream, rows_copies: Iterable[RowsCopy], target_shift: int = 0, source_shift: int = 0
+) -> None:
+    """Enqueue copies.
+
+    target_shift, source_shift: bytes by which all targets, and sources, lie further on.
+    """
+    for copy in rows_copies:
+        target, source = copy.target + target_shift, copy.source + source_shift
+        if copy.rows == 1:
+            device.copy_bytes(target, source, copy.width, stream)
         else:
-            runtime.memcpy2DAsync(ends[0], pitch, ends[1], other_pitch, width, rows, runtime.memcpyDefault, stream.ptr)
+            device.copy_rows(target, copy.target_pitch, source, copy.source_pitch, copy.width, copy.rows, stream)
 
 
 class DeviceView(np.ndarray[Any, Any]):
-    """An array whose address is on the device."""
+    """An array whose address is on a device."""
 
 
-def lying_at(address: int, entries: int, dtype: np.dtype[Any]) -> DeviceView:
-    """Return what lies at an address [entries]."""
+def device_view(address: int, entries: int, dtype: np.dtype[Any]) -> DeviceView:
+    """Return the array [entries] that begins at an address."""
     memory: Any = (ctypes.c_char * (entries * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype).view(DeviceView)

@@ -1,6 +1,6 @@
-"""What is settled about passes of a cut plan on GPUs before a case comes: where tables lie, launches, exchanges.
+"""What is chosen about passes of a cut plan on GPUs before a case comes: offsets of tables, launches, copies.
 
-It stays from case to case, as far as it does not take too much.
+`Launches` has them for the passes of a program; they are kept from case to case, as far as they do not take too much.
 """
 
 from __future__ import annotations
@@ -9,42 +9,61 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import PartRuns, bits_of, record
+from junctor_kernels.gpu.device import Kernel
+from junctor_kernels.gpu.entries import PartRuns, bits_of, moved, record
 
-from junctor.out_of_core.gpu.copies import Copy, copies, lying_at
+from junctor.out_of_core.gpu.copies import RowsCopy, copies, device_view
 from junctor.out_of_core.gpu.devices import DeviceGroup, TableView
-from junctor.out_of_core.gpu.slots import MOST_KEPT, DeviceSlots, Lying, PreparedLaunches, can_lie
-from junctor.placement.fusion import FusedSteps, groups_of
-from junctor.placement.placement import ALIGNED, outer_variables, spreads, task_places
+from junctor.out_of_core.gpu.slots import DeviceSlots, PreparedLaunches, Slot, StepLayout, fits_in_place
+from junctor.out_of_core.memory_splits import MOST_KEPT
+from junctor.out_of_core.pass_program import PartStep
+from junctor.placement.fusion import FusedSteps, fused_steps
+from junctor.placement.placement import outer_variables, slot_offsets, sums_on_host
 from junctor.planning.chunks import ChunkPass, ChunkPlan
-
-if TYPE_CHECKING:
-    from junctor.out_of_core.pass_program import PartStep
+from junctor.planning.first_fit import ALIGNED
 
 Array = npt.NDArray[Any]
 
-# Where a slot begins as long as it is any of them: NumPy has no arrays at 0.
+# Address of a slot as long as it may be any of them: NumPy has no arrays at 0.
 ORIGIN = ALIGNED
-# What an operand is multiplied with that is not: bits of one, and nothing that tells a power of two.
-_AS_IT_IS = bits_of(1.0), 0, False
-# Exchanges that are kept for the next case, of some hundred bytes each.
+# Copies of parts that are kept for the next case, of some hundred bytes each.
 MOST_EXCHANGES = 1 << 13
 
 
+class Scale(NamedTuple):
+    """What an operand is multiplied with.
+
+    bits: of the factor, where nothing is at an address.
+    address: of words with the largest entry, from which kernels compute the scale exponent, or 0.
+    of_all: whether these are the words of all tasks, not of the pilot task alone.
+    """
+
+    bits: int
+    address: int = 0
+    of_all: bool = False
+
+
+UNSCALED = Scale(bits_of(1.0))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class PassLaunch:
+class StepLaunch:
     """A launch of a step, or of a chain of them.
 
-    words: its record. in_slot: fields of it that hold a place in a slot. elsewhere: fields that a state of a chunk
-    variable moves by so many bytes. scaled: fields for the bits of what a table that the host makes is multiplied with.
+    kernel: of `entries.cu`.
+    blocks: of threads.
+    words: its record.
+    in_slot: fields of the record that hold an offset in a slot.
+    elsewhere: field, chunk variable, and the bytes by which a state of that moves the address in the field.
+    scaled: field for the bits of a scale factor, and the table, summed on the host, that it belongs to.
     ends: whether the launch makes the result of the step.
     """
 
-    kernel: Any
+    kernel: Kernel
     blocks: int
     words: Array
     in_slot: list[int]
@@ -52,164 +71,217 @@ class PassLaunch:
     scaled: list[tuple[int, int]]
     ends: bool
 
+    def enqueue(self, slot: Slot, states: Mapping[int, int], max_min_at: int, adds: bool) -> None:
+        """Enqueue the launch for a task.
+
+        slot: where it is done.
+        states: of the chunk variables.
+        max_min_at: address of the words for the largest and the smallest entry.
+        adds: whether results are added to what is there.
+        """
+        words = moved(self.words, self.in_slot, slot.address)
+        for place, v, by in self.elsewhere:
+            words[place] += states[v] * by
+        if self.ends:
+            words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = max_min_at, adds
+        slot.device.launch(self.kernel, self.blocks, words)
+
+
+def step_launches(
+    device: DeviceSlots,
+    prepared: PreparedLaunches,
+    tables: Sequence[TableView | int],
+    scales: Sequence[Scale],
+    scaled: Sequence[tuple[int, int]] = (),
+) -> list[StepLaunch]:
+    """Return the launches of a step.
+
+    device: that they are for.
+    prepared: the contraction.
+    tables: operands and result, each where it lies or at an offset in a slot.
+    scales: of the operands.
+    scaled: as of the first launch.
+    """
+    # Partial sums of terms are made in turns in either half of the room for them.
+    half = entries_gpu.PARTIAL_ENTRIES * device.dtype.itemsize
+    *operands, result = tables
+    scales, scaled, launches = list(scales), list(scaled), []
+    for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.offsets, strict=True)):
+        ends = m == len(prepared.launches) - 1
+        out = result if ends else device.partial + (m % 2) * half
+        # The result of a chain is one more operand: all of its stages are in one launch.
+        read = [*operands, out] if launch.stages else operands
+        scales += [UNSCALED] * (len(read) - len(scales))
+        fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
+        addresses = [table.address if isinstance(table, TableView) else table for table in fields.values()]
+        given = zip(addresses[:-1], offsets, scales, strict=True)
+        words = record(launch, addresses[-1], 0, False, [(table, *parts, *scale) for table, parts, scale in given])
+        words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
+        in_slot = [field for field, table in fields.items() if not isinstance(table, TableView)]
+        moves = [(field, *move) for field, view in fields.items() if isinstance(view, TableView) for move in view.moves]
+        kernel = device.kernel(launch.name)
+        launches.append(StepLaunch(kernel, launch.blocks, words, in_slot, moves, scaled, ends))
+        operands, scales, scaled = [out], [UNSCALED], []
+    return launches
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassLaunches:
-    """All launches of a pass on a device, group by group; there: tables that they use where these are."""
+    """All launches of a pass on a device.
 
-    groups: list[list[PassLaunch]]
-    there: Mapping[int, TableView]
+    groups: launches by group of fused steps.
+    in_place: tables that they use where these lie.
+    prepared: what they need on the device.
+    generation: of the device's offsets, when they were built.
+    """
+
+    groups: list[list[StepLaunch]]
+    in_place: Mapping[int, TableView]
     prepared: list[PreparedLaunches]
     generation: int
 
 
 class PassFacts:
-    """What a pass is. spreads: its results are added up on the host. outer: chunk variables that its groups differ in,
-    inner: those of the tasks of a group. groups: its launches. made: table -> place of its step. places: of parts in a
-    slot. inside: steps whose results no memory holds."""
+    """What a pass is on GPUs.
 
-    def __init__(self, chunks: ChunkPlan, each: ChunkPass, tasks: Sequence[PartStep], itemsize: int) -> None:
-        self.each, self.tasks = each, tasks
-        self.spreads = spreads(chunks, each, itemsize)
-        self.outer = outer_variables(chunks, each, itemsize)
-        self.inner = [v for v in each.fixed if v not in self.outer]
+    pass_, steps: the pass itself.
+    sums_on_host: whether its results are added up on the host.
+    outer: chunk variables that its groups of tasks differ in.
+    inner: chunk variables of the tasks of a group.
+    is_followed: whether there are groups beside that of the pilot task.
+    groups: its launches, as fused steps.
+    inside: steps whose results no memory holds.
+    made: table -> number of its step.
+    offsets: table -> offset of its part in a slot.
+    """
+
+    def __init__(self, chunks: ChunkPlan, pass_: ChunkPass, steps: Sequence[PartStep], itemsize: int) -> None:
+        self.pass_ = pass_
+        self.steps = steps
+        self.sums_on_host = sums_on_host(chunks, pass_, itemsize)
+        self.outer = outer_variables(chunks, pass_, itemsize)
+        self.inner = [v for v in pass_.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
-        self.groups = groups_of(chunks, each)
+        self.groups = fused_steps(chunks, pass_)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
-        self.made = {task.out: n for n, task in enumerate(tasks)}
-        self.places, _ = task_places(chunks, each, itemsize)
+        self.made = {step.out: n for n, step in enumerate(steps)}
+        self.offsets, _ = slot_offsets(chunks, pass_, itemsize)
 
     @property
-    def added_up(self) -> int | None:
-        """The table that the host makes."""
-        return self.each.out if self.spreads else None
+    def summed_on_host(self) -> int | None:
+        """The table that the host adds up."""
+        return self.pass_.out if self.sums_on_host else None
 
     @cached_property
     def uses(self) -> dict[int, list[tuple[FusedSteps, int]]]:
-        """For each table its launches and the place among their operands (behind all of them that of the result)."""
+        """For each table its launches and the number among their operands (behind all of them that of the result)."""
         uses: dict[int, list[tuple[FusedSteps, int]]] = {}
         for group in self.groups:
             for k, table in enumerate((*group.operands, group.out)):
                 uses.setdefault(table, []).append((group, k))
         return uses
 
-    def lying(self, group: FusedSteps, runs: Mapping[int, PartRuns]) -> Lying:
-        """Return what a group does when its k-th operand (behind all of them the result) lies in some runs."""
+    def layout(self, group: FusedSteps, runs: Mapping[int, PartRuns]) -> StepLayout:
+        """Return what a group does; runs: k -> where its k-th operand lies (behind all of them the result)."""
         count = len(group.operands)
-        what = group.chain or self.tasks[group.steps.start].what
-        return what, tuple(runs.get(k) for k in range(count)), runs.get(count)
+        what = group.chain or self.steps[group.steps.start].what
+        return StepLayout(what, tuple(runs.get(k) for k in range(count)), runs.get(count))
 
 
 class Launches:
-    """The passes of a program on the GPUs that it has."""
+    """The passes of a program on the GPUs that it has; steps: of every pass."""
 
     def __init__(self, gpu: DeviceGroup, steps: Sequence[Sequence[PartStep]]) -> None:
-        self.gpu, size = gpu, gpu.dtype.itemsize
+        self.gpu = gpu
         self.facts = [
-            PassFacts(gpu.chunks, each, tasks, size) for each, tasks in zip(gpu.chunks.passes, steps, strict=True)
+            PassFacts(gpu.chunks, pass_, steps_, gpu.dtype.itemsize)
+            for pass_, steps_ in zip(gpu.chunks.passes, steps, strict=True)
         ]
         # The pass that makes a table.
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
         self._kept: dict[tuple[int, int], PassLaunches] = {}
-        self._exchanges: dict[tuple[Any, ...], list[Copy]] = {}
-        self._is_kept = len(gpu.each) * sum(map(len, steps)) <= MOST_KEPT
+        self._exchanges: dict[tuple[Any, ...], list[RowsCopy]] = {}
+        self._is_kept = len(gpu.devices) * sum(map(len, steps)) <= MOST_KEPT
 
-    def of(self, n: int, one: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
-        """Return the launches of a pass on a device; take: for memory that copies may come from.
+    def of(self, n: int, device: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
+        """Return the launches of a pass on a device; who launches waits for `device.uploaded`.
 
-        Who launches has to wait for `one.uploaded`.
+        n: number of the pass.
+        device: that they are for.
+        take: returns memory of so many bytes that copies may come from.
         """
-        found = self._kept.get((n, one.number))
-        if found is None or found.generation != one.generation:
-            found = self._made(n, one, take)
+        launches = self._kept.get((n, device.number))
+        if launches is None or launches.generation != device.generation:
+            launches = self._build(n, device, take)
             if self._is_kept:
-                self._kept[n, one.number] = found
-        for prepared in found.prepared:
+                self._kept[n, device.number] = launches
+        for prepared in launches.prepared:
             prepared.used = n
-        return found
+        return launches
 
-    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> list[Copy]:
-        """Return the copies of what a task of a pass reads, or makes, of a table that stays on devices.
+    def exchange(self, n: int, table: int, states: Mapping[int, int], to_slot: bool) -> list[RowsCopy]:
+        """Return the copies of the part of a resident table that a task reads or makes, for a slot at ORIGIN.
 
-        Addresses are those of a slot that begins at ORIGIN.
+        n: number of the pass.
+        table: resident on devices.
+        states: of the task.
+        to_slot: direction.
         """
         key = n, table, to_slot, *states.values()
         if key in self._exchanges:
             return self._exchanges[key]
-        gpu, found = self.gpu, list[Copy]()
+        gpu, rows = self.gpu, list[RowsCopy]()
         sizes = [gpu.chunks.plan.shape.cardinalities[v] for v in gpu.chunks.cuts.get(table, ()) if v not in states]
         entries = math.prod(sizes) * gpu.chunks.piece(table)
-        in_slot = lying_at(ORIGIN + self.facts[n].places[table], entries, gpu.dtype).reshape(*sizes, -1)
-        for place, piece in gpu.pieces(table, states):
-            found += copies(in_slot[place], piece) if to_slot else copies(piece, in_slot[place])
+        in_slot = device_view(ORIGIN + self.facts[n].offsets[table], entries, gpu.dtype).reshape(*sizes, -1)
+        for index, piece in gpu.pieces(table, states):
+            rows += copies(in_slot[index], piece) if to_slot else copies(piece, in_slot[index])
         if len(self._exchanges) < MOST_EXCHANGES:
-            self._exchanges[key] = found
-        return found
+            self._exchanges[key] = rows
+        return rows
 
-    def _made(self, n: int, one: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
-        facts, prepared = self.facts[n], list[PreparedLaunches]()
-        there = self._there(n, one)
-        groups: list[list[PassLaunch]] = []
+    def _build(self, n: int, device: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
+        facts, all_prepared = self.facts[n], list[PreparedLaunches]()
+        views = self._in_place(n, device)
+        groups: list[list[StepLaunch]] = []
         for group in facts.groups:
             tables = (*group.operands, group.out)
-            lying = facts.lying(group, {k: there[table].runs for k, table in enumerate(tables) if table in there})
-            prepared.append(one.prepared(lying, n, take))
-            groups.append(self._calls_of(n, one, group, there, prepared[-1]))
-        one.uploaded.record(one.upload)
-        return PassLaunches(groups, there, prepared, one.generation)
+            layout = facts.layout(group, {k: views[table].runs for k, table in enumerate(tables) if table in views})
+            prepared = device.prepared(layout, n, take)
+            all_prepared.append(prepared)
+            ends: list[TableView | int] = [views.get(table, facts.offsets[table]) for table in tables]
+            scales = [self._scale(n, device, table) for table in group.operands]
+            scaled = [
+                (entries_gpu.TABLES[k] + entries_gpu.SCALE, table)
+                for k, table in enumerate(group.operands)
+                if self._is_summed_on_host(table, n)
+            ]
+            groups.append(step_launches(device, prepared, ends, scales, scaled))
+        device.uploaded.record(device.upload)
+        return PassLaunches(groups, views, all_prepared, device.generation)
 
-    def _there(self, n: int, one: DeviceSlots) -> dict[int, TableView]:
-        """Return the tables of a pass that all of its steps can use where they are."""
-        there, facts = dict[int, TableView](), self.facts[n]
+    def _in_place(self, n: int, device: DeviceSlots) -> dict[int, TableView]:
+        """Return the tables of a pass that all of its steps can use where they lie."""
+        views, facts = dict[int, TableView](), self.facts[n]
         for table, groups in facts.uses.items():
-            found = self.gpu.in_place(one, table, n)
-            if found is not None and all(can_lie(facts.lying(group, {k: found.runs})) for group, k in groups):
-                there[table] = found
-        return there
+            view = self.gpu.in_place(device, table, n)
+            if view is not None and all(fits_in_place(facts.layout(group, {k: view.runs})) for group, k in groups):
+                views[table] = view
+        return views
 
-    def _calls_of(
-        self, n: int, one: DeviceSlots, group: FusedSteps, there: Mapping[int, TableView], prepared: PreparedLaunches
-    ) -> list[PassLaunch]:
-        # Sums of terms are made in turns in either half of the room for them.
-        half = entries_gpu.PARTIAL_ENTRIES * self.gpu.dtype.itemsize
-        tables = (*group.operands, group.out)
-        places: list[TableView | int] = [there.get(table, self.facts[n].places[table]) for table in tables]
-        scales = [self._scale(n, one, table) for table in group.operands]
-        scaled = [
-            (entries_gpu.TABLES[k] + entries_gpu.SCALE, table)
-            for k, table in enumerate(group.operands)
-            if self._is_added_up(table, n)
-        ]
-        calls = []
-        for m, (launch, offsets) in enumerate(zip(prepared.launches, prepared.at, strict=True)):
-            ends = m == len(prepared.launches) - 1
-            out = places[-1] if ends else one.partial + (m % 2) * half
-            # Addresses, operands first; the result of a chain is one more.
-            read = (*places[:-1], out) if launch.stages else places[:-1]
-            scales += [_AS_IT_IS] * (len(read) - len(scales))
-            fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
-            at = [each.at if isinstance(each, TableView) else each for each in fields.values()]
-            each = zip(at[:-1], offsets, scales, strict=True)
-            words = record(launch, at[-1], 0, False, [(table, *lies, *scale) for table, lies, scale in each])
-            words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
-            in_slot = [field for field, each in fields.items() if not isinstance(each, TableView)]
-            moves = [(field, *by) for field, each in fields.items() if isinstance(each, TableView) for by in each.by]
-            calls.append(PassLaunch(one.kernel(launch.name), launch.blocks, words, in_slot, moves, scaled, ends))
-            places, scales, scaled = [out, places[-1]], [_AS_IT_IS], []
-        return calls
-
-    def _is_added_up(self, table: int, reader: int) -> bool:
+    def _is_summed_on_host(self, table: int, reader: int) -> bool:
         maker = self.makers.get(table, reader)
-        return maker != reader and self.facts[maker].added_up == table
+        return maker != reader and self.facts[maker].summed_on_host == table
 
-    def _scale(self, n: int, one: DeviceSlots, table: int) -> tuple[int, int, bool]:
-        """Return what an operand is multiplied with: bits, address of the words that tell it, whether of all tasks."""
-        if table not in self.makers or self._is_added_up(table, n):
-            return _AS_IT_IS
+    def _scale(self, n: int, device: DeviceSlots, table: int) -> Scale:
+        """Return what an operand is multiplied with."""
+        if table not in self.makers or self._is_summed_on_host(table, n):
+            return UNSCALED
         maker = self.makers[table]
         step = self.gpu.first_step(maker) + self.facts[maker].made[table]
         if maker == n:
-            return bits_of(1.0), one.words_at(step), False
-        if len(self.gpu.each) == 1:
-            return bits_of(1.0), one.words_at(step), True
-        return bits_of(1.0), one.gathered_at(step), False
+            # Inside a pass all tasks scale alike: by what the pilot task found.
+            return Scale(UNSCALED.bits, device.words_at(step))
+        if len(self.gpu.devices) == 1:
+            return Scale(UNSCALED.bits, device.words_at(step), of_all=True)
+        return Scale(UNSCALED.bits, device.gathered_at(step))

@@ -1,9 +1,8 @@
 """Passes of a cut plan on GPUs: parts of tables come in, are contracted and go out, on several streams at once.
 
-One thread of the host hands everything in, well ahead of what the devices do, and waits for nothing: a group of tasks
-has a *slot* (its memory and stream), and events tell which slot waits for what. While one computes, another one brings
-its parts in and a third one takes its results out (Bistaffa et al., figures 8 and 9; their `max_s` is the number of
-slots), also across the end of a pass.
+One thread of the host enqueues everything, well ahead of the devices, and waits for nothing: events tell which slot
+waits for what, also across the end of a pass (Bistaffa, Farinelli and Bombieri 2014, figures 8 and 9; their `max_s` is
+the number of slots). So `GpuRun` has a loop of its own beside `pass_runner.propagate`.
 """
 
 from __future__ import annotations
@@ -11,56 +10,106 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import bits_of, carried, gathered, moved, relayed, shift_of
+from junctor_kernels.gpu.device import Event
+from junctor_kernels.gpu.entries import bits_of, carried, gathered, relayed, shift_of
+from junctor_kernels.tables.reference import Algebra
 
-from junctor.out_of_core.gpu.copies import enqueue, enqueue_all, lying_at
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.model.network import Network
+from junctor.out_of_core.bound_plan import BoundPlan, PassReport, TableStats
+from junctor.out_of_core.gpu.copies import device_view, enqueue, enqueue_all
+from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.in_flight import PassInFlight, States
-from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunch, PassLaunches
-from junctor.out_of_core.gpu.slots import DeviceSlots, GroupSlot, StreamMark, enqueue_kernel
-from junctor.planning.chunks import configurations, part
-
-if TYPE_CHECKING:
-    from junctor.out_of_core.pass_program import Extremes
-    from junctor.out_of_core.program import TableStats
-    from junctor.out_of_core.store import ChunkStore
+from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches, StepLaunch
+from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
+from junctor.out_of_core.store import ChunkStore
+from junctor.planning.chunks import ChunkPlan, configurations, part
 
 Array = npt.NDArray[Any]
-# settle(pass, extremes of what its steps made, powers of two that readers in the pass multiplied with)
-Settle = Callable[[int, Mapping[int, "Extremes"], Mapping[int, int]], None]
 
-# Bytes of the host up to which a kernel brings them: a copy would wait behind those of large tables.
+# Bytes of the host up to which a kernel copies them: a copy engine would do it behind copies of large tables.
 CARRIED_BYTES = 1 << 17
-# Runs of bytes from this size on are copied one by one, from where they are.
+# Runs of bytes from this size on are copied one case at a time, from where they are; smaller ones are staged.
 RUN_BYTES = 1 << 16
 
 
-class GpuRun:
-    """One propagation: passes are handed in one after the other, and closed when the devices are through with them.
+class GpuProgram:
+    """A cut plan bound to the numbers of a network, on GPUs; answers one case at a time.
 
-    Results are stored as they are summed. Readers bring what they read near one by its largest entry: inside a pass by
-    that of the first task, the *lead*, so that all tasks do it alike, and in later passes by that of the whole table.
-    Devices find both in memory, so the host need not know them.
+    gpu: the devices.
+    folder: for tables that do not fit the memory.
     """
 
-    def __init__(self, launches: Launches, store: ChunkStore, known: Mapping[int, TableStats], settle: Settle) -> None:
-        self.launches, self.gpu, self.store = launches, launches.gpu, store
+    def __init__(
+        self, chunks: ChunkPlan, network: Network, algebra: Algebra, gpu: DeviceGroup, folder: Path | None = None
+    ) -> None:
+        self._bound = BoundPlan(chunks, network, algebra, as_summed=True)
+        self._gpu = gpu
+        self._folder = folder
+        # Tables that nobody reads after a pass.
+        self._dead: list[list[int]] = [[] for _ in chunks.passes]
+        for table, (_, last) in chunks.lifetimes().items():
+            if last >= 0 and table not in self._bound.results:
+                self._dead[last].append(table)
+
+    @cached_property
+    def launches(self) -> Launches:
+        """The launches of all passes, kept from case to case."""
+        return Launches(self._gpu, [program.steps for program in self._bound.programs])
+
+    def run(self, block: EvidenceBlock) -> BlockOutcome:
+        """Propagate one case and return its posteriors and log P(e); raises DiskError where the disk is full."""
+        bound = self._bound
+        with self._gpu.alone():
+            store = ChunkStore(bound.chunks, bound.algebra.dtype, self._folder, self._gpu)
+            stats = bound.begin(block, store)
+            GpuRun(self.launches, store, stats, partial(bound.update, stats)).run(self._dead)
+            return bound.outcome(block, {table: store.part(table, {}) for table in bound.results}, stats)
+
+
+class GpuRun:
+    """One propagation: passes are enqueued one after the other, and closed when the devices are through with them.
+
+    Results are stored as they are summed. Readers scale what they read by its largest entry: inside a pass by that of
+    the pilot task, so that all tasks do it alike, and in later passes by that of the whole table. Devices find both in
+    memory, so the host need not know them.
+    launches: of all passes.
+    store: the tables on the host.
+    stats: table -> what is known of it; of tables that the host adds up it is read here.
+    update: adds to `stats` what a closed pass reports.
+    """
+
+    def __init__(
+        self,
+        launches: Launches,
+        store: ChunkStore,
+        stats: Mapping[int, TableStats],
+        update: Callable[[PassReport], None],
+    ) -> None:
+        self.launches = launches
+        self.gpu = launches.gpu
+        self.store = store
         self.chunks = self.gpu.chunks
-        self._known, self._settle = known, settle
+        self._stats = stats
+        self._update = update
         self._sizes = self.chunks.plan.shape.cardinalities
         self._pending: deque[PassInFlight] = deque()
         # The passes that made the tables that are there, and those that put them where they are read.
         self._origins: dict[int, PassInFlight] = {}
         self._sources: dict[int, PassInFlight] = {}
-        # For each pass the last marks of all slots then.
+        # For each pass the last marks of all slots when it had been enqueued.
         self._ends: list[list[StreamMark]] = []
-        self._turns = [itertools.cycle([slot for slot in self.gpu.slots if slot.on is one]) for one in self.gpu.each]
-        self._gathered: dict[tuple[int, DeviceSlots], Any] = {}
+        self._turns = [
+            itertools.cycle([slot for slot in self.gpu.slots if slot.device is device]) for device in self.gpu.devices
+        ]
+        self._gathered: dict[tuple[int, DeviceSlots], Event] = {}
 
     def run(self, dead: Sequence[Iterable[int]]) -> None:
         """Do all passes; dead: for each the tables that nobody reads after it."""
@@ -68,7 +117,7 @@ class GpuRun:
             self.gpu.begin()
             self.gpu.bring_leaves(self.store)
             for n in range(len(self.chunks.passes)):
-                self._hand_in(n)
+                self._submit(n)
                 for table in dead[n]:
                     if table in self.store.tables:
                         self.store.drop(table)
@@ -78,191 +127,189 @@ class GpuRun:
                     self._close()
             self._close_through(len(self.chunks.passes))
         finally:
-            # After an error too: what is under way uses memory that is not ours from here on.
+            # After an error too: what is in flight uses memory that belongs to others from here on.
             self.gpu.synchronize()
             self.gpu.staging.clear()
 
-    def _hand_in(self, n: int) -> None:
+    def _submit(self, n: int) -> None:
+        """Enqueue all tasks of a pass."""
         facts = self.launches.facts[n]
-        for table in facts.each.stores:
-            if self.gpu.crosses(table, n):
+        for table in facts.pass_.stores:
+            if self.gpu.crosses_bus(table, n):
                 self.store.make(table)
-        for table in facts.each.loads:
+        for table in facts.pass_.loads:
             # What the host makes, or reads, has to be there.
             if table in self._origins and self._needs_host(n, table):
                 self._close_through(self._origins[table].number)
         work = PassInFlight(n, facts)
         self._pending.append(work)
-        for one in self.gpu.each:
-            one.make_room(self._close_through)
-        waits = {table: self._marks_of(facts, table) for table in facts.each.loads if table in self._origins}
-        for gpu, states in self._dealt(n, facts):
+        for device in self.gpu.devices:
+            device.make_room(self._close_through)
+        waits = {table: self._marks_of(facts, table) for table in facts.pass_.loads if table in self._origins}
+        for gpu, states in self._sharded(n, facts):
             self._group(work, waits, next(self._turns[gpu]), states)
-        for one in work.calls:
-            work.reported.append(one.report(work.computed.values(), self.gpu.first_step(n), len(facts.tasks)))
-        self._origins |= dict.fromkeys(facts.each.stores, work)
-        brought = [table for table in facts.each.loads if self._brings(table, n)]
-        self._sources |= dict.fromkeys((*facts.each.stores, *brought), work)
+        for device in work.launches:
+            work.reported.append(device.report(work.computed.values(), self.gpu.first_step(n), len(facts.steps)))
+        self._origins |= dict.fromkeys(facts.pass_.stores, work)
+        brought = [table for table in facts.pass_.loads if self._brings(table, n)]
+        self._sources |= dict.fromkeys((*facts.pass_.stores, *brought), work)
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
 
-    def _dealt(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
-        """Return the groups of a pass and the device of each: the first one, which others wait for, then in turns."""
-        deal, before = self.gpu.deals.passes[n], Counter[int]()
-        found: list[tuple[int, int, States]] = []
+    def _sharded(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
+        """Return the device and the states of each group: first that of the pilot task, then the devices by turns."""
+        sharding, before = self.gpu.shardings.passes[n], Counter[int]()
+        groups: list[tuple[int, int, States]] = []
         for values in configurations([self._sizes[v] for v in facts.outer]):
             states = dict(zip(facts.outer, values, strict=True))
-            gpu = deal.gpu(states)
-            found.append((before[gpu], gpu, states))
+            gpu = sharding.gpu(states)
+            groups.append((before[gpu], gpu, states))
             before[gpu] += 1
-        found[1:] = sorted(found[1:], key=lambda group: group[:2])
-        return [(gpu, states) for _, gpu, states in found]
+        groups[1:] = sorted(groups[1:], key=lambda group: group[:2])
+        return [(gpu, states) for _, gpu, states in groups]
 
     def _needs_host(self, number: int, table: int) -> bool:
-        """Tell whether the host has a hand in a table where it was made, or where a pass reads it."""
+        """Return True if producer or consumer needs the table in host memory."""
         origin = self._origins[table]
         ends = (origin.number, number)
-        return origin.facts.added_up == table or not all(self._goes_by_itself(table, at) for at in ends)
+        return origin.facts.summed_on_host == table or not all(self._needs_no_host(table, end) for end in ends)
 
-    def _goes_by_itself(self, table: int, number: int) -> bool:
+    def _needs_no_host(self, table: int, number: int) -> bool:
         fixed = self.chunks.passes[number].fixed
-        return not self.gpu.crosses(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
+        return not self.gpu.crosses_bus(table, number) or _large_runs(self.store.part(table, dict.fromkeys(fixed, 0)))
 
     def _brings(self, table: int, number: int) -> bool:
-        """Tell whether a pass that reads a table puts it on devices, for itself and for others."""
-        return self.gpu.stays(table, number) and self.gpu.crosses(table, number)
+        """Return True if a pass that reads a table puts it on devices, for itself and for others."""
+        return self.gpu.is_resident(table, number) and self.gpu.crosses_bus(table, number)
 
     def _marks_of(self, facts: PassFacts, table: int) -> tuple[list[int], dict[tuple[int, ...], dict[int, StreamMark]]]:
-        """Return the chunk variables that a pass shares with the one that put a table where it is, and for each of
-        their configurations the marks behind what that did of it."""
+        """Return what the tasks of a pass wait for before they read a table.
+
+        These are the chunk variables that the pass shares with the source, the pass that put the table where it is, and
+        for each of their configurations the marks behind the groups of the source.
+        """
         source = self._sources[table]
-        shared = [v for v in source.facts.outer if v in facts.each.fixed]
+        shared = [v for v in source.facts.outer if v in facts.pass_.fixed]
         marks: dict[tuple[int, ...], dict[int, StreamMark]] = {}
         for states, mark in source.parts:
             # Those of a slot are in order.
             marks.setdefault(tuple(states[v] for v in shared), {})[mark.slot] = mark
         return shared, marks
 
-    def _group(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, states: States) -> None:
-        """Hand in the tasks whose results are added up; all but the first task of a pass follow that step by step."""
-        with slot.on.cupy.cuda.Device(slot.on.number), slot.stream:
-            if slot.on not in work.calls:
-                work.calls[slot.on] = self._calls(work, slot.on)
-            slot.stream.wait_event(slot.on.uploaded)
+    def _group(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, states: States) -> None:
+        """Enqueue the tasks whose results are added up; all but the pilot task follow that step by step."""
+        device = slot.device
+        with device.cuda.current(slot.stream):
+            if device not in work.launches:
+                work.launches[device] = self._launches(work, device)
+            slot.stream.wait_event(device.uploaded)
             inner = work.facts.inner
             for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
                 self._task(work, waits, slot, {**states, **dict(zip(inner, values, strict=True))}, adds=n > 0)
             work.computed[slot.number] = slot.mark()
-            if work.facts.spreads:
+            if work.facts.sums_on_host:
                 self._take_term(work, slot, states)
-            elif work.each.out in work.each.stores:
-                self._save(work, slot, work.each.out, states)
+            elif work.pass_.out in work.pass_.stores:
+                self._save(work, slot, work.pass_.out, states)
             work.saved[slot.number] = slot.mark()
             work.parts.append((states, work.saved[slot.number]))
 
-    def _calls(self, work: PassInFlight, one: DeviceSlots) -> PassLaunches:
+    def _launches(self, work: PassInFlight, device: DeviceSlots) -> PassLaunches:
         """Return the launches of every step on a device."""
-        calls = self.launches.of(work.number, one, partial(self._staged, work))
-        for call in itertools.chain.from_iterable(calls.groups):
-            for place, table in call.scaled:
-                call.words[place] = bits_of(2.0 ** self._known[table].shift)
-        return calls
+        launches = self.launches.of(work.number, device, partial(self._staged, work))
+        for launch in itertools.chain.from_iterable(launches.groups):
+            for place, table in launch.scaled:
+                launch.words[place] = bits_of(2.0 ** self._stats[table].exponent)
+        return launches
 
-    def _task(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, states: States, adds: bool) -> None:
-        leads = not any(states.values())
-        if leads:
-            work.leader = slot.on
-        facts, calls = work.facts, work.calls[slot.on]
+    def _task(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
+        is_pilot = not any(states.values())
+        if is_pilot:
+            work.pilot = slot.device
+        facts, pass_launches = work.facts, work.launches[slot.device]
         made, there = facts.made, set[int]()
-        for group, launches in zip(facts.groups, calls.groups, strict=True):
+        for group, launches in zip(facts.groups, pass_launches.groups, strict=True):
             for table in group.operands:
                 if table not in there and table not in made:
                     self._load(work, waits, slot, table, states)
             there.update(group.operands)
-            if not leads:
+            if not is_pilot:
                 self._follow(work, slot, [made[table] for table in group.operands if table in made])
-            is_last = group.steps.stop == len(facts.tasks)
-            if group.out in calls.there:
-                self._wait_before(work, slot, group.out)
+            is_last = group.steps.stop == len(facts.steps)
+            if group.out in pass_launches.in_place:
+                self._wait_for_barrier(work, slot, group.out)
             step = self.gpu.first_step(work.number) + group.steps.start
-            self._launch(launches, slot, step, states, leads, adds and is_last)
-            if leads and facts.is_followed:
-                self._lead(work, slot, group.steps)
-            if group.out in facts.each.stores and not is_last:
+            self._launch(launches, slot, states, slot.device.words_at(step, is_pilot), adds and is_last)
+            if is_pilot and facts.is_followed:
+                self._publish(work, slot, group.steps)
+            if group.out in facts.pass_.stores and not is_last:
                 self._save(work, slot, group.out, states)
 
-    def _launch(
-        self, launches: Iterable[PassLaunch], slot: GroupSlot, step: int, states: States, leads: bool, adds: bool
-    ) -> None:
-        """Hand in a step, the first one of a group."""
-        for call in launches:
-            words = moved(call.words, call.in_slot, slot.at)
-            for place, v, by in call.elsewhere:
-                words[place] += states[v] * by
-            if call.ends:
-                words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = slot.on.words_at(step, of_lead=leads), adds
-            enqueue_kernel(call.kernel, call.blocks, words)
+    def _launch(self, launches: Iterable[StepLaunch], slot: Slot, states: States, max_min_at: int, adds: bool) -> None:
+        for launch in launches:
+            launch.enqueue(slot, states, max_min_at, adds)
 
-    def _lead(self, work: PassInFlight, slot: GroupSlot, steps: range) -> None:
-        """Note that the first task has been sent some steps further."""
-        if len(self.gpu.each) > 1:
+    def _publish(self, work: PassInFlight, slot: Slot, steps: range) -> None:
+        """Let other tasks know that the pilot task has been enqueued some steps further."""
+        device = slot.device
+        if len(self.gpu.devices) > 1:
             step = self.gpu.first_step(work.number) + steps.start
-            words = relayed(slot.on.report_at(step), slot.on.words_at(step), len(steps))
-            enqueue_kernel(slot.on.kernel("relay"), 1, words)
-        event = slot.on.event()
+            words = relayed(device.report_at(step), device.words_at(step), len(steps))
+            device.launch(device.kernel("relay"), 1, words)
+        event = device.cuda.event()
         event.record(slot.stream)
         work.followed += [event] * len(steps)
 
-    def _follow(self, work: PassInFlight, slot: GroupSlot, steps: Sequence[int]) -> None:
-        """Let a slot wait until the first task is through with some steps, and its device knows what that found."""
+    def _follow(self, work: PassInFlight, slot: Slot, steps: Sequence[int]) -> None:
+        """Let a slot wait until the pilot task is through with some steps, and its device knows what that found."""
         last = max(steps, default=-1)
         if not work.facts.is_followed or last <= work.reached.get(slot.number, -1):
             return
-        if slot.on is work.leader:
+        if slot.device is work.pilot:
             slot.stream.wait_event(work.followed[last])
         else:
-            self._tell(work, slot, last)
+            self._relay(work, slot, last)
         work.reached[slot.number] = last
 
-    def _tell(self, work: PassInFlight, slot: GroupSlot, last: int) -> None:
-        """Bring what the first task found on another device, up to a step, unless another slot here has."""
-        told = work.told.setdefault(slot.on, [])
-        if told:
-            slot.stream.wait_event(told[min(last, len(told) - 1)])
-        assert work.leader is not None
-        steps = range(len(told), last + 1)
+    def _relay(self, work: PassInFlight, slot: Slot, last: int) -> None:
+        """Bring what the pilot task found on another device, up to a step, unless another slot here has."""
+        device, relayed_steps = slot.device, work.relayed.setdefault(slot.device, [])
+        if relayed_steps:
+            slot.stream.wait_event(relayed_steps[min(last, len(relayed_steps) - 1)])
+        assert work.pilot is not None
+        steps = range(len(relayed_steps), last + 1)
         if steps:
-            # The first task does its steps in order.
+            # The pilot task does its steps in order.
             slot.stream.wait_event(work.followed[last])
             step = self.gpu.first_step(work.number) + steps.start
-            words = relayed(slot.on.words_at(step), work.leader.report_at(step), len(steps))
-            enqueue_kernel(slot.on.kernel("relay"), 1, words)
-            event = slot.on.event()
+            words = relayed(device.words_at(step), work.pilot.report_at(step), len(steps))
+            device.launch(device.kernel("relay"), 1, words)
+            event = device.cuda.event()
             event.record(slot.stream)
-            told += [event] * len(steps)
+            relayed_steps += [event] * len(steps)
 
-    def _load(self, work: PassInFlight, waits: Mapping[int, Any], slot: GroupSlot, table: int, states: States) -> None:
+    def _load(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
         if table in waits:
             shared, marks = waits[table]
             slot.wait(marks[tuple(states[v] for v in shared)].values())
         if self._brings(table, work.number):
-            self._wait_before(work, slot, table)
+            self._wait_for_barrier(work, slot, table)
             part_ = self._from_host(work, slot, table, states)
-            for place, piece in self.gpu.pieces(table, states):
-                enqueue(slot.on.cupy.cuda.runtime, slot.stream, piece, part_[place])
-        if table not in work.calls[slot.on].there:
+            for index, piece in self.gpu.pieces(table, states):
+                enqueue(slot.device.cuda, slot.stream, piece, part_[index])
+        if table not in work.launches[slot.device].in_place:
             self._bring(work, slot, table, states)
         if table in waits:
             self._wait_for_largest(slot, table)
 
-    def _bring(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> None:
-        """Bring a part of a table to a slot, from the devices where it stays or from the host."""
-        if self.gpu.stays(table, work.number):
+    def _bring(self, work: PassInFlight, slot: Slot, table: int, states: States) -> None:
+        """Enqueue the copy of a part of a table to a slot, from the devices where it is resident or from the host."""
+        if self.gpu.is_resident(table, work.number):
             slot.loaded += self._exchange(work, slot, table, states, to_slot=True)
             return
         part_ = self._from_host(work, slot, table, states)
-        self._copy(slot, part_, slot.at + work.facts.places[table], to_slot=True)
+        self._copy(slot, part_, slot.address + work.facts.offsets[table], to_slot=True)
 
-    def _from_host(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> Array:
+    def _from_host(self, work: PassInFlight, slot: Slot, table: int, states: States) -> Array:
         """Return a part of a table on the host, from where a slot copies it."""
         part_ = self.store.part(table, states)
         slot.loaded += part_.nbytes
@@ -272,38 +319,39 @@ class GpuRun:
         staged[...] = part_
         return staged
 
-    def _wait_for_largest(self, slot: GroupSlot, table: int) -> None:
+    def _wait_for_largest(self, slot: Slot, table: int) -> None:
         """Let a slot wait until the largest entry of a whole table is known, and bring it to the device."""
-        origin = self._origins[table]
-        if origin.facts.added_up == table:
+        device, origin = slot.device, self._origins[table]
+        if origin.facts.summed_on_host == table:
             return
-        if len(self.gpu.each) == 1:
+        if len(self.gpu.devices) == 1:
             slot.wait(origin.computed.values())
             return
-        key = origin.number, slot.on
+        key = origin.number, device
         if key not in self._gathered:
             for event in origin.reported:
                 slot.stream.wait_event(event)
             first = self.gpu.first_step(origin.number)
-            reports = [one.report_at(first) for one in origin.calls]
-            words = gathered(slot.on.gathered_at(first), reports, len(origin.facts.tasks))
-            enqueue_kernel(slot.on.kernel("gather"), 1, words)
-            self._gathered[key] = slot.on.event()
+            reports = [reporter.report_at(first) for reporter in origin.launches]
+            words = gathered(device.gathered_at(first), reports, len(origin.facts.steps))
+            device.launch(device.kernel("gather"), 1, words)
+            self._gathered[key] = device.cuda.event()
             self._gathered[key].record(slot.stream)
         slot.stream.wait_event(self._gathered[key])
 
-    def _wait_before(self, work: PassInFlight, slot: GroupSlot, table: int) -> None:
+    def _wait_for_barrier(self, work: PassInFlight, slot: Slot, table: int) -> None:
         """Let a slot wait until nobody needs what lay where a table goes in a pass."""
-        found = self.gpu.before.resident if self.gpu.stays(table, work.number) else self.gpu.before.pinned
-        before = found.get(table, -1)
-        if before >= 0:
-            slot.wait(self._ends[before])
+        barriers = self.gpu.barriers
+        lasts = barriers.resident if self.gpu.is_resident(table, work.number) else barriers.pinned
+        last = lasts.get(table, -1)
+        if last >= 0:
+            slot.wait(self._ends[last])
 
-    def _save(self, work: PassInFlight, slot: GroupSlot, table: int, states: States) -> None:
-        if table in work.calls[slot.on].there:
+    def _save(self, work: PassInFlight, slot: Slot, table: int, states: States) -> None:
+        if table in work.launches[slot.device].in_place:
             return
-        self._wait_before(work, slot, table)
-        if self.gpu.stays(table, work.number):
+        self._wait_for_barrier(work, slot, table)
+        if self.gpu.is_resident(table, work.number):
             slot.stored += self._exchange(work, slot, table, states, to_slot=False)
             return
         part_ = self.store.part(table, states)
@@ -312,17 +360,17 @@ class GpuRun:
         if not _large_runs(part_):
             target = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             work.late.append((target, part_))
-        self._copy(slot, target, slot.at + work.facts.places[table], to_slot=False)
+        self._copy(slot, target, slot.address + work.facts.offsets[table], to_slot=False)
 
-    def _take_term(self, work: PassInFlight, slot: GroupSlot, states: States) -> None:
-        entries = part(self.chunks.plan, work.each.out, work.each.fixed)
+    def _take_term(self, work: PassInFlight, slot: Slot, states: States) -> None:
+        entries = part(self.chunks.plan, work.pass_.out, work.pass_.fixed)
         term = self._staged(work, entries * self.gpu.dtype.itemsize).view(self.gpu.dtype)
         slot.stored += term.nbytes
-        work.terms[tuple(states[v] for v in work.each.fixed)] = term
-        self._copy(slot, term, slot.at + work.facts.places[work.each.out], to_slot=False)
+        work.terms[tuple(states[v] for v in work.pass_.fixed)] = term
+        self._copy(slot, term, slot.address + work.facts.offsets[work.pass_.out], to_slot=False)
 
     def _staged(self, work: PassInFlight, size: int) -> Array:
-        """Return bytes of the host that copies under way may use until the pass is closed."""
+        """Return bytes of the host that copies may use until the pass is closed."""
         staging = self.gpu.staging
         while (staged := staging.take(size, work.number)) is None:
             oldest = staging.oldest
@@ -330,30 +378,31 @@ class GpuRun:
                 break
             self._close_through(oldest)
         if staged is None:
-            # Slow: such copies go through memory of the driver.
+            # Slow: copies from memory that is not pinned go through buffers of the driver.
             staged = np.empty(size, np.uint8)
-            work.held.append(staged)
+            work.kept.append(staged)
         return staged
 
-    def _exchange(self, work: PassInFlight, slot: GroupSlot, table: int, states: States, to_slot: bool) -> int:
-        """Enqueue the copies of a part of a table that stays on devices; returns its bytes."""
-        each = self.launches.exchange(work.number, table, states, to_slot)
-        by = (slot.at - ORIGIN, 0) if to_slot else (0, slot.at - ORIGIN)
-        enqueue_all(slot.on.cupy.cuda.runtime, slot.stream, each, *by)
-        size = sum(width * rows for *_, width, rows in each)
+    def _exchange(self, work: PassInFlight, slot: Slot, table: int, states: States, to_slot: bool) -> int:
+        """Enqueue the copies between a resident table and a slot for this chunk assignment; returns their bytes."""
+        rows_copies = self.launches.exchange(work.number, table, states, to_slot)
+        shifts = (slot.address - ORIGIN, 0) if to_slot else (0, slot.address - ORIGIN)
+        enqueue_all(slot.device.cuda, slot.stream, rows_copies, *shifts)
+        size = sum(copy.width * copy.rows for copy in rows_copies)
         slot.exchanged += size
         return size
 
-    def _copy(self, slot: GroupSlot, table: Array, at: int, to_slot: bool) -> None:
-        """Enqueue the copies of an array of the host to a place in a slot or from there."""
+    def _copy(self, slot: Slot, table: Array, address: int, to_slot: bool) -> None:
+        """Enqueue the copies of an array of the host to an address in a slot or from there."""
+        device = slot.device
         if table.nbytes <= CARRIED_BYTES and table.flags.c_contiguous and self.gpu.reaches(table):
-            ends = (at, table.ctypes.data) if to_slot else (table.ctypes.data, at)
+            ends = (address, table.ctypes.data) if to_slot else (table.ctypes.data, address)
             blocks = -(-table.size // entries_gpu.THREADS)
-            enqueue_kernel(slot.on.kernel("carry"), blocks, carried(*ends, table.size))
+            device.launch(device.kernel("carry"), blocks, carried(*ends, table.size))
             return
-        part_ = lying_at(at, table.size, self.gpu.dtype).reshape(table.shape)
-        arrays = (part_, table) if to_slot else (table, part_)
-        enqueue(slot.on.cupy.cuda.runtime, slot.stream, *arrays)
+        part_ = device_view(address, table.size, self.gpu.dtype).reshape(table.shape)
+        target, source = (part_, table) if to_slot else (table, part_)
+        enqueue(device.cuda, slot.stream, target, source)
 
     def _close_through(self, number: int) -> None:
         """Close the passes up to a number."""
@@ -361,41 +410,42 @@ class GpuRun:
             self._close()
 
     def _close(self) -> None:
-        """Find out what is known of the tables of the pass that is under way longest."""
+        """Report the oldest pass in flight, once the devices are through with it."""
         work = self._pending[0]
         work.wait()
         for source, target in work.late:
             target[...] = source
-        of_sums, tasks = self._add_up(work), work.facts.tasks
-        words = self.gpu.reports(work.calls, self.gpu.first_step(work.number), len(tasks))
+        of_sums, steps = self._add_up(work), work.facts.steps
+        words = self.gpu.reports(work.launches, self.gpu.first_step(work.number), len(steps))
         largest, least = self._numbers(words.max(axis=(0, 2)))
-        leads, _ = self._numbers(words[:, :, 0].max(axis=0))
+        pilot, _ = self._numbers(words[:, :, 0].max(axis=0))
         # What is not a number counts as beyond the format.
         largest = np.where(np.isnan(largest), np.inf, largest)
         largest[-1] = max(largest[-1], of_sums)
-        made = [task.out for task in tasks]
-        extremes = dict(zip(made, zip(largest.tolist(), least.tolist(), strict=True), strict=True))
-        # Whoever goes on with what no memory holds does not multiply.
-        shifts = [0 if n in work.facts.inside else shift_of(lead) for n, lead in enumerate(leads)]
-        self._settle(work.number, extremes, dict(zip(made, shifts, strict=True)))
+        made = [step.out for step in steps]
+        max_min = dict(zip(made, zip(largest.tolist(), least.tolist(), strict=True), strict=True))
+        # Inside a chain results stay in registers, where nothing scales them.
+        exponents = [0 if n in work.facts.inside else shift_of(entry) for n, entry in enumerate(pilot)]
+        factors = dict.fromkeys(made, 1.0)
+        self._update(PassReport(work.number, max_min, factors, dict(zip(made, exponents, strict=True))))
         self._pending.popleft()
         self.gpu.staging.release(work.number)
         work.late.clear()
-        work.held.clear()
+        work.kept.clear()
 
     def _add_up(self, work: PassInFlight) -> float:
         """Add up the results that came to the host, in order of configurations; returns the largest entry."""
-        each, totals, largest = work.each, dict[tuple[int, ...], Array](), 0.0
-        kept = len(each.fixed) - len(each.summed)
-        for states, term in sorted(work.terms.items(), key=lambda each: each[0]):
+        pass_, totals, largest = work.pass_, dict[tuple[int, ...], Array](), 0.0
+        kept = len(pass_.fixed) - len(pass_.summed)
+        for states, term in sorted(work.terms.items(), key=lambda term: term[0]):
             if states[:kept] in totals:
                 totals[states[:kept]] += term
             else:
                 totals[states[:kept]] = term
         for states, total in totals.items():
             largest = max(largest, float(total.max()))
-            if each.out in each.stores:
-                target = self.store.part(each.out, dict(zip(each.fixed, states, strict=False)))
+            if pass_.out in pass_.stores:
+                target = self.store.part(pass_.out, dict(zip(pass_.fixed, states, strict=False)))
                 target[...] = total.reshape(target.shape)
         work.terms.clear()
         return largest
@@ -408,7 +458,7 @@ class GpuRun:
 
 
 def _large_runs(host: Array) -> bool:
-    """Tell whether an array is best copied from where it is."""
+    """Return True if an array is best copied from where it is."""
     if host.flags.c_contiguous:
         return True
     return host.shape[-1] * host.itemsize >= RUN_BYTES and host.strides[-1] == host.itemsize

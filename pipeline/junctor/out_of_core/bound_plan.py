@@ -1,0 +1,246 @@
+"""A cut plan bound to the numbers of a network: what is known of its tables (`TableStats`), and the answer of a case.
+
+Threads, GPUs and Dask workers do the tasks; all of them report here (`BoundPlan.update`). Messages are stored times a
+scale factor that the pilot task of a pass, its first one, chooses; statistics of a whole table follow from its last
+task. The bounds on losses by underflow are those of `junctor.backends.numpy`, with one difference: an entry may exceed
+1, so they are multiplied by the largest entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.gpu.entries import shift_of
+from junctor_kernels.tables.axes import contraction
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
+from junctor.backends.scaled_table import ScaledTable
+from junctor.model.network import Network
+from junctor.out_of_core.pass_program import MaxMin, PartStep, PassProgram, largest_of
+from junctor.out_of_core.store import ChunkStore
+from junctor.planning.chunks import ChunkPass, ChunkPlan
+from junctor.planning.plan import Free, Reduce
+
+Array = npt.NDArray[np.floating[Any]]
+
+# Largest scale exponent that readers need not apply: products of a few such entries stay within both formats.
+MAX_UNSCALED = 32
+# Largest scale exponent at all: beyond it the factor itself would leave double precision.
+MAX_EXPONENT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """What is known of a whole table.
+
+    log_scale: natural log of what its entries are to be multiplied with.
+    lost, open: bounds on losses of an entry.
+    least: the smallest entry above zero.
+    largest: the largest entry.
+    exponent: readers multiply by two to this power first.
+    """
+
+    log_scale: float
+    lost: float
+    open: float
+    least: float
+    largest: float
+    exponent: int = 0
+
+    @property
+    def excess(self) -> float:
+        """What a loss elsewhere may be multiplied by when it meets this table."""
+        return max(1.0, self.largest)
+
+    def as_read(self) -> TableStats:
+        """Return the statistics of the table as readers see it."""
+        return self.scaled(self.exponent)
+
+    def scaled(self, exponent: int) -> TableStats:
+        """Return the statistics with all entries times two to a power."""
+        if not exponent:
+            return replace(self, exponent=0) if self.exponent else self
+        by = 2.0**exponent
+        scale = self.log_scale - exponent * math.log(2)
+        return TableStats(scale, self.lost * by, self.open * by, self.least * by, self.largest * by)
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What the tasks of a pass found.
+
+    number: of the pass.
+    max_min: table -> largest entry, and smallest above zero, of all that its tasks made.
+    factors: table -> what results were multiplied with before they were stored (on logarithms: what was added).
+    pilot_exponents: table -> power of two that readers inside the pass multiplied it with, by the pilot task.
+    """
+
+    number: int
+    max_min: Mapping[int, MaxMin]
+    factors: Mapping[int, float]
+    pilot_exponents: Mapping[int, int] = field(default_factory=dict)
+
+
+class BoundPlan:
+    """A cut plan bound to the numbers of a network in one algebra.
+
+    as_summed: whether tables are stored as they are summed, and multiplied on the way to readers, as GPUs do.
+    results: the tables that answers are read off.
+    programs: the steps of every pass.
+    """
+
+    def __init__(self, chunks: ChunkPlan, network: Network, algebra: Algebra, as_summed: bool = False) -> None:
+        self.chunks = chunks
+        self.plan = chunks.plan
+        self.algebra = algebra
+        self._as_summed = as_summed
+        leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
+        self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
+        self._sizes = dict(enumerate(self.plan.shape.cardinalities))
+        self._adds = algebra.combine is np.add
+        self._closed = frozenset(table for up, down, _ in self.plan.edges for table in (up, down))
+        self._edges = {down: (up, total) for up, down, total in self.plan.edges}
+        self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
+        self.programs = [
+            PassProgram(tuple(self._lower(pass_, step) for step in pass_.steps), algebra) for pass_ in chunks.passes
+        ]
+
+    def _lower(self, pass_: ChunkPass, step: Reduce) -> PartStep:
+        operands = self.chunks.ordered(step)
+        what = contraction(
+            self.chunks.axes(step.out, pass_),
+            [v for v in step.eliminated if v not in pass_.fixed],
+            [self.chunks.axes(table, pass_) for table in operands],
+            self._sizes,
+        )
+        return PartStep(step.out, operands, what)
+
+    def begin(self, block: EvidenceBlock, store: ChunkStore) -> dict[int, TableStats]:
+        """Put factors and evidence into a store and return their statistics."""
+        stats: dict[int, TableStats] = {}
+        for table, value in self._leaves.evidence(block).items():
+            store.put(table, value.table)
+            stats[table] = _stats_of(value)
+        return stats
+
+    def exponents(self, number: int, stats: Mapping[int, TableStats]) -> dict[int, int]:
+        """Return the scale exponents of the tables that a pass reads."""
+        return {table: stats[table].exponent for table in self.chunks.passes[number].loads}
+
+    def update(self, stats: dict[int, TableStats], report: PassReport) -> None:
+        """Add the statistics of the tables of a pass that is done; those of what it reads have to be there."""
+        pass_ = self.chunks.passes[report.number]
+        inside: dict[int, TableStats] = {table: stats[table].as_read() for table in pass_.loads}
+        for reduce, step in zip(pass_.steps, self.programs[report.number].steps, strict=True):
+            out, operands = step.out, [inside[table] for table in step.operands]
+            made = self._stats_of_step(reduce, step, operands, report.max_min[out], report.factors[out])
+            inside[out] = made.scaled(report.pilot_exponents.get(out, 0))
+            stats[out] = self._scaled_for_readers(made) if out in pass_.stores else made
+
+    def _scaled_for_readers(self, stats: TableStats) -> TableStats:
+        if self._adds or stats.largest == 0 or not math.isfinite(stats.largest):
+            return stats
+        if self._as_summed:
+            # Devices compute the same by themselves, of the bits of the largest entry.
+            return replace(stats, exponent=shift_of(self.algebra.dtype.type(stats.largest)))
+        exponent = math.frexp(stats.largest)[1]
+        if abs(exponent) <= MAX_UNSCALED:
+            return stats
+        return replace(stats, exponent=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
+
+    def _stats_of_step(
+        self, reduce: Reduce, step: PartStep, operands: Sequence[TableStats], max_min: MaxMin, factor: float
+    ) -> TableStats:
+        """Return the statistics of a result: its scale, and the bounds on losses (see `junctor.backends.numpy`)."""
+        largest, least = max_min
+        scale = sum([operand.log_scale for operand in operands])
+        if self._adds:
+            return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
+        if not math.isfinite(largest):
+            # Beyond the format: nothing is known.
+            return TableStats(scale, math.inf, math.inf, 0.0, math.inf)
+        tiny = self.algebra.tiny
+        # Entries above 1 do not help: they may come behind a product that is lost already.
+        safe = math.prod([min(1.0, operand.least) for operand in operands]) >= tiny and least >= tiny
+        if safe and not any(operand.lost or operand.open for operand in operands):
+            return TableStats(scale - math.log(factor), 0.0, 0.0, least, largest)
+        terms = self.plan.shape.entries(reduce.eliminated)
+        excess = math.prod(operand.excess for operand in operands)
+        # A rounding for each operand, and one for the scale factor.
+        here = 0.0 if safe else (len(operands) + 1) * tiny * terms * excess
+        growth = self._leaves.growth(reduce)
+        in_messages = open_messages = 0.0
+        for table, operand in zip(step.operands, operands, strict=True):
+            if self._leaves.is_fixed(table):
+                here += terms * operand.lost * excess
+            else:
+                in_messages += operand.lost * (1 + in_messages)
+                open_messages += 0.0 if table in self._closed else operand.open
+        lost = growth * excess * in_messages + here * (1 + in_messages)
+        still_open = (growth * excess * open_messages + here) * (1 + in_messages)
+        return TableStats(scale - math.log(factor), lost * factor, still_open * factor, least, largest)
+
+    def outcome(
+        self, block: EvidenceBlock, results: Mapping[int, Array], stats: Mapping[int, TableStats]
+    ) -> BlockOutcome:
+        """Return the answer of a case.
+
+        results: entries of the tables of `self.results`, in any shape.
+        stats: of all tables.
+        """
+        log_value = self._leaves.constants(block)
+        logs: dict[int, float] = {}
+        for table in self.plan.totals:
+            logs[table] = self._log_of(results[table].item(), stats[table])
+            log_value = log_value + logs[table]
+        share = sum((self._open_share(down, stats, logs) for down in self._edges), 0.0)
+        marginals = {v: self._posterior(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
+        ends = [_ratio(self.plan.tables[t].entries * stats[t].open, stats[t].largest) for t in self.results]
+        # NumPy's maximum, because Python's passes over what is not a number.
+        doubtful = doubtful_rows(np.array([share + np.max(ends, initial=0.0)]), log_value, self.algebra)
+        return BlockOutcome(log_value, marginals, {}, doubtful)
+
+    def _posterior(self, values: Array) -> Array:
+        """Return a table as probabilities, from near the neutral element, so that none leaves the format."""
+        largest = largest_of(values)
+        if self._adds:
+            return self._leaves.normalised(values - (largest if math.isfinite(largest) else 0.0))
+        return self._leaves.normalised(np.ldexp(values, -math.frexp(largest)[1]))
+
+    def _log_of(self, number: float, stats: TableStats) -> float:
+        if self._adds:
+            return number + stats.log_scale
+        return stats.log_scale + math.log(number) if number > 0 else -math.inf
+
+    def _open_share(self, down: int, stats: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
+        """Return the share of the probability that the open losses of both messages of an edge can have moved."""
+        up, total = self._edges[down]
+        one, other = stats[up].as_read(), stats[down].as_read()
+        entries = self.plan.tables[down].entries
+        moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
+        if moved == 0:
+            return 0.0
+        difference = logs[total] - one.log_scale - other.log_scale
+        return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
+
+
+def _stats_of(value: ScaledTable) -> TableStats:
+    return TableStats(
+        float(value.log_scale[0]),
+        float(value.lost[0]),
+        float(value.open[0]),
+        float(value.least[0]),
+        float(value.table.max()),
+    )
+
+
+def _ratio(number: float, by: float) -> float:
+    if number == 0:
+        return 0.0
+    return number / by if by > 0 else math.inf
