@@ -30,14 +30,15 @@ from junctor.evidence.encode import encode_table
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
+from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import ClusterRun
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.program import ChunkedProgram
-from junctor.placement.fusion import one_by_one
+from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -141,15 +142,8 @@ def chunk_gpus() -> Iterator[Any]:
         patch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
         patch.setattr(worker_gpu, "_opened", None)
         patch.setattr(worker_gpu, "open_device", lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM)))
-        _forget_kernels()
         emulated_cupy.chance.seed(0)
         yield emulated_cupy
-    _forget_kernels()
-
-
-def _forget_kernels() -> None:
-    for module in (chunk_slots, worker_gpu):
-        module._module.cache_clear()
 
 
 def cut(network: Network, working: int = WORKING) -> ChunkPlan:
@@ -166,23 +160,23 @@ def chunks_on_gpus(network: Network, precision: str, count: int, room: int | Non
         found = [cupy.Device(ROOM, n) for n in range(count)]
         for device in found if room is not None else []:
             device.room = beside + (room or 0)
-        program = ChunkedProgram(chunks, network, algebra, gpu=DeviceGroup(chunks, algebra.name, *found))
+        program = GpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, *found))
         return table_of(network, program.run(EvidenceBlock(1, {}, {})))
 
 
 def chunks_over_workers(network: Network, precision: str) -> pa.Table:
     """Return the posteriors of one row over workers on CPUs."""
     with workers() as client:
-        run = ClusterRun(client, ChunkedProgram(cut(network, 60), network, ALGEBRAS[precision], as_summed=True))
+        run = ClusterRun(client, BoundPlan(cut(network, 60), network, ALGEBRAS[precision], as_summed=True))
         return table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
 
 
 def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
     """Return the posteriors of one row over workers, each with a device."""
     chunks, algebra = cut(network), ALGEBRAS[precision]
-    device = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, one_by_one), ROOM)
+    device = GpuTasks(algebra.name, slot_bytes(chunks, algebra.dtype.itemsize, single_steps), ROOM)
     with chunk_gpus(), workers() as client:
-        run = ClusterRun(client, ChunkedProgram(chunks, network, algebra, as_summed=True), gpu=device)
+        run = ClusterRun(client, BoundPlan(chunks, network, algebra, as_summed=True), gpu=device)
         found = table_of(network, run.outcome(EvidenceBlock(1, {}, {})))
         del run
         gc.collect()
