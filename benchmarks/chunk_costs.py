@@ -18,17 +18,15 @@ import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from costs import _gpu_at_hand
 from junctor.calibration import chunked as chunk_tuning
-from junctor.calibration.blocks import fewest
 from junctor.calibration.chunked import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
-from junctor.cost.dataset import Measured, MeasuredDevice, write
-from junctor.cost.model import cpu_name, speeds_here
-from junctor.engine.engine import shape_of
+from junctor.calibration.harness import Repeats, fewest, local_device, save
+from junctor.cost.dataset import Measured
+from junctor.cost.model import cpu_name, local_cost_models
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -39,7 +37,7 @@ from junctor.out_of_core.programs import cut
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from oversize import NOT_HERE, complete
 
@@ -74,14 +72,14 @@ def prepare(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Measure cases in an order that mixes networks, as many as there is time for."""
     cases: list[ChunkCase] = pickle.loads(options.cases.read_bytes())
-    device = _gpu_at_hand() if options.gpu else MeasuredDevice(cpu_name())
+    device = _gpu_at_hand() if options.gpu else local_device("cpu")
     rows: list[Measured] = []
     for number in range(options.passes):
         random.Random(number).shuffle(cases)
         for line, found in (_on_gpu if options.gpu else _on_cpu)(cases, options):
             rows += found
             print(line, flush=True)
-    write(device, str(date.today()), fewest(rows), options.output)
+    save(device, fewest(rows), options.output)
     print(f"{len(fewest(rows)):,} measurements of {device.name}")
 
 
@@ -114,7 +112,7 @@ def _begin(turn: Any, deadline: float, settings: int) -> None:
             return alone(*given)
 
     chunk_tuning.fewest_seconds = in_turn
-    chunk_tuning.MOST_REPEATS = 2
+    chunk_tuning.REPEATS = Repeats(1, 2, 0.5)
     _device, _deadline, _settings = CudaBlockDevice(0, ROOM), deadline, settings
 
 
@@ -155,17 +153,17 @@ class Way(NamedTuple):
 def ways(options: argparse.Namespace) -> None:
     """Cut the chosen order for every share of the memory."""
     found = []
-    speeds = speeds_here(own=False)
-    prices = (speeds.gpu(NOT_HERE) if options.gpu else speeds.cpu(cpu_name())).prices
+    models = local_cost_models(own=False)
+    costs = models.gpu(NOT_HERE) if options.gpu else models.cpu(cpu_name())
     algebra, memory = ALGEBRAS[options.precision], parse_bytes(options.memory)
     task = parse_bytes(options.device_memory) if options.device_memory else None
     limits = MemoryLimits(memory, task, 1 << 50, Path("/tmp"), 1, options.gpu)
     for what in options.what:
         name, network = network_of(what)
         started = time.perf_counter()
-        chosen = cut(Problem(shape_of(network), Pattern(frozenset(), frozenset())), algebra, limits, prices)
+        chosen = cut(Problem(shape_of(network), Pattern(frozenset(), frozenset())), algebra, limits, costs)
         print(f"{name}: planned in {time.perf_counter() - started:.1f} s, forecast {chosen.seconds:.3g} s", flush=True)
-        rooms = (GpuSplits if options.gpu else CpuSplits)(limits, algebra, prices, 1)
+        rooms = (GpuSplits if options.gpu else CpuSplits)(limits, algebra, costs, 1)
         every: list[Way] = []
         for room in rooms.rooms(chosen.chunks.plan):
             try:

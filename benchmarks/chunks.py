@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.cluster.gpu_worker import GpuTasks
@@ -38,7 +37,7 @@ from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan
 from junctor.planning.compile import Problem
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.dask_cluster import local_client, silent_dask
 from junctor.runtime.devices import open_gpu
 from junctor.runtime.machine import available_memory

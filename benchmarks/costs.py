@@ -6,7 +6,7 @@
     uv run python benchmarks/costs.py merge FILE.parquet ... --output FILE.parquet   of one device, for the package
 
 `measure --gpu` lowers plans in several processes, which take turns on the device. A forecast of a network is made with
-prices learned from all others. `check` prints for every backend how many forecasts are within 25 % of what was
+coefficients fitted to all others. `check` prints for every backend how many forecasts are within 25 % of what was
 measured, of plans with their numbers and of plans alone, and the error that nine of ten stay below. Where several
 launch parameters were measured of the same blocks it prints how those that the model chooses do against the best of
 each block and against those that are best for all blocks together. `check --by OTHER.parquet` learns prices from the
@@ -21,7 +21,6 @@ import pickle
 import re
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from junctor.calibration import blocks as tuning
 from junctor.calibration.blocks import CalibrationCase, case_of, measure_cpu, measure_gpu
-from junctor.cost.dataset import Measured, MeasuredDevice, device_of, read, write
-from junctor.cost.model import cpu_name, learned
+from junctor.calibration.harness import fewest, local_device, save
+from junctor.cost.dataset import Measured, MeasuredDevice, device_of, read
+from junctor.cost.model import fitted_cost_model
 from junctor.formats import read_network
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 
@@ -57,13 +57,13 @@ def prepare(paths: Sequence[str], output: Path, most: float) -> None:
     output.write_bytes(pickle.dumps(cases))
 
 
-_device: Any = None
+opened: Any = None
 _deadline = 0.0
 
 
-def _begin(turn: Any, deadline: float) -> None:
+def begin(turn: Any, deadline: float) -> None:
     """Open the device in a process of its own; what is timed takes turns."""
-    global _device, _deadline
+    global opened, _deadline
     from junctor_kernels.gpu.blocks import CudaBlockDevice, Replay
 
     class InTurn(CudaBlockDevice):
@@ -71,7 +71,7 @@ def _begin(turn: Any, deadline: float) -> None:
             with turn:
                 return super().seconds(replay, repeats)
 
-    _device, _deadline = InTurn(0, ROOM), deadline
+    opened, _deadline = InTurn(0, ROOM), deadline
 
 
 def _on_gpu(case: CalibrationCase) -> tuple[str, list[Measured]]:
@@ -80,7 +80,7 @@ def _on_gpu(case: CalibrationCase) -> tuple[str, list[Measured]]:
     started = time.perf_counter()
     algebras = [SINGLE, DOUBLE, *[LOG] * (case.plan.case_operations < MOST_LOG)]
     try:
-        found = measure_gpu(case, _device, algebras)
+        found = measure_gpu(case, opened, algebras)
     except Exception as error:
         return f"{case.name} {case.label}: {type(error).__name__}: {error}", []
     return f"{case.name} {case.label}: {len(found)} in {time.perf_counter() - started:.1f} s", found
@@ -92,7 +92,7 @@ def _gpu_measurements(
     fork = multiprocessing.get_context("fork")
     # What takes longest goes first, so that none is left at the end.
     order = sorted(cases, key=lambda case: -case.plan.case_operations)
-    with fork.Pool(processes, _begin, (fork.Lock(), time.time() + limit)) as pool:
+    with fork.Pool(processes, begin, (fork.Lock(), time.time() + limit)) as pool:
         yield from pool.imap_unordered(_on_gpu, order)
 
 
@@ -106,13 +106,13 @@ def _cpu_measurements(
         for case in cases:
             if time.time() - started < limit and case.plan.case_operations <= tuning.MOST_OPERATIONS:
                 kept += measure_cpu(case)
-        seconds = [row.seconds for row in tuning.fewest(kept)]
-        again = [row.seconds for row in tuning.fewest(kept[-len(seconds) :])]
+        seconds = [row.seconds for row in fewest(kept)]
+        again = [row.seconds for row in fewest(kept[-len(seconds) :])]
         spread = np.quantile(np.array(again) / np.array(seconds) - 1, (0.5, 0.9))
         print(
             f"pass {number + 1}: slower than the fewest by {spread[0]:.1%}, one in ten by {spread[1]:.1%}", flush=True
         )
-    yield f"{len(seconds)} plans", tuning.fewest(kept)
+    yield f"{len(seconds)} plans", fewest(kept)
 
 
 def measure(
@@ -121,12 +121,12 @@ def measure(
     cases = [case for case in pickle.loads(path.read_bytes()) if case.plan.case_operations <= most]
     tuning.MANY_ROWS = tuple(size for size in tuning.MANY_ROWS if size <= rows)
     found = _gpu_measurements(cases, processes, limit) if gpu else _cpu_measurements(cases, limit, passes)
-    device = _gpu_at_hand() if gpu else MeasuredDevice(cpu_name())
+    device = _gpu_at_hand() if gpu else local_device("cpu")
     kept: list[Measured] = []
     for line, measured in found:
         print(line, flush=True)
         kept += measured
-        write(device, str(date.today()), kept, output)
+        save(device, kept, output)
     print(f"{len(kept):,} measurements of {device.name}", flush=True)
 
 
@@ -172,7 +172,7 @@ def check(paths: Sequence[Path], table: bool, by: Path | None) -> None:
 def told_by(device: MeasuredDevice, measured: Sequence[Measured], known: Sequence[Measured]) -> None:
     """Print how far forecasts are off by the prices of other measurements, those of the same networks left out."""
     names = {row.network for row in measured}
-    prices = learned(device, [row for row in known if row.network not in names]).prices
+    prices = fitted_cost_model(device, [row for row in known if row.network not in names]).coefficients
     print("backend | networks | measurements | within 25 % | nine of ten")
     print("|".join(["---"] * 5))
     for backend in sorted({row.backend for row in measured}):
@@ -193,7 +193,7 @@ def compared(device: MeasuredDevice, rows: Sequence[Measured]) -> str | None:
         return None
     backend, settings = rows[0].backend, sorted({setting for tried in several.values() for setting in tried})
     prices = {
-        name: learned(device, [row for row in rows if row.network != name]).prices[backend]
+        name: fitted_cost_model(device, [row for row in rows if row.network != name]).coefficients[backend]
         for name in {row.network for row in rows}
     }
     chosen = [min(tried.values(), key=lambda row: prices[row.network].of_work(row.work)) for tried in several.values()]
@@ -212,7 +212,7 @@ def few_or_many(device: MeasuredDevice, rows: Sequence[Measured]) -> str | None:
     """Say how often the model is right about few cases or many, from plans alone and prices of other networks."""
     right, ratios = 0, []
     for name in sorted({row.network for row in rows}):
-        prices = learned(device, [row for row in rows if row.network != name]).prices
+        prices = fitted_cost_model(device, [row for row in rows if row.network != name]).coefficients
         fastest: dict[tuple[str, str, int], Measured] = {}
         for row in sorted((row for row in rows if row.network == name), key=lambda row: -row.seconds):
             fastest[row.backend, _label(row)[0], row.rows] = row
@@ -245,8 +245,8 @@ def errors(device: MeasuredDevice, rows: Sequence[Measured]) -> dict[str, npt.ND
     names = sorted({row.network for row in rows})
     off = {"work": np.zeros(len(rows)), "plan": np.zeros(len(rows))}
     for name in names:
-        others = learned(device, [row for row in rows if row.network != name])
-        prices = others.prices[rows[0].backend]
+        others = fitted_cost_model(device, [row for row in rows if row.network != name])
+        prices = others.coefficients[rows[0].backend]
         for at, row in enumerate(rows):
             if row.network == name:
                 off["work"][at] = abs(prices.of_work(row.work) / row.seconds - 1)
@@ -259,9 +259,9 @@ def merge(paths: Sequence[Path], output: Path) -> None:
     devices = {device_of(path).name: device_of(path) for path in paths}
     if len(devices) > 1:
         raise SystemExit(f"measurements of {' and '.join(devices)} in one file")
-    rows = tuning.fewest(row for path in paths for row in read(path))
+    rows = fewest(row for path in paths for row in read(path))
     (device,) = devices.values()
-    write(device, str(date.today()), rows, output)
+    save(device, rows, output)
 
 
 def main() -> None:

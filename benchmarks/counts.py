@@ -15,11 +15,10 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.planning.compile import compile_plan
 from junctor.planning.savings import count_savings
-from junctor.planning.shape import Pattern, Shape
+from junctor.planning.shape import Pattern, Shape, shape_of
 
 ROOT = Path(__file__).parents[1]
 BASELINE = ROOT / "tests" / "baseline.json"

@@ -32,21 +32,22 @@ from junctor.backends import cpu as compiled
 from junctor.backends import numpy as propagation
 from junctor.backends import row_trees as rowwise
 from junctor.cli.prefect_server import EmbeddedServer, embed
-from junctor.engine import engine
+from junctor.engine import engine, routes
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.encoded import read_partition
 from junctor.formats import read_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.results import answers_table
-from junctor.runs.run import Job
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from pyarrow import parquet
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
-    "patterns and plans": (engine.Engine, "groups"),
+    "patterns and plans": (routes.Router, "groups"),
     "gathering evidence": (execution, "block_of"),
     "contraction and marginals, compiled": (compiled.CompiledProgram, "run"),
     "contraction and marginals, NumPy": (propagation.Program, "run"),
@@ -125,12 +126,12 @@ def stopwatches() -> Iterator[dict[str, float]]:
 
 def stage_seconds(job: Job) -> dict[str, float]:
     """Run all in this process; return the seconds of each stage, those inside propagation too."""
-    resources, silence = Resources(workers=0, threads=1), Silence()
+    resources, silence = Resources(workers=0, compute=ComputeOptions(threads=1)), Silence()
     with job.directory.locked(), stopwatches() as inside:
-        _, network = timed(lambda: steps.ingest_network(job, silence))
-        _, evidence = timed(lambda: steps.ingest_evidence(job, silence))
-        outlook, planning = timed(lambda: steps.plan(job, resources, silence))
-        work, wall = timed(lambda: steps.propagate(job, resources, outlook, silence))
+        _, network = timed(lambda: steps.ingest_model(job, silence))
+        _, evidence = timed(lambda: steps.ingest_inputs(job, silence))
+        estimate, planning = timed(lambda: steps.plan(job, resources, silence))
+        work, wall = timed(lambda: steps.propagate(job, resources, estimate, silence))
     stages = asdict(work.stages)
     rest = stages["propagating"] - sum(inside.values())
     return {
@@ -151,7 +152,7 @@ def encodings(network_file: str, evidence: Path, precision: str, folder: Path) -
     """Yield a row of a table for each way to write one partition of answers: MB and CPU seconds for a million rows."""
     network, query = read_network(network_file), Query(precision=precision)
     partition = read_partition(evidence)
-    answers = engine.Engine(network, query, rows=10**7).answer(partition.batch)
+    answers = engine.Engine(network, query, expected_rows=10**7).answer(partition.batch)
     table = answers_table(answers, partition.case_ids, network, query)
     posteriors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
     words = [name for name in table.column_names if name not in posteriors]
@@ -233,8 +234,8 @@ def main() -> None:
         if options.encodings:
             job = job_for()
             with job.directory.locked():
-                steps.ingest_network(job, Silence())
-                steps.ingest_evidence(job, Silence())
+                steps.ingest_model(job, Silence())
+                steps.ingest_inputs(job, Silence())
             print("precision | encoding | compression | MB | CPU seconds\n---|---|---|---|---")
             for line in encodings(options.network, job.directory.evidence_part(0), options.precision, Path(folder)):
                 print(line, flush=True)

@@ -26,6 +26,7 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor_kernels.tables.reference import Algebra
 
@@ -39,7 +40,9 @@ def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
 
 def measure(network: Network, batch: EvidenceBatch, precision: str, threads: int) -> str:
     # As in a run of millions of rows, for which the compiled backend is loaded.
-    engine = Engine(network, Query(precision=precision), rows=10**7, threads=threads)
+    engine = Engine(
+        network, Query(precision=precision), ComputeOptions(threads=threads, device="cpu"), expected_rows=10**7
+    )
     with counted_rows() as rows:
         engine.answer(batch)
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -48,9 +51,9 @@ def measure(network: Network, batch: EvidenceBatch, precision: str, threads: int
         start = clock()
         engine.answer(batch)
         seconds.append(clock() - start)
-    (prepared,) = engine._prepared.values()
+    (prepared,) = engine.programs
     operations = prepared.plan.case_operations
-    nonzero = prepared.program(engine.ladder[0]).nonzero_operations
+    nonzero = prepared.program(engine.router.ladder[0]).nonzero_operations
     rate = batch.rows / statistics.median(seconds)
     return f"{precision} | {rate:,.0f} | {operations:,} | {nonzero:,} | {rate * operations:.2e} | {sum(rows[1:]):,}"
 

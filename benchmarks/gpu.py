@@ -33,7 +33,7 @@ import numpy as np
 from junctor.backends.blocks import block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import Program
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.generate import sample
@@ -42,7 +42,7 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
 from timeline import TimedDevice, show
@@ -83,19 +83,19 @@ def tell(line: str, output: Path | None) -> None:
 
 class Timer:
     def __init__(self, device: CudaBlockDevice) -> None:
-        self.cupy, self.device = device.cupy, device
+        self.device = device
 
     def milliseconds(self, program: GpuProgram, repeats: int) -> float:
         replay, stream = program._places[0].replay, self.device._work
         times = []
         for n in range(repeats + 2):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record(stream)
             replay.start()
             end.record(stream)
             end.synchronize()
             if n >= 2:
-                times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+                times.append(1e3 * self.device.elapsed(begin, end))
         return statistics.median(times)
 
     def stages(self, program: GpuProgram) -> str:
@@ -103,27 +103,29 @@ class Timer:
         place, result = program._places[0], []
         for stage in program.stages:
             for launch in stage:
-                stream, begin, end = self.device._work, self.cupy.cuda.Event(), self.cupy.cuda.Event()
+                stream, begin, end = self.device._work, self.device.event(timing=True), self.device.event(timing=True)
                 begin.record(stream)
                 self.device.enqueue(place.work._replace(stages=[[launch]]))
                 end.record(stream)
                 end.synchronize()
-                milliseconds = self.cupy.cuda.get_elapsed_time(begin, end)
+                milliseconds = 1e3 * self.device.elapsed(begin, end)
                 result.append(f"{launch.kernel[0]}{milliseconds:.3f}/{launch.items}")
         return " ".join(result)
 
     def copy_rate(self) -> float:
-        source = self.cupy.random.random(1 << 28, dtype=self.cupy.float32)
-        target = self.cupy.empty_like(source)
+        import cupy
+
+        source = cupy.random.random(1 << 28, dtype=cupy.float32)
+        target = cupy.empty_like(source)
         times = []
         for _ in range(12):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record()
             target[...] = source
             end.record()
             end.synchronize()
-            times.append(self.cupy.cuda.get_elapsed_time(begin, end))
-        return 2 * source.nbytes / statistics.median(times) * 1e3
+            times.append(self.device.elapsed(begin, end))
+        return 2 * source.nbytes / statistics.median(times)
 
 
 def table_bytes(plan: Plan, itemsize: int) -> int:
@@ -188,12 +190,14 @@ class OneBlock(GpuProgram):
 def measure(
     case: tuple[Any, ...], kind: str, options: argparse.Namespace, device: CudaBlockDevice, timer: Timer, peak: float
 ) -> None:
+    import cupy
+
     name, network, batch, plans = case
     plan = plans["pattern" if kind == "pattern" else "tree"]
     stages = options.stages
     for algebra in [ALGEBRAS[name] for name in options.precision]:
         for cases in [1] if kind == "one" else options.sizes:
-            device.cupy.get_default_memory_pool().free_all_blocks()
+            cupy.get_default_memory_pool().free_all_blocks()
             try:
                 start = time.perf_counter()
                 bound = Program(plan, network, algebra)
@@ -229,9 +233,9 @@ def batch_of(network: Network, rows: int, seed: int) -> EvidenceBatch:
 
 def engine_on(device: CudaBlockDevice, network: Network, precision: Precision) -> Engine:
     """Return an engine that answers every row on its own: what is measured is the GPU."""
-    engine = Engine(network, Query(precision=precision), rows=10**7, device=device)
-    groups_of = engine.groups
-    engine.groups = lambda batch: [replace(group, few=None) for group in groups_of(batch)]  # type: ignore[method-assign]
+    engine = Engine(network, Query(precision=precision), expected_rows=10**7, gpu=device)
+    groups_of, router = engine.router.groups, engine.router
+    router.groups = lambda batch: [replace(group, unique=None) for group in groups_of(batch)]  # type: ignore[method-assign]
     return engine
 
 
@@ -260,14 +264,14 @@ def through_engine(options: argparse.Namespace) -> None:
 
 def rates(device: CudaBlockDevice, size: int = 1 << 29) -> None:
     """Print bytes a second of what answers could wait for."""
-    cupy, times = device.cupy, {}
-    there = cupy.zeros(size, dtype=np.uint8)
+    times: dict[str, float] = {}
+    there = device.zeros(size, np.uint8)
 
     def timed(name: str, work: Callable[[], Any], repeats: int = 3) -> Any:
         for _ in range(repeats):
             start = time.perf_counter()
             result = work()
-            cupy.cuda.runtime.deviceSynchronize()
+            device.synchronize_all()
             times[name] = min(times.get(name, math.inf), time.perf_counter() - start)
         return result
 
@@ -370,7 +374,7 @@ def main() -> None:
         return answer_for(options) if options.worker else scaling(options)
     device = CudaBlockDevice()
     timer = Timer(device)
-    name = device.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    name = device.name
     peak = timer.copy_rate()
     if options.output:
         options.output.unlink(missing_ok=True)

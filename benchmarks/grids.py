@@ -29,7 +29,6 @@ import numpy as np
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import PlanMemory
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.errors import BudgetError
@@ -38,7 +37,7 @@ from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.machine import available_memory
 from junctor_kernels.tables.reference import DOUBLE, LOG, Algebra
 
@@ -132,18 +131,17 @@ class Gpu:
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         self.device = CudaBlockDevice()
-        self.cupy = self.device.cupy
-        self.name = self.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        self.name = self.device.name
 
     def milliseconds(self, start: Any, repeats: int) -> float:
         times = []
         for _ in range(repeats + 2):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record(self.device._work)
             start()
             end.record(self.device._work)
             end.synchronize()
-            times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+            times.append(1e3 * self.device.elapsed(begin, end))
         return statistics.median(times[2:])
 
     def measure(self, case: Planned, algebra: Algebra, repeats: int) -> tuple[list[float], float]:

@@ -23,6 +23,7 @@ from baselines import viterbi_versions
 from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel, build_model
 from junctor.hmm.packing import SequenceBatch
+from junctor.model.options import ComputeOptions
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, add, larger, load, spread, store
 
@@ -78,7 +79,7 @@ def cpu_peak(dtype: Any = np.float32) -> float:
 
 def share_of_peak(model: HiddenMarkovModel, batch: SequenceBatch, precision: Any, dtype: Any) -> float:
     """What a whole call on one thread reaches of the peak, both taken in turn on a core that others may use."""
-    engine, shares = SequenceEngine(model, precision=precision, threads=1), []
+    engine, shares = SequenceEngine(model, precision=precision, options=ComputeOptions(threads=1, device="cpu")), []
     engine.answer(batch)
     terms = (len(batch.symbols) - len(batch)) * model.states**2
     for _ in range(7):
@@ -123,7 +124,7 @@ def many_sequences(states: list[int], sequences: int, steps: int, threads: int) 
         peer *= sequences / len(few)
         cells = []
         for precision, dtype in (("single", np.float32), ("double", np.float64)):
-            engine = SequenceEngine(model, precision=precision, threads=threads)
+            engine = SequenceEngine(model, precision=precision, options=ComputeOptions(threads=threads, device="cpu"))
             ours = engine.answer(few).log_value.sum()
             assert abs(ours - value) <= 1e-6 * abs(value), (ours, value)
             engine.answer(batch)
@@ -145,7 +146,7 @@ def one_sequence(states: list[int], threads: int) -> None:
         peer, value, _ = hmmlearn_paths(model, few)
         ours = []
         for each in (1, threads):
-            engine = SequenceEngine(model, precision="single", threads=each)
+            engine = SequenceEngine(model, precision="single", options=ComputeOptions(threads=each, device="cpu"))
             assert abs(engine.answer(few).log_value[0] - value) <= 1e-6 * abs(value)
             ours.append(median_of(lambda engine=engine, batch=batch: engine.answer(batch)) / len(batch.symbols))
             del engine
@@ -159,7 +160,7 @@ def lengths(size: int, threads: int) -> None:
     print(f"\none sequence, {size:,} states, single precision, seconds\n\n| steps | version 1 | hmmlearn | ours |")
     print("|---:|---:|---:|---:|")
     model = random_model(size)
-    engine = SequenceEngine(model, precision="single", threads=threads)
+    engine = SequenceEngine(model, precision="single", options=ComputeOptions(threads=threads, device="cpu"))
     for steps in (100, 300, 1000, 3000):
         batch = random_batch(1, steps)
         engine.answer(batch)

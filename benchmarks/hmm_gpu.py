@@ -18,6 +18,7 @@ from junctor.hmm.engine import SequenceEngine, log_probabilities
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.hmm.smooth_gpu import GpuSmoother, SequencePass
+from junctor.model.options import ComputeOptions
 
 FAR = TrellisMemory(1 << 40)
 CEILINGS = r"""
@@ -116,7 +117,9 @@ def states_table(sizes: list[int], bandwidth: float) -> None:
         del machine
         serial = serial_seconds(model, batch, 8 if size > 2000 else 60)
         short = random_batch(1, 60)
-        reference = SequenceEngine(model, precision="single", device="gpu").answer(short).log_value[0]
+        reference = (
+            SequenceEngine(model, precision="single", options=ComputeOptions(device="gpu")).answer(short).log_value[0]
+        )
         cells = []
         for number in VERSIONS:
             seconds, found = version_seconds(number, model, short)
@@ -137,7 +140,7 @@ def length_table() -> None:
     serial = serial_seconds(model, random_batch(1, 60), 60)
     print(f"\none sequence, {size:,} states, seconds; version 1 from {1e6 * serial:,.0f} microseconds a step\n")
     print("| steps | version 1 | 4 | ours, whole call |\n|---:|---:|---:|---:|")
-    engine = SequenceEngine(model, precision="single", device="gpu")
+    engine = SequenceEngine(model, precision="single", options=ComputeOptions(device="gpu"))
     fourth = version_seconds(4, model, random_batch(1, 500))[0]
     for steps in (100, 1000, 10_000, 100_000):
         batch = random_batch(1, steps)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 from junctor.cliques.joint import JointPosteriors, JointQuestions
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 
 
 def pairs(network: Network, count: int) -> list[list[str]]:

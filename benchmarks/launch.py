@@ -280,7 +280,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
         if not off <= MOST_OFF:
             raise ArithmeticError(f"{network}: after a propagation the sum of a table is off from one by {off:.0e}")
         del tree
-        ours, cpu_ms = _ours(plan, model, cpu)
+        ours, cpu_ms = times_of_ours(plan, model, cpu)
         beside["CPU"].append(cpu_ms)
         beside["our kernels"].append(ours)
         for name in names:
@@ -305,7 +305,7 @@ def run(trees: Trees, record: dict[str, Any], cpu: bool, rounds: int, plot: Path
         draw([network for network, _, _ in trees], {**bars, **beside}, plot)
 
 
-def _ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
+def times_of_ours(plan: StoredPlan, network: Network, cpu: bool) -> tuple[float, float]:
     """Return the milliseconds of our kernels for stored tables, and of all cores (NaN without)."""
     from junctor_kernels.gpu.stored import CudaCliqueDevice
 

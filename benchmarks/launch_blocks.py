@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
 from junctor.calibration import blocks as tuning
 from junctor.calibration.blocks import CalibrationCase, KeptProgram, unwritten
-from junctor.cost.dataset import Measured, MeasuredDevice, write
+from junctor.calibration.harness import save
+from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.evidence.batch import EvidenceBatch
 from junctor.runtime.threads import in_threads
 from junctor_kernels.cpu.bytecode import Bytecode
@@ -57,7 +57,7 @@ WAYS: dict[str, Shapes] = {
 _all_that_pay = tiles.tiles_that_pay
 
 
-def _before(what: Any, rows: Any, factor: bool, shapes: Shapes) -> list[tuple[int, tuple[int, int]]]:
+def rule_before(what: Any, rows: Any, factor: bool, shapes: Shapes) -> list[tuple[int, tuple[int, int]]]:
     if shapes != BEFORE:
         return _all_that_pay(what, rows, factor, shapes)
     found = _all_that_pay(what, rows, factor, TILE_SHAPES)
@@ -75,37 +75,37 @@ class InTiles(KeptProgram):
     def _overlapping(self, rows: int) -> int:
         return rows
 
-    def _tile_shapes(self) -> Shapes:
+    def tile_shapes(self) -> Shapes:
         return WAYS[self._way]
 
 
-def _tiles(task: tuple[CalibrationCase, int]) -> tuple[MeasuredDevice, list[Measured] | str]:
+def measure_tiles(task: tuple[CalibrationCase, int]) -> tuple[MeasuredDevice, list[Measured] | str]:
     case, rows = task
-    device, found = MeasuredDevice(costs._device.name, costs._device.figures), []
+    device, found = MeasuredDevice(costs.opened.name, costs.opened.figures), []
     try:
         for algebra in (SINGLE, DOUBLE):
             program = Program(case.plan, case.network, algebra)
             for way in WAYS:
                 named = replace(case, label=f"{case.label}, tiles: {way}")
-                found += tuning.measure_block(named, InTiles(program, rows, costs._device, way), algebra)
+                found += tuning.measure_block(named, InTiles(program, rows, costs.opened, way), algebra)
         return device, found
     except Exception as error:
         return device, f"{case.name} {case.label}: {type(error).__name__}: {error}"
 
 
 def compare_tiles(cases: Sequence[CalibrationCase], rows: int, processes: int, output: Path | None) -> None:
-    tiles.tiles_that_pay, tuning.MANY_TRIED = _before, tuning.MANY_TRIED[:1]
+    tiles.tiles_that_pay, tuning.MANY_TRIED = rule_before, tuning.MANY_TRIED[:1]
     tasks = [(case, rows) for case in sorted(cases, key=lambda case: -case.plan.case_operations)]
     kept: list[Measured] = []
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(processes, costs._begin, (fork.Lock(), time.time() + 600)) as pool:
-        for device, found in pool.imap_unordered(_tiles, tasks):
+    with fork.Pool(processes, costs.begin, (fork.Lock(), time.time() + 600)) as pool:
+        for device, found in pool.imap_unordered(measure_tiles, tasks):
             if isinstance(found, str):
                 print(found, flush=True)
                 continue
             kept += found
             if output is not None:
-                write(device, str(date.today()), kept, output)
+                save(device, kept, output)
     for backend in ("many-single", "many-double"):
         show_tiles([row for row in kept if row.backend == backend])
 
@@ -113,7 +113,7 @@ def compare_tiles(cases: Sequence[CalibrationCase], rows: int, processes: int, o
 def show_tiles(measured: Sequence[Measured]) -> None:
     times: dict[str, dict[str, float]] = {}
     for row in measured:
-        label, _, way = row.label.rpartition(", Many")[0].partition(", tiles: ")
+        label, _, way = row.label.rpartition(", CaseParallel")[0].partition(", tiles: ")
         times.setdefault(f"{row.network} {label}", {})[way] = row.seconds
     ways = list(next(iter(times.values())))
     print(f"\n{measured[0].backend}, us\nplan | {' | '.join(ways)}\n{'|'.join(['---'] * (1 + len(ways)))}")
@@ -139,7 +139,7 @@ class InBlocks(gpu.GpuProgram):
     def _overlapping(self, rows: int) -> int:
         return -(-rows // self._wanted)
 
-    def _tile_shapes(self) -> Shapes:
+    def tile_shapes(self) -> Shapes:
         return TILE_SHAPES
 
     def _lower(self, places: Any) -> tuple[Lowering, Bytecode]:

@@ -40,7 +40,7 @@ from junctor.cost.features.gpu_stages import (
     StageWork,
     splits,
 )
-from junctor.cost.model import learned, speeds_here
+from junctor.cost.model import fitted_cost_model, local_cost_models
 from junctor.planning.compile import compile_plan
 from junctor_kernels.cpu.bytecode import ENTRIES
 from junctor_kernels.tables.reference import SINGLE
@@ -55,7 +55,7 @@ def learn(path: Path, output: Path) -> None:
     device, measured = device_of(path), read(path)
     found = {}
     for name in sorted({row.network for row in measured}):
-        prices = learned(device, [row for row in measured if row.network != name]).prices
+        prices = fitted_cost_model(device, [row for row in measured if row.network != name]).coefficients
         found[name] = {backend: each.work for backend, each in prices.items()}
     output.write_text(json.dumps(found))
 
@@ -124,7 +124,7 @@ def compared(case: CalibrationCase, device: Any, prices: Any, few: bool, rows: i
 def _work(task: tuple[CalibrationCase, Any, bool, int, bool]) -> tuple[str, int, dict[Any, float] | str]:
     case, prices, few, rows, stages = task
     try:
-        return f"{case.name} {case.label}", rows, compared(case, costs._device, prices, few, rows, stages)
+        return f"{case.name} {case.label}", rows, compared(case, costs.opened, prices, few, rows, stages)
     except Exception as error:
         return f"{case.name} {case.label}", rows, f"{type(error).__name__}: {error}"
 
@@ -136,7 +136,7 @@ def run(
     order = sorted((case for case in cases if case.name in prices), key=lambda case: -case.plan.case_operations)
     tasks = [(case, prices[case.name], few, rows, stages) for case in order]
     found: dict[str, dict[Any, float]] = {}
-    with fork.Pool(processes, costs._begin, (fork.Lock(), time.time() + limit)) as pool:
+    with fork.Pool(processes, costs.begin, (fork.Lock(), time.time() + limit)) as pool:
         for name, _, seconds in pool.imap_unordered(_work, tasks):
             if isinstance(seconds, str):
                 print(name, seconds, flush=True)
@@ -187,7 +187,7 @@ class Dry(GpuBlocks):
     """Blocks of a GPU that need not be here, with the seconds that choosing takes."""
 
     def _schedule(self, lowering: Any, code: Any, stages: Any) -> Any:
-        known = self.speeds.launching(SINGLE)
+        known = self.speeds.launch_tuner(SINGLE)
         self.timed = Timed(known.few, known.many)
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
         return items_of(lowering, code, stages, cases, chunks, self.timed)
@@ -195,7 +195,7 @@ class Dry(GpuBlocks):
 
 def planning(cases: Sequence[CalibrationCase]) -> None:
     """Print what choosing launch parameters takes beside making a plan and bringing it into the form of the GPU."""
-    speeds = next(each for each in speeds_here().devices if each.device.is_gpu)
+    speeds = next(each for each in local_cost_models().devices if each.device.is_gpu)
     print("plan | planning, ms | to the form of a GPU, ms | choosing, one case, ms | share | 4,096 cases, ms | share")
     print("|".join(["---"] * 7))
     shares, chosen, all_planned = [], 0.0, 0.0

@@ -112,10 +112,10 @@ class MappedTree:
         if network.kind != "bayes":
             raise ValueError(f"found a {network.kind} network, only tables of a Bayesian network sum to one")
         self.plan, self.operations, self._host = plan, list(operations_of(plan)), getattr(xp, "asnumpy", np.asarray)
-        self._initial = [
+        self.initial = [
             xp.array(_probabilities(plan, network, i, ALGEBRAS[dtype.itemsize])) for i in range(len(plan.cliques))
         ]
-        self.tables = [table.copy() for table in self._initial]
+        self.tables = [table.copy() for table in self.initial]
         edges = [i for i, clique in enumerate(plan.cliques) if clique.parent is not None]
         self.mappings = {
             (each.clique, each.edge): mapping_of(plan, each, xp) for each in self.operations if each.name == "reduce"
@@ -135,7 +135,7 @@ class MappedTree:
 
     def reset(self) -> None:
         """Begin with the factors again."""
-        for table, initial in zip(self.tables, self._initial, strict=True):
+        for table, initial in zip(self.tables, self.initial, strict=True):
             table[...] = initial
         for separator in self.separators.values():
             separator[...] = 1

@@ -14,10 +14,9 @@ import statistics
 import time
 
 import numpy as np
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.planning.elimination import eliminate, moral_graph, sizes_of
-from junctor.planning.shape import Shape, mask_of
+from junctor.planning.shape import Shape, mask_of, shape_of
 from junctor_kernels.orders.annealing import SECOND, search
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, Words, greedy, pack, weights_of, work_for
 

@@ -23,8 +23,7 @@ from unittest.mock import patch
 import numpy as np
 from junctor.backends.numpy import EvidenceBlock
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.model import speeds_here
-from junctor.engine.engine import shape_of
+from junctor.cost.model import local_cost_models
 from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
@@ -38,7 +37,7 @@ from junctor.placement.sharding import agreement
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.chunks import ChunkPlan, loaded_entries
 from junctor.planning.compile import Problem
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
@@ -65,12 +64,12 @@ def prepare(arguments: argparse.Namespace) -> None:
     algebra = ALGEBRAS[arguments.precision]
     on_gpu = parse_bytes(arguments.device_memory)
     limits = MemoryLimits(parse_bytes(arguments.memory), on_gpu, 0, Path(), on_gpu=True)
-    prices, plans = speeds_here(own=False).gpu(NOT_HERE).prices, []
+    costs, plans = local_cost_models(own=False).gpu(NOT_HERE), []
     for text in arguments.sizes:
         sizes = tuple(int(size) for size in text.split("x"))
         problem = Problem(shape_of(network_of(sizes)), Pattern(frozenset(), frozenset()))
         started = time.perf_counter()
-        chunking = cut(problem, algebra, limits, prices, gpus=arguments.gpus)
+        chunking = cut(problem, algebra, limits, costs, gpus=arguments.gpus)
         describe(text, chunking.chunks, algebra.dtype.itemsize, time.perf_counter() - started)
         print(f"  forecast {chunking.seconds:.2f} s")
         plans.append((text, sizes, arguments.precision, on_gpu, chunking.chunks, chunking.slots))

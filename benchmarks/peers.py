@@ -37,6 +37,7 @@ from junctor.formats import read_network
 from junctor.generate import sample
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.runtime.machine import DEFAULT_SHARE, available_memory
 
@@ -118,7 +119,12 @@ class Ours:
     def __init__(self, network: Network, precision: Precision, threads: int) -> None:
         # A quarter of what both sides may take together: pyAgrum keeps what it has once taken.
         memory = int(DEFAULT_SHARE * available_memory() / 4)
-        self._engine = Engine(network, Query(precision=precision), memory, TO_COME, threads)
+        self._engine = Engine(
+            network,
+            Query(precision=precision),
+            ComputeOptions(memory=memory, threads=threads, device="cpu"),
+            expected_rows=TO_COME,
+        )
 
     def answer(self, states: Rows) -> Answers:
         """Answer a batch."""

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor.formats import read_network
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampler, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling.engine import SamplingEngine
@@ -106,7 +107,9 @@ def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[
     from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 
     columns = {v: np.array([case.get(v, UNOBSERVED) for case in cases], dtype=np.int32) for v in set().union(*cases)}
-    answers = Engine(network, Query(), threads=2).answer(EvidenceBatch(len(cases), columns))
+    answers = Engine(network, Query(), ComputeOptions(threads=2, device="cpu")).answer(
+        EvidenceBatch(len(cases), columns)
+    )
     rows = [row for row in range(len(cases)) if answers.status[row] == 0]
     if not check and len(rows) < len(cases):
         raise SystemExit("evidence that is impossible")
@@ -119,7 +122,7 @@ def exact(network: Network, cases: Sequence[Hard], check: bool = False) -> list[
 def engine_for(each: Prepared, sampler: Sampler, options: argparse.Namespace, **how: Any) -> SamplingEngine:
     settings = {"samples": SAMPLES, "seed": options.seed, "stages": "last", **how}
     query = Query(method="sampling", sampling=Sampling(sampler, **settings))
-    return SamplingEngine(each.network, query, threads=options.threads, device=options.device)
+    return SamplingEngine(each.network, query, ComputeOptions(threads=options.threads, device=options.device))
 
 
 def ask(engine: SamplingEngine, case: Hard, row: int) -> tuple[Tables, Any]:
@@ -182,7 +185,7 @@ def times(options: argparse.Namespace) -> None:
         for group in (0, 32, None):
             engine = engine_for(each, sampler, options)
             if group is not None:
-                gpu: Any = engine._gpu
+                gpu: Any = engine.gpu
                 gpu.way = lambda *_, group=group: group
             found.append(middle(engine, each, options.cases))
         ratios = " | ".join(f"{found[0] / ms:.0f}" for ms in found[1:])
@@ -227,7 +230,7 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
     from junctor.sampling.cases import Evidence
     from junctor.sampling.sampler import SamplingRequest
 
-    gpu: Any = engine._gpu
+    gpu: Any = engine.gpu
     gpu.way = lambda *_: group
     case = each.cases["unlikely"][0]
     layout = engine._layout(Evidence(frozenset(case), frozenset()))
@@ -237,17 +240,16 @@ def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
 
 def on_device(row: Any, work: Callable[[], Any], repeats: int) -> float:
     """Return the median of milliseconds between events around the work."""
-    import cupy
-
+    device = row._device
     work()
     times = []
     for _ in range(repeats):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record(row._device.stream)
+        begin, end = device.event(timing=True), device.event(timing=True)
+        begin.record(device.main)
         work()
-        end.record(row._device.stream)
+        end.record(device.main)
         end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end))
+        times.append(1e3 * device.elapsed(begin, end))
     return statistics.median(times)
 
 

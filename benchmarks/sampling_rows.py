@@ -43,7 +43,7 @@ def messages(options: argparse.Namespace) -> None:
         tables = engine.sampled.tables.probabilities
         entries = int((case.spans[pattern.nodes].astype(np.int64) * case.nodes[pattern.nodes, 2]).sum())
         if options.device == "gpu":
-            row: Any = engine._gpu.row(SamplingRequest(layout, case, "epis-bn", (), False, beliefs=pattern))
+            row: Any = engine.gpu.row(SamplingRequest(layout, case, "epis-bn", (), False, beliefs=pattern))
             alone = on_device(row, lambda row=row, pattern=pattern: row.tell(pattern), 9)
             whole = on_device(row, lambda row=row, pattern=pattern: row.believe(pattern), 9)
         else:
@@ -97,7 +97,7 @@ def host(options: argparse.Namespace) -> None:
         batch = batch_of(each, options.rows)
         for sampler in options.samplers:
             engine: Any = engine_for(each, sampler, options, samples=options.samples, stages="all")
-            engine.device, engine.__dict__["_gpu"] = "gpu", GpuSampling(engine.sampled, Nowhere(), engine._cpu)
+            engine.device, engine.__dict__["gpu"] = "gpu", GpuSampling(engine.sampled, Nowhere(), engine.cpu)
             print(
                 f"{each.name} | {sampler} | {median(partial(engine.answer, batch), 5) / options.rows:.3f}", flush=True
             )

@@ -20,17 +20,16 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from junctor.calibration.cliques import built_in, stored_measured
+from junctor.calibration.cliques import built_in, calibrate_cliques
+from junctor.calibration.harness import local_device, save
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import HostExecutor, Initial, Kernels, kernels_for, natural_table
-from junctor.cost.dataset import Measured, MeasuredDevice, write
-from junctor.cost.model import cpu_name
+from junctor.cost.dataset import Measured
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan, plan_stored
@@ -112,20 +111,20 @@ class OnDevice:
     def __init__(
         self, plan: StoredPlan, natural: Sequence[Initial], algebra: Algebra, device: CudaCliqueDevice
     ) -> None:
-        self.device, self.cupy, self.algebra = device, device.cupy, algebra
+        self.device, self.algebra = device, algebra
         self.executor = ResidentExecutor(plan, natural.__getitem__, algebra, device, int(0.9 * device.free()))
         self.executor.propagate({})
 
     def events_ms(self, enqueue: Callable[[], object], repeats: int) -> float:
         stream, times = self.executor._stream, []
         for n in range(repeats + 2):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            begin, end = self.device.event(timing=True), self.device.event(timing=True)
             begin.record(stream)
             enqueue()
             end.record(stream)
             end.synchronize()
             if n >= 2:
-                times.append(self.cupy.cuda.get_elapsed_time(begin, end))
+                times.append(1e3 * self.device.elapsed(begin, end))
         return statistics.median(times)
 
     def kernels_ms(self, repeats: int) -> float:
@@ -158,7 +157,7 @@ class OnDevice:
 
 def transfers_ms(device: CudaCliqueDevice, plan: StoredPlan, algebra: Algebra) -> float:
     """Milliseconds to copy as many bytes as all tables have to the device, and back, from pinned memory."""
-    cupy, size = device.cupy, plan.total_entries()
+    size = plan.total_entries()
     host, block, stream = (
         device.host(size, algebra.dtype),
         device.allocate(size * algebra.dtype.itemsize),
@@ -166,13 +165,13 @@ def transfers_ms(device: CudaCliqueDevice, plan: StoredPlan, algebra: Algebra) -
     )
     times = []
     for _ in range(4):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin, end = device.event(timing=True), device.event(timing=True)
         begin.record(stream)
         device.upload(host, block.ptr, stream)
         device.download(block.ptr, host, stream)
         end.record(stream)
         end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end))
+        times.append(1e3 * device.elapsed(begin, end))
     return statistics.median(times[1:])
 
 
@@ -243,10 +242,10 @@ def measure(
 def costs(paths: list[str], output: Path) -> None:
     """Measure networks and those that are made here; `costs.py check` says how good forecasts are."""
     rows: list[Measured] = []
-    for name, found in stored_measured([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
+    for name, found in calibrate_cliques([*((name_of(path), read_network(path)) for path in paths), *built_in()]):
         print(name, " ".join(f"{row.seconds:.3f}" for row in found), flush=True)
         rows += found
-    write(MeasuredDevice(cpu_name()), str(date.today()), rows, output)
+    save(local_device("cpu"), rows, output)
 
 
 def main() -> None:

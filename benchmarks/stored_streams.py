@@ -15,6 +15,7 @@ from junctor.cliques.host import Initial
 from junctor.cliques.streamed import PIPELINES, StreamedExecutor, lay_out
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredClique, StoredPlan
+from junctor_kernels.gpu.device import register_host
 from junctor_kernels.gpu.stored import CudaCliqueDevice
 from junctor_kernels.tables.reference import SINGLE
 
@@ -26,14 +27,14 @@ class Streamed:
     """A table [separator entries, run] in pinned memory, row s `base` times `weights[s]`; and a small root clique."""
 
     def __init__(self, size: int, run: int, device: CudaCliqueDevice) -> None:
-        self.device, self.cupy = device, device.cupy
+        self.device = device
         rows = max(1, size // 4 // run)
         self.sizes, rng = (rows, run, 2), np.random.default_rng(1)
         self.base = rng.uniform(0.5, 1, run).astype(np.float32)
         self.weights = rng.uniform(0.5, 1, rows).astype(np.float32)
         self.root = rng.uniform(0.5, 1, (rows, 2)).astype(np.float32)
         start = time.perf_counter()
-        self.table = pinned(rows * run, device)
+        self.table = pinned(rows * run)
         self.allocation = time.perf_counter() - start
         self.plan = StoredPlan(
             self.sizes,
@@ -45,11 +46,13 @@ class Streamed:
 
     def fill(self) -> None:
         """Write the table from the device, some rows at a time."""
+        import cupy
+
         rows, run, _ = self.sizes
         step = max(1, (1 << 28) // run)
-        base, stream = self.cupy.asarray(self.base), self.cupy.cuda.Stream.null
+        base, stream = cupy.asarray(self.base), cupy.cuda.Stream.null
         for first in range(0, rows, step):
-            made = self.cupy.asarray(self.weights[first : first + step])[:, None] * base[None, :]
+            made = cupy.asarray(self.weights[first : first + step])[:, None] * base[None, :]
             self.device.download(made.data.ptr, self.table[first * run : first * run + made.size], stream)
             stream.synchronize()
 
@@ -88,7 +91,7 @@ class Streamed:
         return host.astype(np.float64)
 
 
-def pinned(entries: int, device: CudaCliqueDevice) -> Any:
+def pinned(entries: int) -> Any:
     """Pinned memory: mapped, touched piece by piece, then registered, which is faster than to ask for it as such.
 
     Mapped without a reservation, because virtual machines may have more memory than they know of before it is used.
@@ -99,7 +102,7 @@ def pinned(entries: int, device: CudaCliqueDevice) -> Any:
     array = np.frombuffer(memory, np.float32, entries)
     for first in range(0, entries, 1 << 26):
         array[first : first + (1 << 26)] = 0
-    device.cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
+    register_host(array)
     return array
 
 
@@ -126,9 +129,8 @@ def ceilings(table: Any, device: CudaCliqueDevice, chunk: int) -> tuple[float, f
 
 def stream(options: argparse.Namespace) -> None:
     device = CudaCliqueDevice()
-    cupy = device.cupy
-    print(f"{cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {date.today()}")
-    memory = cupy.cuda.runtime.memGetInfo()[1]
+    print(f"{device.name}, {date.today()}")
+    memory = int(device.figures["memory"])
     streamed = Streamed(parse_bytes(options.size), options.run, device)
     rows, run, _ = streamed.sizes
     size = streamed.table.nbytes
@@ -164,7 +166,6 @@ def stream(options: argparse.Namespace) -> None:
                 flush=True,
             )
             del executor
-    cupy.cuda.runtime.hostUnregister(streamed.table.ctypes.data)
 
 
 def timed(executor: StreamedExecutor, work: CliquePass) -> float:
@@ -177,8 +178,7 @@ def traced(executor: StreamedExecutor, work: CliquePass, device: CudaCliqueDevic
     """Seconds in each stage of the pipeline, by events."""
     trace: list[tuple[str, Any, Any]] = []
     executor.run([work], trace)
-    elapsed = device.cupy.cuda.get_elapsed_time
     spent = dict.fromkeys(("in", "work", "out"), 0.0)
     for what, before, behind in trace:
-        spent[what] += elapsed(before, behind) / 1e3
+        spent[what] += device.elapsed(before, behind)
     return ", ".join(f"{seconds:.2f}" for seconds in spent.values())

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import Array, CudaBlockDevice, LaunchList, Replay
+from junctor_kernels.gpu.blocks import CudaBlockDevice, LaunchList, Replay
+from junctor_kernels.gpu.device import DeviceArray
 
 # What a block does on the device, in this order; each has a stream.
 STAGES = ("brought in", "computed", "taken out")
@@ -36,13 +37,12 @@ class TimedDevice(CudaBlockDevice):
 
     def take(self) -> list[tuple[Times, dict[str, tuple[float, float]]]]:
         """Return the blocks since the last call: clocks, and when each stage began and ended, all in seconds."""
-        self.cupy.cuda.runtime.deviceSynchronize()
-        since = self.cupy.cuda.get_elapsed_time
+        self.synchronize_all()
         result = []
         for block in self._blocks:
             stages = {}
             for stage, (begin, end) in block.events.items():
-                stages[stage] = (since(self._base, begin) / 1e3, since(self._base, end) / 1e3)
+                stages[stage] = (self.elapsed(self._base, begin), self.elapsed(self._base, end))
             for clock in ("began", "enqueued", "back"):
                 setattr(block, clock, getattr(block, clock) - self.clock)
             result.append((block, stages))
@@ -50,7 +50,7 @@ class TimedDevice(CudaBlockDevice):
         self._started()
         return sorted(result, key=lambda each: each[0].began)
 
-    def upload(self, host: npt.NDArray[Any], array: Array) -> None:
+    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
         if not hasattr(self._here, "block"):
             self._here.block = Times(time.perf_counter())
             self._note("brought in", self._in)
@@ -87,7 +87,7 @@ class TimedDevice(CudaBlockDevice):
         events.append(stream.record())
 
     def _started(self) -> None:
-        with self.cupy.cuda.Device(self.number):
+        with self.current():
             self._base = self._work.record()
             self._base.synchronize()
             self.clock = time.perf_counter()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.files import SHARED
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,8 +14,6 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-SHARED = Path(os.environ.get("BENCHMARK_NETWORKS", Path(__file__).parents[2] / "shared"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

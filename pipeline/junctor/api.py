@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
-from junctor.planning.budget import parse_bytes
+from junctor.runtime.machine import compute_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,15 +45,22 @@ def posteriors(
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 
-    network: a Network, or the path of a network file. evidence: pandas or Arrow table, dict of columns or list of
-    rows; one column a variable, null where it is not observed. targets: variable names, None for all. memory: bytes
-    that propagation may take, None for a share of what is free. threads: None for all cores that this process may use;
-    answers do not depend on it. device: "auto" is a GPU where there is one and the rows are worth it. device_memory:
-    bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside `memory`. spill,
-    disk: folder and bytes of files for tables that exceed the memory, None for the system's temporary folder and half
-    of what is free there. case_id, ignore_extra, strict: as for evidence files. method: "sampling" estimates posteriors
-    of a directed network, "auto" does so for rows whose exact answers exceed the memory. sampler, samples, error, seed,
-    stages: how, as in `junctor.query.Sampling`; there are more columns then (`junctor.results`).
+    network: a Network, or the path of a network file.
+    evidence: pandas or Arrow table, dict of columns or list of rows; one column a variable, null where it is not
+        observed.
+    targets: variable names, None for all.
+    precision: numbers to compute with.
+    memory: bytes (or "4GiB") that propagation may take, None for a share of what is free.
+    threads: None for all cores that this process may use; answers do not depend on it.
+    device: "auto" is a GPU where there is one and the rows are worth it.
+    device_memory: bytes that tables may take of it, None for a share of a GPU's, and on a CPU for no limit beside
+        `memory`.
+    spill: folder for tables that exceed the memory, None for the system's temporary folder.
+    disk: bytes of files there, None for half of what is free.
+    case_id, ignore_extra, strict: as for evidence files.
+    method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
+        the memory; there are more columns then (`junctor.runs.results`).
+    sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
@@ -62,8 +69,8 @@ def posteriors(
     """
     how = Sampling(sampler, samples, error, seed, stages)
     query = replace(_query("posteriors", targets, precision), method=method, sampling=how)
-    limits = {"memory": _size(memory), "device_memory": _size(device_memory), "spill": spill, "disk": _size(disk)}
-    return _answer(network, evidence, query, limits, threads, device, case_id, ignore_extra, strict)
+    options = compute_options(memory, threads, device, device_memory, spill, disk)
+    return _answer(network, evidence, query, options, case_id, ignore_extra, strict)
 
 
 def most_probable(
@@ -85,13 +92,8 @@ def most_probable(
     `case_id`, one state name for each target, `log_probability` (natural log of P(states, evidence)), `status` and
     `reason`.
     """
-    query = _query("mpe", targets, precision)
-    limits = {"memory": _size(memory)}
-    return _answer(network, evidence, query, limits, threads, device, case_id, ignore_extra, strict)
-
-
-def _size(size: int | str | None) -> int | None:
-    return parse_bytes(str(size)) if size is not None else None
+    query, options = _query("mpe", targets, precision), compute_options(memory, threads, device)
+    return _answer(network, evidence, query, options, case_id, ignore_extra, strict)
 
 
 def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
@@ -104,9 +106,7 @@ def _answer(
     network: Network | str | os.PathLike[str],
     evidence: Any,
     query: Query,
-    limits: Mapping[str, Any],
-    threads: int | None,
-    device: DeviceChoice,
+    options: ComputeOptions,
     case_id: str | None,
     ignore_extra: bool,
     strict: bool,
@@ -117,15 +117,13 @@ def _answer(
     from junctor.formats import read_network
     from junctor.runs.results import answers_table, default_partition_rows
     from junctor.runtime.devices import check_device
-    from junctor.runtime.machine import usable_cores
 
-    check_device(device)
+    check_device(options.device)
     if not isinstance(network, Network):
         network = read_network(network)
     target_names(network, query)  # refuses unknown ones, also for a table without rows
     table = as_arrow(evidence)
-    threads = usable_cores() if threads is None else threads
-    answer = _answerer(network, query, table.num_rows, threads, device, limits)
+    answer = _answerer(network, query, table.num_rows, replace(options, all_gpus=True))
     results = []
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(
@@ -136,25 +134,22 @@ def _answer(
 
 
 def _answerer(
-    network: Network, query: Query, rows: int, threads: int, device: DeviceChoice, limits: Mapping[str, Any]
+    network: Network, query: Query, rows: int, options: ComputeOptions
 ) -> Callable[[EvidenceBatch, int], Answers]:
-    """Return what answers a batch whose first row has a number."""
+    """Return what answers a batch whose first row has a number; rows: of all batches together."""
     if query.method == "exact":
         from junctor.engine.engine import Engine
 
-        engine = Engine(network, query, rows=rows, threads=threads, device=device, all_gpus=True, **limits)
+        engine = Engine(network, query, options, expected_rows=rows)
         return lambda batch, first: engine.answer(batch)
     if query.method == "sampling":
         from junctor.sampling.engine import SamplingEngine
 
-        sampler = SamplingEngine(network, query, limits["memory"], threads)
-        sampler.configure(device, limits.get("device_memory"), all_gpus=True)
+        sampler = SamplingEngine(network, query, options)
         return lambda batch, first: sampler.answer(batch, first_row=first)
     from junctor.sampling.auto import AutoEngine
 
-    both = AutoEngine(network, query, limits["memory"], rows, threads)
-    where = device, limits.get("device_memory"), limits.get("spill"), limits.get("disk")
-    both.configure(*where, all_gpus=True)
+    both = AutoEngine(network, query, options, expected_rows=rows)
     return lambda batch, first: both.answer(batch, first_row=first)
 
 

@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import junctor
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers.files import ASIA
 from junctor.model.errors import JunctorError
 from junctor.runs.results import default_partition_rows
 
-ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
 ROWS = [{"smoke": "yes", "xray": "no"}, {"asia": "yes"}, {}]
 
 

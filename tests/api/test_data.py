@@ -7,16 +7,17 @@ import math
 from pathlib import Path
 from types import ModuleType
 
-import oracle
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from helpers import oracle
+from helpers.files import ROOT
 from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.model.pumping_station import SENSORS
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = ROOT / "data"
 NETWORKS = sorted([*DATA.glob("*.bif"), *DATA.glob("*.uai")])
 
 # File, evidence, variable=state, published probability with the digits that were published.

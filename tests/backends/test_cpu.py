@@ -6,43 +6,20 @@ import itertools
 
 import numpy as np
 import pytest
-import strategies
+from helpers.blocks import TOLERANCE, blocks_of, compare, questions
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from junctor.backends import lowering
 from junctor.backends import register_tiles as tiles
 from junctor.backends.cpu import CompiledProgram
-from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
-from junctor.engine.engine import shape_of
+from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables.axes import contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algebra
-
-TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 2e-6, "max": 1e-12}
-
-
-def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tuple[Pattern, EvidenceBlock]:
-    """Put hard evidence of a variable that all rows observe into slices, anything else into likelihoods."""
-    sizes = network.cardinalities
-    hard = {v: column for v, column in batch.states.items() if batch.rows and (column >= 0).all()}
-    sliced = {} if likelihoods else hard
-    weighted = {}
-    for v in sorted((set(batch.states) | set(batch.likelihoods)) - set(sliced)):
-        values = np.ones((sizes[v], batch.rows))
-        for row in range(batch.rows):
-            states, soft = strategies.row_evidence(batch, row)
-            if v in states:
-                values[:, row] = np.arange(sizes[v]) == states[v]
-            if v in soft:
-                values[:, row] *= soft[v]
-        weighted[v] = values
-    states = {v: column.astype(np.int64) for v, column in sliced.items()}
-    return Pattern(frozenset(states), frozenset(weighted)), EvidenceBlock(batch.rows, states, weighted)
 
 
 def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Algebra, lanes: int = 32) -> Program:
@@ -61,32 +38,6 @@ def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Alg
         )
         compare(found, expected, algebra)
     return program
-
-
-def compare(found: BlockOutcome, expected: BlockOutcome, algebra: Algebra) -> None:
-    tolerance = TOLERANCE[algebra.name]
-    assert found.doubtful.tolist() == expected.doubtful.tolist()
-    sure = ~found.doubtful
-    np.testing.assert_allclose(found.log_value[sure], expected.log_value[sure], rtol=tolerance, atol=tolerance * 10)
-    assert sorted(found.posteriors) == sorted(expected.posteriors)
-    for v, posterior in expected.posteriors.items():
-        # A table that no case changes may have one column for all of them.
-        for_all = np.broadcast_to(posterior, found.posteriors[v].shape)
-        np.testing.assert_allclose(found.posteriors[v][:, sure], for_all[:, sure], atol=tolerance)
-    possible = np.isfinite(expected.log_value)
-    assert sorted(found.states) == sorted(expected.states)
-    for v, states in expected.states.items():
-        assert found.states[v][possible].tolist() == states[possible].tolist()
-
-
-@st.composite
-def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch, bool]:
-    network = draw(strategies.networks(max_variables=6, max_joint=512))
-    return (
-        network,
-        draw(strategies.evidence_batches(network, max_rows=8, min_rows=1, invalid=False)),
-        draw(st.booleans()),
-    )
 
 
 @pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
@@ -145,14 +96,14 @@ def test_support_covers_everything_that_evidence_can_make_positive(
     pattern, block = blocks_of(network, batch, likelihoods)
     program = Program(compile_plan(shape_of(network), pattern), network, DOUBLE)
     seen: dict[int, np.ndarray] = {}
-    make = program._make
+    perform = program.perform
 
     def watching(step: object, *rest: object) -> object:
-        value = make(step, *rest)
+        value = perform(step, *rest)
         seen[step.out] = value.table
         return value
 
-    program._make = watching
+    program.perform = watching
     program.run(block)
     for table, numbers in seen.items():
         assert not (numbers > 0).any(axis=1)[~program.support.tables[table]].any()

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation.blocks import EmulatedDevice
+from emulation.blocks import EmulatedDevice, small_items
+from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
@@ -20,10 +20,10 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.numpy import EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
-from junctor.cost.dataset import BACKENDS
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
+from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
+from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
@@ -31,10 +31,9 @@ from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from test_cpu import blocks_of, compare, questions
 
 DEVICES = [
     pytest.param(
@@ -64,21 +63,9 @@ def _few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     patch.setattr(gpu, "WRITE_CASES", 17)
     patch.setattr(gpu, "RUN", 4)
     patch.setattr(gpu_items, "MAKE_ROWS", 3)
-    patch.setattr(CostModel, "launching", lambda speeds, algebra: small_items())
+    patch.setattr(CostModel, "launch_tuner", lambda costs, algebra: small_items())
     yield
     patch.undo()
-
-
-@cache
-def small_items() -> LaunchTuner:
-    """Launch parameters that differ from stage to stage, with terms that are shared."""
-    prices = np.random.default_rng(1)
-    few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
-    settings = (
-        (EntryParallel(1, 1), EntryParallel(3, 2), EntryParallel(8, 1)),
-        (CaseParallel(1, 5), CaseParallel(16, 20), CaseParallel(4, 1000)),
-    )
-    return LaunchTuner(few, many, *settings)
 
 
 @cache
@@ -174,7 +161,7 @@ def test_the_engine_answers_as_on_the_cpu(
     batch = batch_of(network, 300, missing)
     query = Query(precision=precision)
     expected = Engine(network, query).answer(batch)
-    found = Engine(network, query, device=on_device(device, room)).answer(batch)
+    found = Engine(network, query, gpu=on_device(device, room)).answer(batch)
     assert found.status.tolist() == expected.status.tolist()
     tolerance = 2e-6 if precision == "single" else 1e-12
     np.testing.assert_allclose(found.log_value, expected.log_value, atol=tolerance * 10)
@@ -187,9 +174,9 @@ def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.Bl
     # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
     network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
     batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
-    engine = Engine(network, Query(precision="single"), device=opened(device))
+    engine = Engine(network, Query(precision="single"), gpu=opened(device))
     answers = engine.answer(batch)
-    (prepared,) = engine._prepared.values()
+    (prepared,) = engine.programs
     assert {name for name, _ in prepared._on_device} == {"single", "double"}
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
@@ -208,7 +195,7 @@ def test_without_memory_that_the_device_can_write_to_the_cpu_takes_over(
         raise MemoryError(f"{size:,} bytes of pinned memory")
 
     monkeypatch.setattr(short, "host", refuse)
-    found = Engine(network, Query(), device=short).answer(batch)
+    found = Engine(network, Query(), gpu=short).answer(batch)
     assert "the CPU takes over a batch" in caplog.text
     np.testing.assert_array_equal(found.log_value, Engine(network, Query()).answer(batch).log_value)
 
@@ -219,7 +206,7 @@ def test_what_does_not_fit_goes_to_the_cpu_and_says_so(
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2)
     batch = batch_of(network, 50, 0.0)
-    found = Engine(network, Query(), device=on_device(device, 4096)).answer(batch)
+    found = Engine(network, Query(), gpu=on_device(device, 4096)).answer(batch)
     expected = Engine(network, Query()).answer(batch)
     assert "the CPU takes over" in caplog.text
     np.testing.assert_array_equal(found.log_value, expected.log_value)
@@ -232,8 +219,7 @@ def test_programs_depend_on_the_rows_of_a_batch_not_on_batches_before(device: Ca
 
     def programs(*batches: int) -> list[tuple[int, list[float], list[list[gpu.BlockLaunch]]]]:
         prepared = ProgramCache(network, plan, [SINGLE])
-        prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches))
-        prepared.device = opened(device)
+        prepared.use(prepared.memory.fit(Budget(1 << 30), 1 << 30, max(batches)), opened(device))
         found = [prepared.on_device(SINGLE, rows) for rows in batches]
         return [(each.cases, each.work.tolist(), each.stages) for each in found if each is not None]
 
@@ -252,7 +238,7 @@ def test_small_blocks_have_small_tiles(
         compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
     )
     on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
-    assert on_gpu._tile_shapes() == shapes
+    assert on_gpu.tile_shapes() == shapes
 
 
 @ON
@@ -267,23 +253,22 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: p
     case = tuning.case_of("x", layered(2, 2, states=4, seed=1), 0.2, True, 1)
     rows = tuning.measure_gpu(case, opened(device), [SINGLE])
     assert [(row.backend, row.rows) for row in rows] == [("few-single", 1)] * 2 + [("many-single", 128)] * 2
-    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend].work) for row in rows)
     assert rows[0].work != rows[1].work
 
 
 def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
-    monkeypatch.setattr(tiles, "tiles_that_pay", blocks._before)
+    monkeypatch.setattr(tiles, "tiles_that_pay", blocks.rule_before)
     monkeypatch.setattr(tuning, "MANY_TRIED", tuning.MANY_TRIED[:1])
     monkeypatch.setattr(tuning, "GPU_REPEATS", 1)
     ways = {name: blocks.WAYS[name] for name in ("rule before", "small")}
     for name, value in (("BLOCKS", (4,)), ("UNDER_WAY", (1,)), ("ROUNDS", 1), ("WAYS", ways)):
         monkeypatch.setattr(blocks, name, value)
-    monkeypatch.setattr(costs, "_device", EmulatedDevice())
-    monkeypatch.setattr(gpu, "CudaDevice", EmulatedDevice)
+    monkeypatch.setattr(costs, "opened", EmulatedDevice())
+    monkeypatch.setattr(gpu, "CudaBlockDevice", EmulatedDevice)
     case = tuning.case_of("net", layered(2, 2, states=3, seed=1), 0.2, True, 1, rows=200)
-    _, found = blocks._tiles((case, 128))
+    _, found = blocks.measure_tiles((case, 128))
     assert {row.backend: row.rows for row in found} == {"many-single": 128, "many-double": 128}
     assert len({row.work for row in found}) == 4
     blocks.show_tiles([row for row in found if row.backend == "many-single"])

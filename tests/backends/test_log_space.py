@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends.numpy import EvidenceBlock, Program
-from junctor.engine import engine as engine_module
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine import routes
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from test_engine import check_posteriors
 
 LOG_QUERY = Query(precision="log")
 
@@ -32,14 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"PREPARED": 0, "PANEL": 64, "LEAST_PANEL": 32, "LEAST_KEPT": 64, "THREADED": 1}
     for name, value in settings.items():
         monkeypatch.setattr(entries, name, value)
-    monkeypatch.setattr(engine_module, "COMPILED_SECONDS", -1)
+    monkeypatch.setattr(routes, "COMPILED_SECONDS", -1)
     entries.forget()
 
 
 def over_entries(network: Network, batch: EvidenceBatch, query: Query = LOG_QUERY, threads: int = 1) -> Answers:
-    engine = Engine(network, query, threads=threads)
+    engine = Engine(network, query, ComputeOptions(threads=threads, device="cpu"))
     answers = engine.answer(batch)
-    assert all(each.memory.entry_threads > 0 for each in engine._prepared.values())
+    assert all(each.sizes.entry_threads > 0 for each in engine.programs)
     return answers
 
 
@@ -59,7 +60,7 @@ def test_log_space_equals_numpy_with_zeros(rows: int, threads: int, monkeypatch:
     states = sample(network, rows, seed=3)
     batch = EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 3)})
     found = over_entries(network, batch, threads=threads)
-    monkeypatch.setattr(engine_module, "COMPILED_SECONDS", np.inf)
+    monkeypatch.setattr(routes, "COMPILED_SECONDS", np.inf)
     expected = Engine(network, LOG_QUERY).answer(batch)
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-13)
     for variable, posterior in expected.posteriors.items():
@@ -100,13 +101,13 @@ def test_a_grid_with_large_tables_equals_numpy(algebra: Algebra, tolerance: floa
 def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     network = grid(14, 14, seed=2)
     batch = EvidenceBatch(1, {0: np.array([1], np.int32)})
-    engine = Engine(network, Query(), memory=1 << 30, rows=64)
-    group = engine.groups(batch)[0]
-    limits = memory.PlanMemory(engine.plan(group.pattern, 64), 2, compiles=True)
-    limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
-    assert (limits.entry_threads, limits.lanes) == (1, 0)
-    limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)
-    assert limits.lanes > 0
+    engine = Engine(network, Query(), ComputeOptions(memory=1 << 30, threads=1, device="cpu"), expected_rows=64)
+    group = engine.router.groups(batch)[0]
+    limits = memory.PlanMemory(engine.router.plan(group.pattern, 64), 2, compiles=True)
+    one = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
+    assert (one.entry_threads, one.lanes) == (1, 0)
+    many = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 5000, to_come=5000)
+    assert many.lanes > 0
 
 
 @pytest.mark.usefixtures("small")
@@ -117,9 +118,9 @@ def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
     batch = EvidenceBatch(rows, {v: np.random.default_rng(v).integers(-1, 3, rows, np.int32) for v in (0, 7, 20)})
     found = []
     for threads in (1, 2, 7):
-        engine = Engine(network, LOG_QUERY, memory=allowed, threads=threads)
+        engine = Engine(network, LOG_QUERY, ComputeOptions(memory=allowed, threads=threads, device="cpu"))
         found.append(engine.answer(batch))
-        assert all(each.memory.entry_threads > 0 for each in engine._prepared.values())
+        assert all(each.sizes.entry_threads > 0 for each in engine.programs)
     for answers in found[1:]:
         np.testing.assert_array_equal(answers.log_value, found[0].log_value)
         for variable, posterior in found[0].posteriors.items():

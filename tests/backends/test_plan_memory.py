@@ -5,19 +5,19 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.engine import engine as engine_module
+from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import grid, layered, sample
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor_kernels.cpu import entries
 
@@ -39,10 +39,12 @@ def measured(engine: Engine, batch: EvidenceBatch) -> tuple[Answers, int]:
 
 def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
     """The smallest budget that the engine accepts, from its own words."""
-    engine = Engine(network, query, memory=1 << 40)
+    engine = Engine(network, query, ComputeOptions(memory=1 << 40, threads=1, device="cpu"))
     answers = engine.answer(batch)
     formats = 1 if query.kind == "mpe" or query.precision == "log" else 2 + (query.precision == "single")
-    needs = [memory.PlanMemory(engine.plan(group.pattern), formats).least for group in engine.groups(batch)]
+    needs = [
+        memory.PlanMemory(engine.router.plan(group.pattern), formats).least for group in engine.router.groups(batch)
+    ]
     return max(needs, default=0) + answers.nbytes
 
 
@@ -56,19 +58,19 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     query = Query(kind=kind)
     enough = least(network, query, first)
     expected = Engine(network, query).answer(first)
-    answers = Engine(network, query, memory=enough).answer(first)
+    answers = Engine(network, query, ComputeOptions(memory=enough, threads=1, device="cpu")).answer(first)
     assert answers.status.tolist() == expected.status.tolist()
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
-    tight = Engine(network, query, memory=enough - 1)
+    tight = Engine(network, query, ComputeOptions(memory=enough - 1, threads=1, device="cpu"))
     if kind == "mpe":
         with pytest.raises(BudgetError, match=f"{enough:,} bytes.*{enough - 1:,} bytes"):
             tight.answer(first)
         return
     # Posteriors go in chunks from there on.
-    whole = Engine(network, query, memory=enough)
-    for group in tight.groups(first):
-        assert tight.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
-        assert not whole.in_chunks(group.pattern, 1, enough - answers.nbytes)
+    whole = Engine(network, query, ComputeOptions(memory=enough, threads=1, device="cpu"))
+    for group in tight.router.groups(first):
+        assert tight.router.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
+        assert not whole.router.in_chunks(group.pattern, 1, enough - answers.nbytes)
     try:
         chunked = tight.answer(first)
     except BudgetError as error:
@@ -86,7 +88,7 @@ def test_measured_peak_is_at_most_the_planned_one(
     query: Query, spare: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiled:
-        monkeypatch.setattr(engine_module, "COMPILED_SECONDS", -1)
+        monkeypatch.setattr(routes, "COMPILED_SECONDS", -1)
         monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
         monkeypatch.setattr(entries, "PREPARED", 0)
     network = layered(layers=5, width=6, states=3, parents=2, seed=5)
@@ -94,13 +96,13 @@ def test_measured_peak_is_at_most_the_planned_one(
     allowed = least(network, query, batch) + spare
     threads = 3 if compiled else 1
     # What Numba and Python load on the way is no part of a plan.
-    Engine(network, query, memory=allowed, threads=threads).answer(batch)
-    engine = Engine(network, query, memory=allowed, threads=threads)
+    Engine(network, query, ComputeOptions(memory=allowed, threads=threads, device="cpu")).answer(batch)
+    engine = Engine(network, query, ComputeOptions(memory=allowed, threads=threads, device="cpu"))
     answers, peak = measured(engine, batch)
-    prepared = next(iter(engine._prepared.values()))
-    assert (prepared.memory.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")
-    assert (prepared.memory.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")
-    projected = max(prepared.memory.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
+    prepared = next(iter(engine.programs))
+    assert (prepared.sizes.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")
+    assert (prepared.sizes.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")
+    projected = max(prepared.sizes.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
     assert projected <= allowed
     assert peak <= projected
 
@@ -110,19 +112,23 @@ def test_answers_to_different_rows_stay_within_the_budget() -> None:
     few = observed(network, 100, every=4)
     again = np.random.default_rng(1).integers(0, 100, 2000)
     batch = EvidenceBatch(2000, {v: column[again] for v, column in few.states.items()})
-    engine = Engine(network, Query(), memory=least(network, Query(), batch) + (1 << 22))
-    (group,) = engine.groups(batch)
+    engine = Engine(
+        network, Query(), ComputeOptions(memory=least(network, Query(), batch) + (1 << 22), threads=1, device="cpu")
+    )
+    (group,) = engine.router.groups(batch)
     assert group.answered <= 100
     _, peak = measured(engine, batch)
-    (prepared,) = engine._prepared.values()
-    assert prepared.memory.rows == group.answered
+    (prepared,) = engine.programs
+    assert prepared.sizes.rows == group.answered
     assert peak <= engine.allowed
 
 
 def test_grid_in_little_memory_gives_the_same_answers() -> None:
     network = grid(4, 4, states=2, seed=1)
     batch = EvidenceBatch(3, {0: np.array([0, 1, -1], np.int32)})
-    tight = Engine(network, Query(), memory=least(network, Query(), batch)).answer(batch)
+    tight = Engine(
+        network, Query(), ComputeOptions(memory=least(network, Query(), batch), threads=1, device="cpu")
+    ).answer(batch)
     for row, hard in enumerate(({0: 0}, {0: 1}, {})):
         log_evidence, expected = oracle.enumerate_posteriors(network, hard, {})
         assert tight.log_value[row] == pytest.approx(log_evidence, rel=1e-12)
@@ -134,12 +140,18 @@ def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
     network = grid(12, 12, states=4, seed=1)
     message = r"largest clique.*needs .*bytes\), allowed are 64\.0 MiB.*allow more memory.*not computed in chunks"
     with pytest.raises(BudgetError, match=message):
-        Engine(network, Query(kind="mpe"), memory=1 << 26).answer(EvidenceBatch(1, {}))
+        Engine(network, Query(kind="mpe"), ComputeOptions(memory=1 << 26, threads=1, device="cpu")).answer(
+            EvidenceBatch(1, {})
+        )
     message = r"in chunks needs at least .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
     with pytest.raises(BudgetError, match=message):
-        Engine(network, Query(), memory=1 << 26, disk=1 << 20).answer(EvidenceBatch(1, {}))
+        Engine(network, Query(), ComputeOptions(memory=1 << 26, spill_bytes=1 << 20, threads=1, device="cpu")).answer(
+            EvidenceBatch(1, {})
+        )
     with pytest.raises(BudgetError, match=r"takes years \(.*fewer targets"):
-        Engine(grid(20, 20, states=16), Query(), memory=1 << 26).answer(EvidenceBatch(1, {}))
+        Engine(grid(20, 20, states=16), Query(), ComputeOptions(memory=1 << 26, threads=1, device="cpu")).answer(
+            EvidenceBatch(1, {})
+        )
 
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
@@ -159,7 +171,7 @@ def test_a_large_factor_that_evidence_cuts_is_in_the_plan(query: Query, observed
         ],
     )
     batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(observed_parents)})
-    engine = Engine(network, query, memory=1 << 30)
+    engine = Engine(network, query, ComputeOptions(memory=1 << 30, threads=1, device="cpu"))
     answers, peak = measured(engine, batch)
-    prepared = next(iter(engine._prepared.values()))
-    assert peak <= prepared.memory.projected(8) + answers.nbytes
+    prepared = next(iter(engine.programs))
+    assert peak <= prepared.sizes.projected(8) + answers.nbytes

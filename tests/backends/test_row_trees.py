@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.row_trees import RowEngine, room_bytes

@@ -12,8 +12,7 @@ from junctor_kernels.tables.reference import LOG
 
 
 @pytest.fixture
-def grids(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def grids() -> ModuleType:
     return importlib.import_module("grids")
 
 

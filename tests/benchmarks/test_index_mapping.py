@@ -15,17 +15,16 @@ import pytest
 from baselines import index_mapping as mapping
 from baselines.index_mapping import Setting, all_settings, index_mapping
 from emulation.build import built
+from emulation.nvrtc import compiles
+from helpers.oracle import joint_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.cliques.host import kernels_for, natural_table
-from junctor.engine.engine import shape_of
 from junctor.generate import grid, hmm, layered
 from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.tables.reference import SINGLE
-from oracle import joint_table
-from test_gpu_source import compiles
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = """
 extern "C" void reduce(int blocks, int threads, const real *clique, const int *mapping, real *separator,
                        real *ratio, int entries, int terms, int together) {
@@ -117,7 +116,6 @@ def test_kernels_compile(architecture: str) -> None:
 
 
 def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     mapped_tree = importlib.import_module("mapped_tree")
     network = layered(layers=3, width=3, states=3, parents=2, seed=2, zeros=0.3)
     plan = plan_stored(shape_of(network))
@@ -132,12 +130,11 @@ def test_a_tree_of_such_messages_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(table / table.sum(), joint.sum(axis=others).ravel(), atol=1e-14)
     gpu, single = Plain(np.dtype(np.float64)), lambda name, size: Setting(64, 4)
     assert tree.worst_sum(gpu, single) < 1e-12
-    tree._initial[0] *= 1.001
+    tree.initial[0] *= 1.001
     assert tree.worst_sum(gpu, single) > 1e-4
 
 
 def test_a_long_tree_stays_within_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     mapped_tree = importlib.import_module("mapped_tree")
     start, *rows = np.split(np.random.default_rng(1).dirichlet(np.full(9, 50.0), 19), (1, 10))
     network = hmm(300, start[0], *rows)
@@ -180,14 +177,13 @@ def test_the_table_of_whole_propagations(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     launch = importlib.import_module("launch")
     network = layered(layers=4, width=3, states=3, parents=2, seed=2)
     plan = plan_stored(shape_of(network))
     rows = [(*size, 64, 2) for _, size in launch.sizes_of(plan)[1:]]
     ways = dict.fromkeys(("reduce", "scatter"), rows)
     monkeypatch.setattr(launch, "Gpu", Plain)
-    monkeypatch.setattr(launch, "_ours", lambda plan, network, cpu: (0.5, 7.0))
+    monkeypatch.setattr(launch, "times_of_ours", lambda plan, network, cpu: (0.5, 7.0))
     record = {"device": "x", "chosen": {"net": {"some model": ways}}, "best": ways, "single": [64, 4]}
     launch.run([("net", network, plan)], record, cpu=True, rounds=2, plot=tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text().count("net") >= 1

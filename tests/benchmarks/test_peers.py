@@ -1,4 +1,7 @@
-"""The comparison with pyAgrum runs and both agree: uv run --with pyagrum==3.3.1 pytest tests/test_peers.py."""
+"""The comparison with pyAgrum runs and both agree.
+
+uv run --with pyagrum==3.3.1 pytest tests/benchmarks/test_peers.py
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.files import ASIA
 
 pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def peers() -> ModuleType:
     return importlib.import_module("peers")
 
 
@@ -26,7 +27,7 @@ def test_both_agree_and_the_record_is_stored(
     others = tmp_path / "others.md"
     others.write_text("## fixed\n\n| network | one | another |\n|---|---|---|\n| asia | 3.0 | 2.5 |\n")
     output = tmp_path / "peers.json"
-    command = ["peers.py", str(ROOT / "data" / "asia.bif"), "--seconds", "0.3", "--output", str(output)]
+    command = ["peers.py", ASIA, "--seconds", "0.3", "--output", str(output)]
     monkeypatch.setattr("sys.argv", [*command, "--against", str(others)])
     assert peers.main() == 0
     assert "geometric mean" in capsys.readouterr().out

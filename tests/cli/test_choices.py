@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.files import ASIA
 from junctor import write_network
 from junctor.cli import app
 from junctor.generate import grid, layered
 from typer.testing import CliRunner
-
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 
 
 def choices(*args: str, of: str = "no_evidence") -> dict[str, str]:

@@ -14,13 +14,14 @@ from typing import Any
 import junctor
 import pyarrow as pa
 import pytest
-from junctor.cli import app, prefect_server
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
+from junctor.cli import prefect_server
 from junctor.cli.display import duration
 from junctor.generate import evidence_batches, grid, random_network
 from pyarrow import parquet
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 COMMAND = [sys.executable, "-c", "from junctor.cli import main; main()"]
 
 
@@ -34,10 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("evidence.csv").write_text("smoke,xray\nyes,no\n,yes\nno,\n")
     Path("bad.csv").write_text("smoke,xray\nyes,no\nperhaps,yes\n")
     return tmp_path
-
-
-def junctor_cli(*args: str) -> Result:
-    return CliRunner().invoke(app, list(args))
 
 
 def run(*args: str) -> Result:

@@ -6,15 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
 from junctor import posteriors
-from junctor.cli import app
-from typer.testing import CliRunner, Result
-
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
-
-
-def junctor_cli(*args: str) -> Result:
-    return CliRunner().invoke(app, list(args))
 
 
 def test_kept_cliques_answer_later(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.files import ASIA
+from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor import BudgetError, EvidenceError, ModelError, joint_posteriors, read_network, write_network
@@ -17,17 +19,16 @@ from junctor.cli import app
 from junctor.cli.run import names_in
 from junctor.cliques import joint as joint_module
 from junctor.cliques.joint import JointForecast, JointQuestions
-from junctor.cost.features.cliques import StoredForecast
-from junctor.engine.engine import shape_of
+from junctor.cost.model import StoredForecast
 from junctor.generate import grid, layered
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision
 from junctor.planning.cliques import plan_stored
-from strategies import networks
+from junctor.planning.shape import shape_of
 from typer.testing import CliRunner
 
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 BOTH: tuple[Architecture, ...] = ("messages", "stored")
 
 
@@ -89,7 +90,10 @@ def test_questions_of_too_many_combinations_are_refused(count: int, architecture
     question = names_of(network, tuple(range(count)))
     with pytest.raises(BudgetError, match=r"combinations by messages needs .* fewer variables at once"):
         joint_posteriors(network, [question], memory="1GiB", architecture=architecture)
-    assert JointQuestions(network, [question[:2], question], {}, memory="1GiB")._by_messages_seconds() == math.inf
+    assert (
+        JointQuestions(network, [question[:2], question], {}, options=ComputeOptions(1 << 30)).messages_seconds()
+        == math.inf
+    )
 
 
 @pytest.mark.parametrize(("precision", "apart"), [("single", 1e-5), ("double", 1e-12), ("log", 1e-12)])
@@ -136,7 +140,10 @@ def test_the_way_that_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(joint_module, "PLAIN_VARIABLE_SECONDS", 0.0)
         found = joint_posteriors(network, [pair for pair in names if len(pair) == 2])
         assert found.architecture == chosen
-    assert JointQuestions(network, names[:1], {}, memory=1 << 10).forecast().why == "clique tables exceed the memory"
+    assert (
+        JointQuestions(network, names[:1], {}, options=ComputeOptions(1 << 10)).forecast().why
+        == "clique tables exceed the memory"
+    )
 
 
 def test_more_questions_make_tables_worth_it() -> None:

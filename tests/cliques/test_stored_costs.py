@@ -12,20 +12,18 @@ from junctor.cliques.host import HostExecutor, Kernels, initial_table, kernels_f
 from junctor.cliques.streamed import PipelineName
 from junctor.cliques.streaming_choice import Streaming, stream_seconds, streamings
 from junctor.cliques.tree import StoredTree
-from junctor.cost.dataset import BACKENDS
-from junctor.cost.features import cliques as stored_work
-from junctor.cost.features.cliques import STORED_WORK, case_work, making_work, stored_forecast
-from junctor.cost.model import Coefficients
-from junctor.engine.engine import shape_of
+from junctor.cost import model as cost_model
+from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.features.cliques import STORED_WORK, case_work, making_work
+from junctor.cost.features.registry import BACKENDS
+from junctor.cost.fit import Coefficients
+from junctor.cost.model import CostModel, stored_forecast
 from junctor.generate import grid, layered
 from junctor.planning.cliques import CliquePass, StoredClique, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.tables import stored
 from junctor_kernels.tables.permutation import permute
 from junctor_kernels.tables.reference import DOUBLE, LOG
-
-
-def named(work: tuple[float, ...]) -> dict[str, float]:
-    return dict(zip(STORED_WORK, work, strict=True))
 
 
 @pytest.mark.parametrize("observed", [(), (0, 3, 5)])
@@ -47,40 +45,39 @@ def test_what_kernels_do_is_counted(observed: tuple[int, ...]) -> None:
 
     kernels = Kernels(scatter, reduce, ordered)
     initial = [initial_table(plan, network, i, DOUBLE, kernels) for i in range(len(plan.cliques))]
-    making = named(making_work(plan))
+    making = making_work(plan)
     assert (making["multiplied"], making["permuted"]) == (done["scattered"], done["permuted"])
     assert making["made"] == plan.total_entries()
     done["scattered"] = 0
     likelihoods = {v: np.full(3, 0.5) for v in observed}
     HostExecutor(plan, initial, DOUBLE, kernels).propagate(likelihoods)
-    case = named(case_work(plan, frozenset(observed)))
+    case = case_work(plan, frozenset(observed))
     assert (case["scattered"], case["reduced"]) == (done["scattered"], done["reduced"])
     assert case["copied"] == plan.total_entries()
 
 
 def test_forecasts_are_sums_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_stored(shape_of(grid(6, 6, seed=1)))
-    prices = {
-        "stored-double": Coefficients(tuple(float(name in ("made", "reduced")) for name in STORED_WORK), (), (0.0, 0.0))
-    }
+    seconds = tuple(float(name in ("made", "reduced")) for name in STORED_WORK)
+    costs = CostModel(MeasuredDevice("x"), {"stored-double": Coefficients(seconds, (), (0.0, 0.0))})
     # Small tables are done by NumPy, which was not measured.
-    assert stored_forecast(plan, frozenset(), DOUBLE, prices) is None
-    monkeypatch.setattr(stored_work, "COMPILED_ENTRIES", 1)
-    assert stored_forecast(plan, frozenset(), LOG, prices) is None
-    found = stored_forecast(plan, frozenset({1}), DOUBLE, prices)
+    assert stored_forecast(plan, frozenset(), DOUBLE, costs) is None
+    monkeypatch.setattr(cost_model, "COMPILED_ENTRIES", 1)
+    assert stored_forecast(plan, frozenset(), LOG, costs) is None
+    found = stored_forecast(plan, frozenset({1}), DOUBLE, costs)
     assert found is not None
     assert found.making == plan.total_entries()
-    assert found.case == named(case_work(plan, frozenset({1})))["reduced"]
+    assert found.case == case_work(plan, frozenset({1}))["reduced"]
 
 
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_tuning, "COMPILED_ENTRIES", 1)
-    ((name, rows),) = stored_tuning.stored_measured([("a", grid(4, 4, seed=1))])
+    ((name, rows),) = stored_tuning.calibrate_cliques([("a", grid(4, 4, seed=1))])
     assert name == "a, stored tables"
     assert {row.backend for row in rows} == {name for name in BACKENDS if name.startswith("stored")}
     assert {row.label for row in rows} == {"making", "0 observed", "0.2 observed"}
     assert all(row.seconds > 0 and len(row.work) == len(STORED_WORK) for row in rows)
-    assert list(stored_tuning.stored_measured([("a", grid(4, 4, seed=1))], -1.0)) == []
+    assert list(stored_tuning.calibrate_cliques([("a", grid(4, 4, seed=1))], -1.0)) == []
     assert kernels_for(DOUBLE, 1).permute is permute
 
 
@@ -100,7 +97,7 @@ def one_table(entries: int) -> StoredPlan:
 def test_rates_are_those_that_an_h100_reached(pipeline: PipelineName, gigabytes: float) -> None:
     # 8 GiB in single precision, chunks of 64 MiB, four under way, both ways at once.
     work, way = CliquePass(0, True, (), (0,)), Streaming(pipeline, 4, 1 << 24)
-    seconds = stored_choice._pass_seconds(1 << 33, work, way, 4)
+    seconds = stored_choice.pass_seconds(1 << 33, work, way, 4)
     assert 2 * (1 << 33) / seconds / 1e9 == pytest.approx(gigabytes, rel=0.05)
 
 
@@ -122,8 +119,8 @@ def test_the_fastest_way_through_a_device_comes_first() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1 << 12])
 def test_a_tree_streams_as_it_is_told(size: int) -> None:
     network = grid(4, 4, seed=1)
-    tree = StoredTree(network, device=EmulatedStored(), in_flight=2, chunk=8 * size)
-    layout, pipeline = tree._streaming(DOUBLE, 1 << 18, EmulatedStored())
+    tree = StoredTree(network, gpu=EmulatedStored(), in_flight=2, chunk=8 * size)
+    layout, pipeline = tree.streaming(DOUBLE, 1 << 18, EmulatedStored())
     assert (layout.chunk <= size, len(layout.slots), pipeline) == (True, 2, "two-engines")
     with pytest.raises(BudgetError, match="device memory"):
-        tree._streaming(DOUBLE, 1 << 10, EmulatedStored())
+        tree.streaming(DOUBLE, 1 << 10, EmulatedStored())

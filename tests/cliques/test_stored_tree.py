@@ -6,6 +6,7 @@ import math
 import shutil
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from emulation.stored import EmulatedStored
+from helpers.oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
+from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor import posteriors, read_network
 from junctor.cliques import streamed as stored_stream
+from junctor.cliques import tree as tree_module
 from junctor.cliques.calibrated import load_cliques
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import COMPILED_ENTRIES, HostExecutor, Initial, initial_table, kernels_for, natural_table
 from junctor.cliques.streamed import PIPELINES, Pipeline, PipelineName, StreamedExecutor, lay_out
 from junctor.cliques.tree import StoredTree
-from junctor.engine.engine import shape_of
 from junctor.generate import sample
 from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.options import ComputeOptions
 from junctor.planning.cliques import DOWN, CliqueOperand, CliquePass, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 from junctor_kernels.gpu import stored_tasks
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
-from oracle import IMPOSSIBLE, enumerate_posteriors, joint_table
-from strategies import evidence_batches, networks, row_evidence
 
 PLACE = Place("made")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the kernels for the CPU")
@@ -134,8 +137,9 @@ def test_a_device_that_holds_all_tables_agrees_with_the_host(algebra: Algebra) -
         assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-5 if algebra is SINGLE else 1e-12)
         for table, other in zip(all_tables(executor, plan), all_tables(host, plan), strict=True):
             np.testing.assert_allclose(table, other, rtol=1e-5 if algebra is SINGLE else 1e-12)
-    needed = executor._room.size
-    assert device.allocated == needed
+    needed = device.allocated
+    make = partial(natural_table, plan, network, algebra=algebra, kernels=kernels)
+    ResidentExecutor(plan, make, algebra, EmulatedStored(), needed)
     with pytest.raises(BudgetError, match="on the device"):
         ResidentExecutor(plan, lambda _: pytest.fail("made a table"), algebra, EmulatedStored(), needed - 1)
 
@@ -257,15 +261,15 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
     network = grid(4)
     evidence = {network.variables[v].name: said for v, said in a_case(network).items()}
     expected = StoredTree(network).propagate(evidence)
-    for device_memory in ("16MiB", "24KiB"):
-        tree = StoredTree(network, device=EmulatedStored(), device_memory=device_memory, pipeline="one-engine")
+    for device_memory, executor in ((16 << 20, ResidentExecutor), (24 << 10, StreamedExecutor)):
+        options = ComputeOptions(device_memory=device_memory)
+        tree = StoredTree(network, options=options, pipeline="one-engine", gpu=EmulatedStored())
         found = tree.propagate(evidence)
         assert found.log_evidence == pytest.approx(expected.log_evidence, abs=1e-12)
-        assert tree._executor is not None
-        assert isinstance(tree._executor[1], ResidentExecutor if device_memory == "16MiB" else StreamedExecutor)
+        assert isinstance(tree.executor, executor)
         np.testing.assert_allclose(found.posterior("11", "12"), expected.posterior("11", "12"), atol=1e-12)
     with pytest.raises(BudgetError, match="device memory"):
-        StoredTree(network, device=EmulatedStored(), device_memory="4KiB").propagate(evidence)
+        StoredTree(network, options=ComputeOptions(device_memory=1 << 12), gpu=EmulatedStored()).propagate(evidence)
 
 
 @pytest.mark.parametrize(
@@ -276,18 +280,22 @@ def test_what_is_not_known_is_refused(wish: dict[str, Any]) -> None:
         StoredTree(grid(2), **wish)
 
 
-def test_memory_of_the_host_is_kept() -> None:
+def test_memory_of_the_host_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(3)
     one, two = (StoredTree(network).projected(DOUBLE, copies) for copies in (1, 2))
     with pytest.raises(BudgetError, match="storing"):
-        StoredTree(network, memory=one - 1)
-    expected = StoredTree(network)
+        StoredTree(network, options=ComputeOptions(one - 1, device="cpu"))
+    every, made, real = StoredTree(network), list[object](), tree_module.initial_table
+    expected = [every.propagate({"00": state}).log_evidence for state in (0, 1)]
+    monkeypatch.setattr(tree_module, "initial_table", lambda *given: made.append(given) or real(*given))
     for memory in (one, two - 1, two):
-        tree = StoredTree(network, memory=memory)
+        tree = StoredTree(network, options=ComputeOptions(memory, device="cpu"))
+        made.clear()
         for state in (0, 1):
             found = tree.propagate({"00": state})
-            assert found.log_evidence == pytest.approx(expected.propagate({"00": state}).log_evidence, abs=1e-12)
-        assert tree._reusable is (memory == two)
+            assert found.log_evidence == pytest.approx(expected[state], abs=1e-12)
+        # Tables are made again for a case where there is room for one copy only.
+        assert len(made) == len(tree.plan.cliques) * (1 if memory == two else 2)
 
 
 @pytest.mark.parametrize("algebra", [SINGLE, DOUBLE, LOG], ids=["single", "double", "log"])
@@ -312,8 +320,8 @@ def test_digits_lost_send_a_case_to_a_wider_format() -> None:
     ]
     network = build_network("hidden", "markov", variables, tables)
     _, exact = enumerate_posteriors(network, {}, {})
-    for device in ("cpu", EmulatedStored()) if shutil.which("g++") else ("cpu",):
-        found = StoredTree(network, "single", device=device).propagate({})  # type: ignore[arg-type]
+    for gpu in (None, EmulatedStored()) if shutil.which("g++") else (None,):
+        found = StoredTree(network, "single", gpu=gpu).propagate({})
         assert found.algebra is DOUBLE
         np.testing.assert_allclose(found.posterior("x"), exact[0], atol=1e-13)
     # And again where doubles are too narrow.

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.calibration import blocks as tuning
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration import cliques as stored_tuning
+from junctor.calibration import harness
 from junctor.cli import app
-from junctor.cost import dataset as measurements
-from junctor.cost import model as speeds
+from junctor.cost import model as cost_model
 from junctor.cost.dataset import (
-    BACKENDS,
     Measured,
     MeasuredDevice,
     backends_of,
@@ -43,17 +43,20 @@ from junctor.cost.features.gpu_stages import (
     many_work,
     splits,
 )
-from junctor.cost.fit import fit, non_negative
-from junctor.cost.model import CostModel, CostModels, FittedCoefficients, learned, plan_work, speeds_here, speeds_of
+from junctor.cost.features.plans import plan_work
+from junctor.cost.features.registry import BACKENDS, FeatureSet
+from junctor.cost.fit import Coefficients, FittedCoefficients, fit, non_negative
+from junctor.cost.model import CostModel, CostModels, cost_models_from_record, fitted_cost_model, local_cost_models
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import forecast
+from junctor.engine.forecast import forecast, gpu_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import layered
 from junctor.model.errors import RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs import partition
-from junctor.runs.run import Job, ingest_network
+from junctor.runs.run import ingest_model
+from junctor.runs.workload import Job
 from junctor.runtime.machine import own_measurements
 from junctor.runtime.progress import Silence
 from junctor_kernels.cpu.bytecode import COUNT, ENTRIES, HOW, LINES_OF_TILE, SIZE, STEP_COLUMNS, TILES
@@ -64,9 +67,9 @@ from typer.testing import CliRunner
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    speeds_here.cache_clear()
+    local_cost_models.cache_clear()
     yield
-    speeds_here.cache_clear()
+    local_cost_models.cache_clear()
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 5))
@@ -95,7 +98,7 @@ def test_prices_are_found_again() -> None:
 
 
 def measured(backend: str, seconds: float, scale: float, network: str = "n") -> Measured:
-    work = tuple(scale * (n + 1.0) for n in range(len(measurements.BACKENDS[backend])))
+    work = tuple(scale * (n + 1.0) for n in range(len(BACKENDS[backend].work)))
     return Measured(backend, network, "label", 10, seconds, work, (1.0, 2.0, 3.0 * scale, 4.0, 5.0), (scale, 2.0))
 
 
@@ -114,7 +117,7 @@ def test_files_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=r"broken.parquet: not measurements"):
         read(path)
     write(MeasuredDevice("x"), "2026-11-21", [measured("cpu", 1.0, 1.0)], path)
-    monkeypatch.setitem(measurements.BACKENDS, "cpu", ("something", "else"))
+    monkeypatch.setitem(BACKENDS, "cpu", FeatureSet(("something", "else")))
     with pytest.raises(ValueError, match="another version"):
         read(path)
 
@@ -125,16 +128,16 @@ def test_own_files_go_first_and_broken_ones_are_said(caplog: pytest.LogCaptureFi
     write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "b.parquet")
     assert [device.name for device, _ in own_files()] == ["mine"]
     assert "junctor tune" in caplog.text
-    assert next(each.device.name for each in speeds_here().devices) == "mine"
-    assert "mine" not in [each.device.name for each in speeds_here(own=False).devices]
+    assert next(each.device.name for each in local_cost_models().devices) == "mine"
+    assert "mine" not in [each.device.name for each in local_cost_models(own=False).devices]
 
 
 def test_the_package_has_measurements_of_every_backend() -> None:
     backends = {backend for _, path in shipped_files() for backend in backends_of(path)}
-    assert backends == set(measurements.BACKENDS)
+    assert backends == set(BACKENDS)
     for _, path in shipped_files():
-        known = learned(device_of(path), read(path))
-        for prices in known.prices.values():
+        known = fitted_cost_model(device_of(path), read(path))
+        for prices in known.coefficients.values():
             assert all(math.isfinite(price) and price >= 0 for price in (*prices.work, *prices.plan, *prices.row))
             assert any(prices.work)
 
@@ -144,7 +147,9 @@ def off(path: Path, backend: str) -> Any:
     rows = read(path, backend)
     found = []
     for name in sorted({row.network for row in rows}):
-        prices = learned(MeasuredDevice("x"), [row for row in rows if row.network != name]).prices[backend]
+        prices = fitted_cost_model(MeasuredDevice("x"), [row for row in rows if row.network != name]).coefficients[
+            backend
+        ]
         found += [abs(prices.of_work(row.work) / row.seconds - 1) for row in rows if row.network == name]
     return np.array(found)
 
@@ -165,13 +170,14 @@ def test_nine_forecasts_of_ten_are_within_a_quarter_on_networks_held_out(device:
 
 
 def test_gpus_that_were_measured_are_found_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
-    known = speeds_here(own=False)
+    known = local_cost_models(own=False)
     with caplog.at_level("INFO", "junctor"):
         for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
             assert known.gpu(MeasuredDevice(name, {"multiprocessors": 132.0})).device.name == name
     assert "no measurements" not in caplog.text
     one, other = (
-        known.gpu(MeasuredDevice(name, {})).prices["few-single"] for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+        known.gpu(MeasuredDevice(name, {})).coefficients["few-single"]
+        for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
     )
     assert one != other
 
@@ -188,14 +194,16 @@ def test_the_nearest_device_stands_for_others(caplog: pytest.LogCaptureFixture) 
     assert known.cpu("another CPU").device.name == "some CPU"
 
 
-def test_speeds_survive_json() -> None:
-    known = CostModels((learned(MeasuredDevice("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),))
+def test_cost_models_survive_json() -> None:
+    known = CostModels(
+        (fitted_cost_model(MeasuredDevice("c"), [measured("cpu", 1.0, 1.0), measured("cpu", 2.0, 2.0, "other")]),)
+    )
     record = json.loads(json.dumps(known.to_record()))
-    again = speeds_of(record)
-    assert again.devices[0].prices["cpu"] == known.devices[0].prices["cpu"]
+    again = cost_models_from_record(record)
+    assert again.devices[0].coefficients["cpu"] == known.devices[0].coefficients["cpu"]
     assert json.loads(json.dumps(again.to_record())) == record
     with pytest.raises(KeyError):
-        speeds_of({})
+        cost_models_from_record({})
 
 
 def stage(*contractions: tuple[int, int, int]) -> StageWork:
@@ -240,8 +248,8 @@ def test_settings_are_those_that_cost_least() -> None:
 def test_counts_of_plans_grow_with_rows() -> None:
     case = tuning.case_of("x", layered(3, 3, seed=1), 0.2, True, 1, rows=8)
     one, many = (plan_work(case.plan, 5, 64, rows) for rows in (1, 640))
-    assert many[2:4] == tuple(10 * count for count in one[2:4])
-    assert one[0] == many[0] == 1
+    assert all(many[name] == 10 * one[name] for name in ("operations", "entries"))
+    assert one["calls"] == many["calls"] == 1
 
 
 def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
@@ -256,7 +264,7 @@ def test_a_machine_twice_as_slow_is_known_from_few_measurements() -> None:
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "CPU_ROWS", (64,))
     monkeypatch.setattr(tuning, "PLAIN_ROWS", 8)
-    monkeypatch.setattr(tuning, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "REPEATS", harness.Repeats(3, 3, 0.0))
     networks = iter([("a", layered(3, 3, seed=1)), ("b", layered(4, 3, states=3, seed=2))])
     cases = list(tuning.cases_of(networks))
     assert [case.name for case in cases[:3]] == ["a", "b", "a"]
@@ -264,28 +272,32 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.backend for row in rows} == {
         name for name in BACKENDS if not name.startswith(("few", "many", "chunks", "stored"))
     }
-    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
-    assert learned(MeasuredDevice("x"), rows).prices["cpu"].of_work(rows[0].work) > 0
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend].work) for row in rows)
+    assert fitted_cost_model(MeasuredDevice("x"), rows).coefficients["cpu"].of_work(rows[0].work) > 0
 
 
 def test_tune_writes_what_is_used_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [measured("cpu", 1.0 + n, 1.0 + n, str(n)) for n in range(6)]
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("all", rows)]))
-    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
-    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: iter([("all", rows)]))
+    monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune"])
     assert result.exit_code == 0, result.output
     (path,) = own_measurements().glob("*.parquet")
     assert str(path) in result.output
-    assert speeds_here().cpu(speeds.cpu_name()).prices["cpu"].of_work(rows[0].work) == pytest.approx(1.0, rel=0.5)
+    assert local_cost_models().cpu(cost_model.cpu_name()).coefficients["cpu"].of_work(rows[0].work) == pytest.approx(
+        1.0, rel=0.5
+    )
     assert CliRunner().invoke(app, ["tune", "--forget"]).exit_code == 0
     assert not path.exists()
 
 
 def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])]))
-    monkeypatch.setattr(chunk_tuning, "chunks_measured_here", lambda device, seconds: iter([]))
-    monkeypatch.setattr(stored_tuning, "stored_measured", lambda networks, seconds: iter([]))
+    monkeypatch.setattr(
+        tuning, "calibrate_blocks", lambda device, seconds: iter([("one", [measured("cpu", 1.0, 1.0)])])
+    )
+    monkeypatch.setattr(chunk_tuning, "calibrate_chunks", lambda device, seconds: iter([]))
+    monkeypatch.setattr(stored_tuning, "calibrate_cliques", lambda networks, seconds: iter([]))
     result = CliRunner().invoke(app, ["tune", "--minutes", "0"])
     assert result.exit_code == 5
     assert "allow more" in result.output
@@ -293,7 +305,7 @@ def test_tune_refuses_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "measured_here", lambda device, seconds: pytest.fail("measured"))
+    monkeypatch.setattr(tuning, "calibrate_blocks", lambda device, seconds: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     result = CliRunner().invoke(app, ["tune"])
@@ -301,22 +313,21 @@ def test_tune_does_not_measure_what_it_cannot_keep(tmp_path: Path, monkeypatch: 
     assert "XDG_CACHE_HOME" in result.output
 
 
-def test_a_run_goes_on_with_the_speeds_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_cost_models_that_it_began_with(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence.csv"
     evidence.write_text("smoke\nyes\nno\n")
-    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
-    plain, tuned = (Job(asia, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
-    ingest_network(plain, Silence())
+    plain, tuned = (Job(ASIA, str(evidence), str(tmp_path / name)) for name in ("plain", "tuned"))
+    ingest_model(plain, Silence())
     write(MeasuredDevice("mine"), "2026-11-21", [measured("cpu", 1.0, 1.0)], own_measurements() / "mine.parquet")
-    speeds_here.cache_clear()
-    ingest_network(tuned, Silence())
+    local_cost_models.cache_clear()
+    ingest_model(tuned, Silence())
     (own_measurements() / "mine.parquet").unlink()
-    names = [[each.device.name for each in partition._speeds_of(job.directory.path).devices] for job in (plain, tuned)]
+    names = [[each.device.name for each in partition._costs_of(job.directory).devices] for job in (plain, tuned)]
     assert "mine" not in names[0]
     assert names[1] == ["mine", *names[0]]
     tuned.directory.speeds.write_text("{}")
     with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
-        partition._speeds_of(tuned.directory.path)
+        partition._costs_of(tuned.directory)
 
 
 @pytest.mark.parametrize(
@@ -327,15 +338,28 @@ def test_forecasts_of_plans_with_numbers_and_without(query: Query, device: Devic
     network = layered(6, 5, states=3, seed=1)
     rows = 20_000
     batch = EvidenceBatch(rows, {v: (np.arange(rows, dtype=np.int32) + v) % 3 for v in range(3)})
-    engine = Engine(network, query, memory=1 << 30, rows=rows, device=device)
-    engine.groups = lambda batch: [  # type: ignore[method-assign]
-        replace(group, few=None) for group in Engine.groups(engine, batch)
+    engine = Engine(network, query, ComputeOptions(memory=1 << 30, device=device, threads=1), expected_rows=rows)
+    groups = engine.router.groups
+    engine.router.groups = lambda batch: [  # type: ignore[method-assign]
+        replace(group, unique=None) for group in groups(batch)
     ]
-    gpu = speeds_here().gpu(MeasuredDevice("any"))
-    (alone,), (bound,) = (forecast(engine, batch, bound=most, gpu=gpu) for most in (0, 10**9))
+    gpu = local_cost_models().gpu(MeasuredDevice("any"))
+    (alone,), (bound,) = (forecast(engine, batch, bound=most) for most in (0, 10**9))
     assert 0.2 < alone.seconds / bound.seconds < 5
-    assert (alone.on_gpu is None) == (query.kind == "mpe")
+    assert (gpu_seconds(engine.router, alone, gpu) == alone.seconds) == (query.kind == "mpe")
     (half,) = forecast(
         engine, EvidenceBatch(rows // 2, {v: s[: rows // 2] for v, s in batch.states.items()}), bound=10**9
     )
     assert half.seconds < bound.seconds
+
+
+def test_a_forecast_goes_by_the_names_of_counts() -> None:
+    costs = CostModel(MeasuredDevice("x"), {"stored-double": Coefficients(tuple(range(12)), (1.0,) * 5, (0.0, 0.0))})
+    features = BACKENDS["stored-double"]
+    work = {name: float(n == 3) for n, name in enumerate(features.work)}
+    assert costs.seconds("stored-double", dict(reversed(work.items()))) == 3.0
+    assert costs.seconds("stored-double", dict.fromkeys(features.plan, 2.0)) == 10.0
+    with pytest.raises(ValueError, match="are wanted"):
+        costs.seconds("stored-double", {"cliques": 1.0})
+    with pytest.raises(KeyError):
+        costs.seconds("cpu", work)

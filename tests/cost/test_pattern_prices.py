@@ -11,7 +11,7 @@ from junctor.backends import sparsity as support
 from junctor.backends.cpu import CompiledProgram
 from junctor.backends.numpy import Program
 from junctor.engine import pattern_prices as pricing
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.engine.patterns import PatternChoice, patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered
@@ -20,7 +20,7 @@ from junctor.model.query import Query
 from junctor.planning import compile as planning
 from junctor.planning.elimination import EliminationOrder, cliques_of, moral_graph
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern, mask_of
+from junctor.planning.shape import Pattern, mask_of, shape_of
 from junctor_kernels.tables import reference
 
 NOTHING: frozenset[int] = frozenset()
@@ -42,7 +42,10 @@ def holes(rows: int, variables: int) -> EvidenceBatch:
 def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network) -> None:
     engine = Engine(network, Query())
     prices = pricing.compiled_prices(
-        engine.work, 1 << 30, pricing.alone_seconds(engine.row_engine, patterns_of(holes(40, 6))), engine.row_price
+        engine.router.work,
+        1 << 30,
+        pricing.alone_seconds(engine.router.row_engine, patterns_of(holes(40, 6))),
+        engine.router.row_price,
     )
     cut, entering, none = (
         Pattern(frozenset(range(8)), NOTHING),
@@ -52,7 +55,7 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
     assert prices.row(cut) < prices.row(none) < prices.row(entering)
     assert prices.once(cut) < prices.once(none) < prices.once(entering)
     assert 0 < prices.alone < math.inf
-    plain = pricing.plain_prices(engine.plan, len(network.variables), lambda _: True)
+    plain = pricing.plain_prices(engine.router.plan, len(network.variables), lambda _: True)
     assert plain.row(cut) < plain.row(entering)
     assert plain.once(cut) < plain.once(none)
     assert plain.alone == math.inf
@@ -61,19 +64,22 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
 def test_what_does_not_fit(network: Network) -> None:
     engine = Engine(network, Query())
     pattern = Pattern(frozenset(range(8)), NOTHING)
-    entries = engine.row_engine.work(pattern.sliced)[1]
+    entries = engine.router.row_engine.work(pattern.sliced)[1]
     for allowed, fits in ((int(8 * entries), False), (int(8 * entries) + 1, True)):
-        assert pricing.compiled_prices(engine.work, allowed, math.inf, engine.row_price).fits(pattern) == fits
+        assert (
+            pricing.compiled_prices(engine.router.work, allowed, math.inf, engine.router.row_price).fits(pattern)
+            == fits
+        )
 
 
 def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_are_here(network: Network) -> None:
     batch = holes(60, 8)
-    engine = Engine(network, Query(), rows=600)
+    engine = Engine(network, Query(), expected_rows=600)
     exact = patterns_of(batch).exact(np.arange(60))[0]
-    assert engine.uses(exact, batch) == 10 * len(exact.rows)
-    several = engine.groups(batch)[-1]
+    assert engine.router.uses(exact, batch) == 10 * len(exact.rows)
+    several = engine.router.groups(batch)[-1]
     assert several.patterns > 1
-    assert engine.uses(several, batch) == len(several.rows)
+    assert engine.router.uses(several, batch) == len(several.rows)
 
 
 def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) -> None:
@@ -83,7 +89,7 @@ def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) ->
         EvidenceBatch(4000, {v: np.where(rng.random(4000) < 0.94, 0, UNOBSERVED).astype(np.int32) for v in range(12)})
         for _ in range(2)
     ]
-    prices = pricing.compiled_prices(Engine(network, Query()).work, 1 << 30, math.inf, (2e-10, 1.8e-8))
+    prices = pricing.compiled_prices(Engine(network, Query()).router.work, 1 << 30, math.inf, (2e-10, 1.8e-8))
     one, other = (PatternChoice(patterns_of(batch), prices, search=True).groups() for batch in found)
     assert one[0].pattern == other[0].pattern
     assert one[0].pattern.weighted
@@ -96,11 +102,11 @@ def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch
         made.append(pattern)
         return planning.compile_plan(shape, pattern, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("junctor.engine.engine.compile_plan", counted)
-    monkeypatch.setattr("junctor.engine.engine.COMPILED_SECONDS", 0)
+    monkeypatch.setattr("junctor.engine.routes.compile_plan", counted)
+    monkeypatch.setattr("junctor.engine.routes.COMPILED_SECONDS", 0)
     engine, batch = Engine(network, Query()), holes(3000, 8)
     engine.answer(batch)
-    groups = engine.groups(batch)
+    groups = engine.router.groups(batch)
     assert len(made) - len(set(made)) <= 1, "the first look at all patterns together may plan for a single row"
     assert len(set(made)) <= len(groups) + 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
 from junctor_kernels.gpu import blocks as gpu
 
 from emulation.build import built
@@ -95,3 +96,15 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 def library(algebra: str) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
     return built(gpu.source(algebra), (HERE / "blocks_launch.h").read_text(), flags=("-O2",))
+
+
+@cache
+def small_items() -> LaunchTuner:
+    """Launch parameters that differ from stage to stage, with terms that are shared."""
+    prices = np.random.default_rng(1)
+    few, many = (prices.random(len(counts)) for counts in (FEW_WORK, MANY_WORK))
+    settings = (
+        (EntryParallel(1, 1), EntryParallel(3, 2), EntryParallel(8, 1)),
+        (CaseParallel(1, 5), CaseParallel(16, 20), CaseParallel(4, 1000)),
+    )
+    return LaunchTuner(few, many, *settings)

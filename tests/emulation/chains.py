@@ -87,5 +87,5 @@ class EmulatedViterbi:
 def library(program: SequenceKernels, dtype: str) -> ctypes.CDLL:
     """Compile the kernels."""
     before, after = (HERE / "chains.h").read_text().split("// ---\n")
-    source = program.source(np.dtype(dtype), THREADS, SIDE)  # type: ignore[call-arg]
+    source = program.module.source(dtype, THREADS, SIDE)
     return built(before, source, after)

@@ -7,12 +7,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from threading import Lock, RLock, local
+from threading import RLock, local
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
-from test_entries_gpu import compiled
+from junctor_kernels.gpu.device import CudaDevice
+
+from emulation.entries import compiled
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -111,7 +113,8 @@ class RawModule:
         self._library = compiled(code)
 
     def get_function(self, name: str) -> Any:
-        def kernel(blocks: tuple[int], threads: tuple[int], arguments: tuple[Any]) -> None:
+        def kernel(blocks: tuple[int], threads: tuple[int], arguments: tuple[Any], shared_mem: int = 0) -> None:
+            assert not shared_mem
             # Parameters are those of the launch, whatever becomes of the array.
             record = arguments[0].copy()
 
@@ -136,6 +139,12 @@ def _copy_rows(target: int, step: int, source: int, stride: int, width: int, row
     _enqueue(Stream.every[stream], run)
 
 
+class Current(nullcontext[None]):
+    """The current device of a thread: there is one memory."""
+
+    def use(self) -> None: ...
+
+
 runtime = SimpleNamespace(
     memcpyDefault=4,
     deviceCanAccessPeer=lambda *_: 1,
@@ -147,9 +156,7 @@ runtime = SimpleNamespace(
     hostUnregister=lambda *_: None,
     CUDARuntimeError=RuntimeError,
 )
-cuda = SimpleNamespace(
-    Device=lambda _: nullcontext(), Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray
-)
+cuda = SimpleNamespace(Device=Current, Stream=Stream, Event=Event, runtime=runtime, alloc_pinned_memory=bytearray)
 
 
 def empty(shape: Any, dtype: Any) -> DeviceArray:
@@ -167,11 +174,12 @@ def zeros(shape: Any, dtype: Any) -> DeviceArray:
     return np.zeros(shape, dtype).view(DeviceArray)
 
 
-class Device:
-    """What `CudaDevice` shows of itself."""
+class Device(CudaDevice):
+    """A device with a room of its own, as `CudaBlockDevice` has one."""
 
     def __init__(self, room: int, number: int = 0) -> None:
-        self.room, self.number, self.queue = room, number, Lock()
+        super().__init__(number)
+        self.room = room
         self._memory = zeros(room, np.uint8)
 
     def place(self, start: int, shape: tuple[int, ...], dtype: Any) -> Any:

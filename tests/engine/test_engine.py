@@ -5,50 +5,29 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
+from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
-from junctor.engine import engine
 from junctor.engine import pattern_prices as pricing
+from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, sample
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
-from junctor.model.errors import EvidenceError, Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK
+from junctor.model.errors import EvidenceError
+from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor_kernels.tables import reference
-
-TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
 
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[Network, EvidenceBatch]:
     network = draw(strategies.networks(max_variables=6, max_joint=512))
     return network, draw(strategies.evidence_batches(network, max_rows=8))
-
-
-def check_posteriors(network: Network, batch: EvidenceBatch, answers: Answers, tolerance: float) -> None:
-    for row in range(batch.rows):
-        if row in batch.invalid:
-            assert answers.status[row] == INVALID
-            assert answers.reasons[row] == batch.invalid[row]
-            continue
-        hard, soft = strategies.row_evidence(batch, row)
-        log_evidence, expected = oracle.enumerate_posteriors(network, hard, soft)
-        if np.isneginf(log_evidence):
-            assert answers.status[row] == IMPOSSIBLE
-            assert answers.reasons[row]
-            continue
-        assert answers.status[row] == OK
-        assert row not in answers.reasons
-        assert answers.log_value[row] == pytest.approx(log_evidence, rel=tolerance, abs=10 * tolerance)
-        for variable in answers.targets:
-            np.testing.assert_allclose(answers.posteriors[variable][row], expected[variable], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
@@ -95,7 +74,7 @@ def test_explanations_equal_enumeration(question: tuple[Network, EvidenceBatch])
 def test_compiled_kernels_equal_enumeration(precision: str, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "COMPILED_SECONDS", 0)
+        patch.setattr(routes, "COMPILED_SECONDS", 0)
         patch.setattr(memory, "LOWERING_SECONDS", 0)
         answers = Engine(network, Query(precision=precision)).answer(batch)
     check_posteriors(network, batch, answers, TOLERANCE[precision])
@@ -119,23 +98,13 @@ def test_blocks_of_any_size_give_the_same_answers(
 def test_rows_of_many_patterns_equal_enumeration(alone: float, question: tuple[Network, EvidenceBatch]) -> None:
     network, batch = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "COMPILED_SECONDS", -1)
+        patch.setattr(routes, "COMPILED_SECONDS", -1)
         # A table of its own takes so long: from everything row by row to plans for all.
         patch.setattr(rowwise, "TABLE_SECONDS", alone)
         patch.setattr(pricing, "ONCE_TABLE_SECONDS", 1e-11)
         patch.setattr(pricing, "ONCE_ENTRY_SECONDS", 0)
         answers = Engine(network, Query()).answer(batch)
     check_posteriors(network, batch, answers, 1e-12)
-
-
-def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
-    names = sorted({name for scope, _ in tables for name in scope})
-    return build_network(
-        "hand-made",
-        "markov",
-        [DraftVariable(name, ("0", "1"), Place()) for name in names],
-        [DraftTable(scope, np.asarray(values, dtype=float), Place()) for scope, values in tables],
-    )
 
 
 @pytest.mark.parametrize("precision", ["double", "single"])
@@ -186,7 +155,7 @@ def test_few_rows(rows: int) -> None:
 
 
 def test_a_kept_program_serves_batches_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(routes, "COMPILED_SECONDS", 0)
     monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
     network = chain(length=5, states=3, seed=2)
     states = sample(network, 500, seed=1)

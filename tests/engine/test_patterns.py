@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, patterns_of
@@ -33,7 +33,7 @@ def summary(groups: Sequence[PatternGroup]) -> list[tuple[str, str, int, bool]]:
     def text(members: frozenset[int]) -> str:
         return "".join(map(str, sorted(members)))
 
-    return [(text(g.pattern.sliced), text(g.pattern.weighted), len(g.rows), g.alone) for g in groups]
+    return [(text(g.pattern.sliced), text(g.pattern.weighted), len(g.rows), g.per_row) for g in groups]
 
 
 @given(data=st.data(), once=st.sampled_from([0.0, 3.0, 100.0]), alone=st.sampled_from([0.5, 6.0, math.inf]))

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.engine_cases import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
-from junctor.engine import engine
+from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.deduplicate import distinct_rows
 from junctor.generate import chain, sample
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
-from test_threads import assert_same
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -37,7 +38,7 @@ def test_answers_are_those_of_every_row(query: Query, compiled: bool, data: st.D
     )
     with pytest.MonkeyPatch.context() as patch:
         if compiled:
-            patch.setattr(engine, "COMPILED_SECONDS", -1)
+            patch.setattr(routes, "COMPILED_SECONDS", -1)
             patch.setattr(memory, "LOWERING_SECONDS", 0)
         expected = Engine(network, query).answer(batch)
         patch.setattr(distinct, "LEAST_ROWS", 1)
@@ -88,14 +89,18 @@ def test_rows_that_differ_are_left_alone() -> None:
 def test_answers_to_different_rows_count_as_memory() -> None:
     network = chain(length=30, states=3, seed=1)
     batch = EvidenceBatch(1000, {0: np.arange(1000, dtype=np.int32) % 3})
-    plain = Engine(network, Query(), memory=1 << 40)
+    plain = Engine(network, Query(), ComputeOptions(memory=1 << 40, threads=1, device="cpu"))
     answers = plain.answer(batch)
-    (prepared,) = plain._prepared.values()
-    assert prepared.memory.rows == 3
-    tight = Engine(network, Query(), memory=memory.PlanMemory(prepared.plan, 2).least + answers.nbytes)
+    (prepared,) = plain.programs
+    assert prepared.sizes.rows == 3
+    tight = Engine(
+        network,
+        Query(),
+        ComputeOptions(memory=memory.PlanMemory(prepared.plan, 2).least + answers.nbytes, threads=1, device="cpu"),
+    )
     assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
-    (prepared,) = tight._prepared.values()
-    assert prepared.memory.rows == 1000
+    (prepared,) = tight.programs
+    assert prepared.sizes.rows == 1000
 
 
 def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> None:
@@ -105,10 +110,10 @@ def assert_all_close(found: dict[int, np.ndarray], expected: dict[int, np.ndarra
 
 def test_what_is_worth_loading_and_planning_counts_different_rows() -> None:
     network = chain(length=30, states=3, seed=1)
-    engine = Engine(network, Query(), rows=10**7)
+    engine = Engine(network, Query(), expected_rows=10**7)
     batch = EvidenceBatch(10_000, {0: np.arange(10_000, dtype=np.int32) % 3})
-    (group,) = groups = engine.groups(batch)
+    (group,) = groups = engine.router.groups(batch)
     assert group.answered == 3
-    assert engine.uses(group, batch) == 3000
-    assert not engine.loads_compiled(groups, batch)
-    assert engine.loads_compiled([replace(group, few=None)], batch)
+    assert engine.router.uses(group, batch) == 3000
+    assert not engine.router.loads_compiled(groups, batch)
+    assert engine.router.loads_compiled([replace(group, unique=None)], batch)

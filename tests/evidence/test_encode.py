@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from evidence_reference import (
+from helpers.evidence_reference import (
     STATES,
     DrawnTable,
     as_rows,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
+from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from hypothesis import HealthCheck, given, settings
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition, as_arrow, encode_table

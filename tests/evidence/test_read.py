@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
+from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, small_network
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED

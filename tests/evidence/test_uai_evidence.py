@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_reference import assert_same, small_network
+from helpers.evidence_reference import assert_same, small_network
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED

@@ -10,16 +10,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from helpers.files import ASIA
 from junctor.cli import prefect_server
 from junctor.model.errors import EvidenceError, RunError
 from junctor.model.query import Query
-from junctor.runs.run import Job, run
+from junctor.runs.run import run
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from pyarrow import parquet
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(400)]
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 
 
 @pytest.fixture(scope="module")

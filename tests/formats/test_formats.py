@@ -8,53 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import BIF, CONTENT, NETWORK, UAI, XMLBIF, assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.formats import EXTENSIONS, _bytes, read_network, store, uai, write_network
-from junctor.formats._bytes import decode, place_at
-from junctor.formats._numbers import BadNumber, parse_numbers
-from junctor.model.errors import ModelError, Place
-from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+from junctor.formats import EXTENSIONS, files, read_network, uai, write_network
+from junctor.formats.files import decode, place_at
+from junctor.formats.numbers import BadNumber, parse_numbers
+from junctor.model.errors import ModelError
+from junctor.model.network import Network
 
 Factory = pytest.TempPathFactory
-
-UAI = "BAYES 2 2 2 2 1 0 2 0 1 2 0.4 0.6 4 0.1 0.9 0.8 0.2"
-BIF = """network small { }
-variable a { type discrete [ 2 ] { no, yes }; }
-variable b { type discrete [ 2 ] { no, yes }; }
-probability ( a ) { table 0.4, 0.6; }
-probability ( b | a ) { (no) 0.1, 0.9; (yes) 0.8, 0.2; }
-"""
-NET = """net { }
-node a { states = ("no" "yes"); }
-node b { states = ("no" "yes"); }
-potential ( a ) { data = ( 0.4 0.6 ); }
-potential ( b | a ) { data = (( 0.1 0.9 )( 0.8 0.2 )); }
-"""
-XMLBIF = """<BIF VERSION="0.3"><NETWORK><NAME>small</NAME>
-<VARIABLE><NAME>a</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
-<VARIABLE><NAME>b</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
-<DEFINITION><FOR>a</FOR><TABLE>0.4 0.6</TABLE></DEFINITION>
-<DEFINITION><FOR>b</FOR><GIVEN>a</GIVEN><TABLE>0.1 0.9 0.8 0.2</TABLE></DEFINITION></NETWORK></BIF>"""
-XDSL = """<smile id="small"><nodes>
-<cpt id="a"><state id="no"/><state id="yes"/><probabilities>0.4 0.6</probabilities></cpt>
-<cpt id="b"><state id="no"/><state id="yes"/><parents>a</parents><probabilities>0.1 0.9 0.8 0.2</probabilities></cpt>
-</nodes></smile>"""
-NETWORK = build_network(
-    "small",
-    "bayes",
-    [DraftVariable(name, ["no", "yes"], Place()) for name in "ab"],
-    [DraftTable("a", [0.4, 0.6], Place()), DraftTable("ab", [0.1, 0.9, 0.8, 0.2], Place())],
-)
-CONTENT = {
-    "bif": BIF.encode(),
-    "hugin": NET.encode(),
-    "xmlbif": XMLBIF.encode(),
-    "xdsl": XDSL.encode(),
-    "uai": UAI.encode(),
-    "parquet": store.to_bytes(NETWORK),
-}
 
 
 def _is_right(network: Network, format: str) -> None:
@@ -150,7 +113,7 @@ def test_a_file_without_permission_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bytes, "MAX_BYTES", 2**21)
+    monkeypatch.setattr(files, "MAX_BYTES", 2**21)
     path = tmp_path / "n.parquet.gz"
     path.write_bytes(gzip.compress(bytes(2**24)))
     assert "the file holds more than the 2,097,152 bytes that are allowed" in error_of(lambda: read_network(path))
@@ -197,7 +160,7 @@ def test_numbers_are_those_that_were_written(numbers: list[float], space: str) -
 @pytest.mark.parametrize("word", ["x", "1_0", "1,5", "0x1", "1e", "--1", "٣", "1.2.3", "1é"])
 def test_the_first_bad_number_is_found(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in (2**20, 3):
-        monkeypatch.setattr("junctor.formats._numbers._BLOCK", block)
+        monkeypatch.setattr("junctor.formats.numbers.BLOCK", block)
         with pytest.raises(BadNumber) as caught:
             parse_numbers(f"0.5 1e-5\n  7 {word} 8 y")
         assert (caught.value.word, caught.value.offset) == (word, 13)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from junctor.formats import store
 from junctor.model.errors import Place
@@ -100,7 +100,7 @@ def _bytes(table: pa.Table, **options: object) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, **options)
     data = bytes(sink.getvalue())
-    return store._sealed(data) if b"sha256:" in data else data
+    return store.sealed(data) if b"sha256:" in data else data
 
 
 def _changed(**about: str | None) -> bytes:
@@ -131,7 +131,7 @@ VALUES = [None, None, None, [0.7, 0.2, 0.1], [1.0], [1.0, 0.0, 0.5, 0.5, 0.5, 0.
             store.to_bytes(NETWORK).replace(b"Lawn", b"Lown"),
             "f: the file does not fit its seal: it is damaged, or an",
         ),
-        (store._sealed(b"PAR1" + NO_SEAL.encode() + b"PAR1"), "f: the file cannot be read as Parquet ("),
+        (store.sealed(b"PAR1" + NO_SEAL.encode() + b"PAR1"), "f: the file cannot be read as Parquet ("),
         (_bytes(pa.table({"a": [1]})), "f: this Parquet file holds no network that Junctor wrote: it has no seal"),
         (_changed(format=None), "f: this Parquet file holds no network"),
         (_changed(format_version="2"), "f: the file has format_version 2, this Junctor reads up to 1; update Junctor"),
@@ -177,8 +177,8 @@ def test_a_bomb_is_refused_before_it_goes_off() -> None:
                 "scope": [["a"]],
                 "values": pa.ListArray.from_arrays(np.array([0, size], np.int32), np.zeros(size)),
             }
-            writer.write_table(store._rows(1, columns))
-    data = store._sealed(bytes(sink.getvalue()))
+            writer.write_table(store.rows_of(1, columns))
+    data = store.sealed(bytes(sink.getvalue()))
     assert len(data) < 100_000
     assert "bytes would become" in error_of(lambda: store.read(data, "f"))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_helpers import assert_same, error_of, fuzz, odd_networks
+from helpers.format_helpers import assert_same, error_of, fuzz, odd_networks
 from hypothesis import given
 from junctor.formats import read_network, uai
-from junctor.formats._bytes import decode
+from junctor.formats.files import decode
 from junctor.model.network import Network
 
 MARKOV = """MARKOV

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_helpers import by_name, error_of, fuzz
+from helpers.format_helpers import by_name, error_of, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import read_network, xdsl

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_helpers import by_name, error_of, fuzz
+from helpers.format_helpers import by_name, error_of, fuzz
 from junctor.formats import read_network, xmlbif
-from junctor.formats._xml import parse_xml
+from junctor.formats.xml import parse_xml
 from junctor.model.network import Network
 
 XMLBIF = """<?xml version="1.0"?>

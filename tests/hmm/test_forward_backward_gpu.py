@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from emulation.chains import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TrellisMemory
@@ -21,11 +21,13 @@ from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import logarithms
 from junctor.hmm.packing import SequenceBatch
-from junctor.hmm.run import SequenceJob, run
+from junctor.hmm.run import SequenceJob
 from junctor.hmm.smooth import Smoother
 from junctor.hmm.smooth_gpu import PIECE, GpuSmoother
 from junctor.model.answers import IMPOSSIBLE, OK
 from junctor.model.errors import BudgetError
+from junctor.model.options import ComputeOptions
+from junctor.runs.run import run
 from junctor.runtime.dask_cluster import Resources
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm.device import Chip, SequenceLaunch, stride_of
@@ -71,7 +73,7 @@ def agree(
     wanted = np.full(len(batch), np.nan)
     cpu = Smoother(model, "single" if device.dtype == np.float32 else "double")
     rows = np.full((batch.starts[-1], model.states), np.nan, device.dtype)
-    climbed = cpu._climb(cpu._format(0), batch, np.arange(len(batch)), rows, wanted, 1, 1 << 20)
+    climbed = cpu.smooth(cpu.numbers_of(0), batch, np.arange(len(batch)), rows, wanted, 1, 1 << 20)
     np.testing.assert_array_equal(lost, climbed)
     kept = np.ones(len(batch), np.bool_)
     kept[lost] = False
@@ -183,7 +185,7 @@ def test_what_is_lost_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model([0.5, 0.5], [[1, 0], [0, 1]], [[1e-5, 1e-5, 1 - 2e-5], [0.5, 0.5, 0]])
     batch = batch_of([[0, 1] * 40 + [2], [0, 1] * 8 + [2], [2, 0], [0]])
     used = on_emulation(monkeypatch)
-    found = SequenceEngine(model, "posteriors", "single", device="gpu").answer(batch)
+    found = SequenceEngine(model, "posteriors", "single", options=ComputeOptions(device="gpu")).answer(batch)
     wanted = SequenceEngine(model, "posteriors", "single").answer(batch)
     assert [each.dtype for each in used] == [np.float32, np.float64]
     assert found.status.tolist() == [OK] * 4
@@ -198,7 +200,9 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     parquet.write_table(pa.table({"s": [[0, 1, 2], [], [2, None], [1], [0, 0, 0]]}), tmp_path / "s.parquet")
     files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet")
     jobs = [SequenceJob(*files, str(tmp_path / name), "posteriors", partition_rows=3) for name in ("gpu", "cpu")]
-    first, second = (run(job, Resources(device=job.directory.path.name, workers=0)) for job in jobs)  # type: ignore[arg-type]
+    first, second = (
+        run(job, Resources(workers=0, compute=ComputeOptions(device=job.directory.path.name))) for job in jobs
+    )  # type: ignore[arg-type]
     assert first.parts == second.parts
     assert used[0].kernels.count("normalise") == 2
     for part in first.parts:
@@ -213,11 +217,11 @@ def test_what_does_not_fit_the_gpu_stays_here_unless_it_was_asked_for(monkeypatc
     monkeypatch.setattr(engine, "DEVICE_TERMS", 1)
     model = random_model(70, 4, 1)
     batch = random_batch(model, [3])
-    found = SequenceEngine(model, "posteriors", device="auto", device_memory=1000).answer(batch)
+    found = SequenceEngine(model, "posteriors", options=ComputeOptions(device="auto", device_memory=1000)).answer(batch)
     wanted = SequenceEngine(model, "posteriors").answer(batch)
     np.testing.assert_array_equal(found.posteriors, wanted.posteriors)  # type: ignore[arg-type]
     with pytest.raises(BudgetError, match="use --device cpu"):
-        SequenceEngine(model, "posteriors", device="gpu", device_memory=1000).answer(batch)
+        SequenceEngine(model, "posteriors", options=ComputeOptions(device="gpu", device_memory=1000)).answer(batch)
 
 
 @pytest.mark.gpu
@@ -268,13 +272,15 @@ def test_numbers_that_vanish_are_seen() -> None:
     batch = batch_of([[0, 1] * 100 + [2], [0, 1] * 10 + [2], [0] * 6, [2, 0], [0], [0] * 4])
     for precision in ("single", "double"):
         there, here = (
-            SequenceEngine(model, "posteriors", precision, device=device).answer(batch)  # type: ignore[arg-type]
+            SequenceEngine(model, "posteriors", precision, options=ComputeOptions(device=device)).answer(batch)  # type: ignore[arg-type]
             for device in ("gpu", "cpu")
         )
         np.testing.assert_array_equal(there.log_value, here.log_value)
         np.testing.assert_array_equal(there.posteriors, here.posteriors)  # type: ignore[arg-type]
     never = build_model([0, 1], [[1, 0], [0, 1]], [[1e-5, 1 - 1e-5], [1, 0]])
-    found = SequenceEngine(never, "posteriors", device="gpu").answer(batch_of([[0] * 300 + [1]]))
+    found = SequenceEngine(never, "posteriors", options=ComputeOptions(device="gpu")).answer(
+        batch_of([[0] * 300 + [1]])
+    )
     assert found.status.tolist() == [IMPOSSIBLE]
 
 
@@ -288,7 +294,7 @@ def test_answers_of_hmmlearn(shared: Path, precision: Any) -> None:
     oracle = json.loads(gzip.decompress((folder / "oracle_hmmlearn.json.gz").read_bytes()))["sequences"]
     model = build_model(given_model["startprob"], given_model["transmat"], given_model["emissionprob"])
     batch = batch_of([each["obs"] for each in oracle])
-    found = SequenceEngine(model, "posteriors", precision, device="gpu").answer(batch)
+    found = SequenceEngine(model, "posteriors", precision, options=ComputeOptions(device="gpu")).answer(batch)
     close = 1e-5 if precision == "single" else 1e-11
     np.testing.assert_allclose(found.log_value, [each["log_likelihood"] for each in oracle], rtol=close)
     wanted = np.array([row for each in oracle for row in each["posterior"]])
@@ -299,7 +305,7 @@ def test_answers_of_hmmlearn(shared: Path, precision: Any) -> None:
 def test_answers_of_the_reference_in_logarithms() -> None:
     model = random_model(600, 4, 600, 0.5)
     batch = random_batch(model, [6, 5, 5, 1])
-    found = SequenceEngine(model, "posteriors", device="gpu").answer(batch)
+    found = SequenceEngine(model, "posteriors", options=ComputeOptions(device="gpu")).answer(batch)
     symbols = np.concatenate([logarithms(model.emission.T), np.zeros((1, 600))])[batch.symbols]  # type: ignore[union-attr]
     for n in range(4):
         where = slice(batch.starts[n], batch.starts[n + 1])
@@ -334,6 +340,11 @@ def test_logarithms_stay_on_the_cpu(
     write_model(random_model(5, 3, 1), tmp_path / "m.json")
     parquet.write_table(pa.table({"s": [[0, 1, 2]]}), tmp_path / "s.parquet")
     files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet"), str(tmp_path / "out")
-    assert run(SequenceJob(*files, "posteriors", "log"), Resources(device="gpu", workers=0)).statuses["ok"] == 1
+    assert (
+        run(
+            SequenceJob(*files, "posteriors", "log"), Resources(workers=0, compute=ComputeOptions(device="gpu"))
+        ).statuses["ok"]
+        == 1
+    )
     assert not used
     assert "posteriors in logarithms stay on the CPU" in caplog.text

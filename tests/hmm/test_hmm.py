@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hmm_models import random_model, sparse_of
+from helpers.hmm_models import random_model, sparse_of
 from junctor.hmm import SparseMatrix, build_model, from_slices, read_model, write_model
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network

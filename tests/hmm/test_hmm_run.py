@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hmm_models import random_model
+from helpers.files import ASIA
+from helpers.hmm_models import random_model
 from junctor.cli import app
 from junctor.hmm import build_model, viterbi, write_model
 from junctor.hmm import run as module
-from junctor.hmm.run import SequenceDirectory, SequenceJob, run
+from junctor.hmm.run import SequenceDirectory, SequenceJob
 from junctor.model.errors import EvidenceError, RunError
-from junctor.runs.run import Manifest, read_manifest
+from junctor.runs.run import Manifest, read_manifest, run
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from pyarrow import parquet
@@ -62,14 +64,14 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     job = make_job(tmp_path)
     whole = replace(job, output=str(tmp_path / "whole"))
     run(whole)
-    decode = module.decode_partition
+    answer = module.SequenceTask.answer
 
-    def fail(task: module.SequenceTask, memory: int) -> Any:
-        if task.part == 1:
+    def fail(self: module.SequenceTask, *args: Any) -> Any:
+        if self.part == 1:
             raise KeyboardInterrupt
-        return decode(task, memory)
+        return answer(self, *args)
 
-    monkeypatch.setattr(module, "decode_partition", fail)
+    monkeypatch.setattr(module.SequenceTask, "answer", fail)
     with pytest.raises(KeyboardInterrupt):
         run(job, Resources(workers=0))
     monkeypatch.undo()
@@ -86,15 +88,11 @@ def test_another_run_is_not_mixed_with(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="precision was 'double', now 'single'"):
         run(replace(job, precision="single"))
     assert run(replace(job, precision="single", overwrite=True)).reused_parts == 0
-    from junctor.runs.run import Job
-    from junctor.runs.run import run as run_evidence
-
-    asia = str(Path(__file__).parents[2] / "data" / "asia.bif")
     (tmp_path / "e.csv").write_text("smoke\nyes\n")
-    evidence = Job(asia, str(tmp_path / "e.csv"), job.output)
+    evidence = Job(ASIA, str(tmp_path / "e.csv"), job.output)
     with pytest.raises(RunError, match="one of another kind"):
-        run_evidence(evidence)
-    run_evidence(replace(evidence, overwrite=True))
+        run(evidence)
+    run(replace(evidence, overwrite=True))
     assert not (tmp_path / "out" / "viterbi").exists()
     with pytest.raises(RunError, match="one of another kind"):
         run(job)

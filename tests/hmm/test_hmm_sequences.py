@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hmm_models import random_model
+from helpers.hmm_models import random_model
 from junctor.hmm import build_model
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.results import read_sequences, write_sequences

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from baselines import viterbi_versions
 from emulation.chains import SIDE, EmulatedViterbi
-from hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
+from emulation.nvrtc import compiles
+from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
 from hypothesis import given, settings
 from junctor.hmm import build_model, write_model
 from junctor.hmm.blocks import TickBlock, TrellisMemory
@@ -22,15 +23,16 @@ from junctor.hmm.engine import SequenceEngine
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.numbers import PathNumbers, logarithms
 from junctor.hmm.packing import SequenceBatch, locksteps
-from junctor.hmm.run import SequenceJob, run
+from junctor.hmm.run import SequenceJob
 from junctor.model.errors import BudgetError
+from junctor.model.options import ComputeOptions
+from junctor.runs.run import run
 from junctor.runtime.dask_cluster import Resources
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import forward_backward_gpu, viterbi_gpu
 from junctor_kernels.hmm.device import Chip, SequenceLaunch, stride_of
 from junctor_kernels.hmm.viterbi_gpu import launches, shared_bytes
 from pyarrow import parquet
-from test_gpu_source import compiles
 
 H100 = Chip(132, 227 << 10, 50 << 20)
 LENGTHS = [7, 7, 6, 5, 5, 5, 3, 2, 1]
@@ -134,7 +136,10 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     files = str(tmp_path / "m.json"), str(tmp_path / "s.parquet")
     job = SequenceJob(*files, str(tmp_path / "gpu"), precision="single", partition_rows=3)
     other = SequenceJob(*files, str(tmp_path / "cpu"), precision="single", partition_rows=3)
-    first, second = run(job, Resources(device="gpu", workers=0)), run(other, Resources(device="cpu", workers=0))
+    first, second = (
+        run(job, Resources(workers=0, compute=ComputeOptions(device="gpu"))),
+        run(other, Resources(workers=0, compute=ComputeOptions(device="cpu"))),
+    )
     assert first.parts == second.parts
     assert len(used) == 1
     assert used[0].kernels.count("trace") == 2
@@ -150,10 +155,10 @@ def test_what_does_not_fit_the_gpu_stays_here_unless_it_was_asked_for(monkeypatc
     monkeypatch.setattr(engine, "DEVICE_TERMS", 1)
     model = random_model(70, 4, 1)
     batch = random_batch(model, [3])
-    found = SequenceEngine(model, device="auto", device_memory=1000).answer(batch)
+    found = SequenceEngine(model, options=ComputeOptions(device="auto", device_memory=1000)).answer(batch)
     np.testing.assert_array_equal(found.states, SequenceEngine(model).answer(batch).states)  # type: ignore[arg-type]
     with pytest.raises(BudgetError):
-        SequenceEngine(model, device="gpu", device_memory=1000).answer(batch)
+        SequenceEngine(model, options=ComputeOptions(device="gpu", device_memory=1000)).answer(batch)
 
 
 @pytest.mark.gpu
@@ -220,7 +225,9 @@ def test_versions_of_the_paper(version: int) -> None:
 def test_the_engine_uses_the_gpu() -> None:
     model = random_model(300, 5, 8)
     batch = random_batch(model, [50, 20, 20, 1, 7])
-    here, there = (SequenceEngine(model, device=device).answer(batch) for device in ("cpu", "gpu"))
+    here, there = (
+        SequenceEngine(model, options=ComputeOptions(device=device)).answer(batch) for device in ("cpu", "gpu")
+    )
     np.testing.assert_array_equal(here.states, there.states)
     np.testing.assert_array_equal(here.log_value, there.log_value)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation.entries import ALGEBRAS, library, reduced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import chains as chains_gpu
@@ -15,7 +16,6 @@ from junctor_kernels.gpu.chains import Elimination, chain_of, is_stage, launch_o
 from junctor_kernels.gpu.entries import EntryLaunch, PartRuns, record
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import contraction
-from test_entries_gpu import ALGEBRAS, library, reduced
 
 # Axes of the large table, of the result, and the pairs (leaves, comes): as sweeps over grids have them, and others.
 ROWS = tuple(range(10))

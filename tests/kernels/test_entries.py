@@ -119,7 +119,7 @@ def test_sums_of_numbers_far_apart_stay_exact_in_log_space() -> None:
 
 @pytest.mark.parametrize("rows", [[[0, 8], [0, 16], [0, 8]], [[243, 0], [0, 1], [243, 0]]])
 def test_equal_rows_are_found_also_where_sums_are_equal(rows: list[list[int]]) -> None:
-    samples, slots = entries._different(np.array(rows), alike=False)
+    samples, slots = entries.equal_rows(np.array(rows), alike=False)
     assert len(samples) == 2
     assert np.array(rows)[samples[slots]].tolist() == rows
 

@@ -2,74 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from emulation.build import built
+from emulation.entries import ALGEBRAS, emulated, reduced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor_kernels.gpu import entries as entries_gpu
-from junctor_kernels.gpu.entries import EntryLaunch, launches_of, record
+from junctor_kernels.gpu.entries import launches_of
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, Strides, contraction
-
-EMULATION = Path(__file__).parents[1] / "emulation"
-ALGEBRAS = {"single": reference.SINGLE, "double": reference.DOUBLE}
-
-
-def library(algebra: str) -> ctypes.CDLL:
-    return compiled(entries_gpu.source(algebra))
-
-
-@cache
-def compiled(source: str) -> ctypes.CDLL:
-    """The kernels of a source, compiled for the CPU."""
-    before, after = (EMULATION / "entries.h").read_text(), (EMULATION / "entries_launch.h").read_text()
-    return built(before, source, after)
-
-
-def emulated(
-    launch: EntryLaunch,
-    tables: list[Any],
-    out: Any,
-    algebra: str,
-    scale: float = 1.0,
-    lead: Any = None,
-    adds: bool = False,
-) -> Any:
-    """Run a launch; returns the extremes as the kernel leaves them."""
-    extremes = np.zeros(2, dtype=np.uint32 if algebra == "single" else np.uint64)
-    operands = [
-        (
-            *(each.ctypes.data for each in (table, o.panels, o.places, o.far, o.near)),
-            entries_gpu.bits_of(scale),
-            lead.ctypes.data if lead is not None else 0,
-            lead is not None and len(lead) > 2,
-        )
-        for table, o in zip(tables, launch.offsets, strict=True)
-    ]
-    words = record(launch, out.ctypes.data, extremes.ctypes.data, adds, operands)
-    library(algebra).launch(
-        launch.name.encode(), ctypes.c_void_p(words.ctypes.data), launch.blocks, entries_gpu.THREADS
-    )
-    return extremes
-
-
-def reduced(what: Any, tables: list[Any], algebra: str) -> tuple[Any, Any]:
-    """Contract as the GPU does; returns the table and the extremes of it."""
-    dtype = ALGEBRAS[algebra].dtype
-    extremes = None
-    for launch in launches_of(what):
-        out = np.full(launch.entries, np.nan, dtype)
-        extremes = emulated(launch, tables, out, algebra)
-        tables = [out]
-    return tables[0], extremes
 
 
 @st.composite

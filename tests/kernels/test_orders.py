@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.formats import read_network
 from junctor.planning.elimination import CRITERIA, best_order, cliques_of, eliminate, moral_graph, sizes_of
-from junctor.planning.shape import bits, mask_of
+from junctor.planning.shape import bits, mask_of, shape_of
 from junctor_kernels.orders import greedy as orders
 from junctor_kernels.orders.annealing import SECOND, search
 from junctor_kernels.orders.greedy import pack, weights_of, work_for

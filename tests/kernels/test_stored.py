@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation.nvrtc import compiles
 from emulation.stored import EmulatedStored
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from junctor_kernels.tables.permutation import permute, permuted, swapped
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.swaps import backwards, swaps_to_front
 from junctor_kernels.tables.views import View, boxes, place, view, whole
-from test_gpu_source import compiles
 
 DEVICES = [
     pytest.param(
@@ -193,7 +193,7 @@ def test_compiled_sums_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch)
     for layout, shape in (([0, 1], [3, 70_000]), ([1, 0], [70_000, 3])):
         found = []
         for threads in (1, 3):
-            monkeypatch.setattr(stored_cpu, "_threads", lambda count=threads: (ThreadPoolExecutor(count), count))
+            monkeypatch.setattr(stored_cpu, "shared_pool", lambda count=threads: (ThreadPoolExecutor(count), count))
             sums, copy = np.zeros(3), table.copy()
             along = view(layout, whole(shape), [0], [3, 70_000])
             stored_cpu.reduce(table, along, sums)
@@ -208,7 +208,7 @@ class OnDevice:
 
     def __init__(self, device: Callable[[], Any], dtype: Any) -> None:
         self.device, self.dtype = device(), np.dtype(dtype)
-        self.stream, self._kept = self.device.stream(), list[Any]()
+        self.stream, self.kept = self.device.stream(), list[Any]()
 
     def put(self, array: Any) -> int:
         array = np.ascontiguousarray(array)
@@ -217,7 +217,7 @@ class OnDevice:
         host = self.device.host(len(array), array.dtype)
         host[:] = array
         self.device.upload(host, block.ptr, self.stream)
-        self._kept += [block, host]
+        self.kept += [block, host]
         return int(block.ptr)
 
     def get(self, address: int, count: int, dtype: Any = None) -> Any:
@@ -234,7 +234,7 @@ class OnDevice:
         )
         for launch in launches:
             self.device.launch(self.dtype, launch, placed, lost, self.stream)
-        self._kept.append(host)
+        self.kept.append(host)
         return bool(self.get(lost, 1, np.int32)[0])
 
 

@@ -6,11 +6,10 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import strategies
+from helpers import oracle, strategies
 from hypothesis import given, settings
 from junctor import generate
 from junctor.model.errors import EvidenceError, ModelError, Place

@@ -14,18 +14,23 @@ import numpy as np
 import pytest
 from junctor.backends.numpy import EvidenceBlock
 from junctor.calibration import chunked as chunk_tuning
-from junctor.cost.dataset import BACKENDS, MeasuredDevice, read
+from junctor.calibration.harness import Repeats
+from junctor.cost.constants import GPU
+from junctor.cost.dataset import MeasuredDevice, read
 from junctor.cost.features import chunked_cpu as chunk_work
 from junctor.cost.features import chunked_gpu as chunk_gpu_work
 from junctor.cost.features import contraction as contraction_work
-from junctor.cost.features.chunked_cpu import CHUNK_WORK, Arithmetic, least_work
+from junctor.cost.features.chunked_cpu import Arithmetic, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_counts, least_gpu_work
-from junctor.cost.model import Coefficients, CostModel, CostModels
-from junctor.engine.chunking_choice import beats_one_piece, chosen_chunking, one_piece_seconds
-from junctor.engine.engine import Engine, shape_of
+from junctor.cost.features.plans import PLAN_WORK
+from junctor.cost.features.registry import BACKENDS
+from junctor.cost.fit import Coefficients
+from junctor.cost.model import CostModel, CostModels
+from junctor.engine.engine import Engine
+from junctor.engine.routes import GpuRoom, Router, one_piece_seconds
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
@@ -38,7 +43,7 @@ from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.cpu import entries
 from junctor_kernels.cpu.panels import COPIED, MODE, NEIGHBOURS, SAME
 from junctor_kernels.gpu import entries as entries_gpu
@@ -54,7 +59,7 @@ def planned(rows: int = 10, columns: int = 10, states: int = 2) -> Plan:
 
 
 def counted(chunks: ChunkPlan, how: Arithmetic) -> dict[str, float]:
-    return dict(zip(CHUNK_WORK, chunk_work.chunk_work(chunks, how), strict=True))
+    return chunk_work.chunk_work(chunks, how)
 
 
 def on_gpu(chunks: ChunkPlan, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
@@ -63,8 +68,13 @@ def on_gpu(chunks: ChunkPlan, slots: int, room: int, gpus: int = 1) -> dict[str,
 
 def prices(backend: str, **each: float) -> Coefficients:
     """Prices of some counts, nothing for all others."""
-    assert each.keys() <= set(BACKENDS[backend])
-    return Coefficients(tuple(each.get(name, 0.0) for name in BACKENDS[backend]), (0.0,) * 5, (0.0, 0.0))
+    features = BACKENDS[backend].work
+    assert each.keys() <= set(features)
+    return Coefficients(tuple(each.get(name, 0.0) for name in features), (0.0,) * 5, (0.0, 0.0))
+
+
+def costs(coefficients: dict[str, Coefficients]) -> CostModel:
+    return CostModel(MeasuredDevice("x"), coefficients)
 
 
 def test_constants_are_those_of_the_loops() -> None:
@@ -95,7 +105,7 @@ def test_smaller_tasks_are_more_and_nothing_is_less_than_the_least() -> None:
     found = [counted(chunk_plan(plan, working, ENDLESS, 0), COMPILED) for working in (1 << 8, 1 << 12, 1 << 20)]
     contractions = [each["contractions"] for each in found]
     assert contractions == sorted(contractions, reverse=True)
-    least = dict(zip(CHUNK_WORK, least_work(plan, COMPILED), strict=True))
+    least = least_work(plan, COMPILED)
     assert all(least[name] <= each[name] for each in found for name in ("contractions", "entries", "tasks", "steps"))
     spilled = counted(chunk_plan(plan, 1 << 8, found[0]["stored"].__int__() // 8, ENDLESS), COMPILED)
     assert spilled["files"] > 0 == found[0]["files"]
@@ -104,7 +114,7 @@ def test_smaller_tasks_are_more_and_nothing_is_less_than_the_least() -> None:
 @pytest.mark.parametrize(("size", "states"), [(14, 2), (9, 3), (7, 4)])
 def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[str] = []
-    real = entries._walk
+    real = entries.panel_walk
 
     def walk(*given: Any) -> Any:
         found, panels = real(*given)
@@ -113,7 +123,7 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
             wanted.append("near" if mode == "apart" and each[COPIED] else mode)
         return found, panels
 
-    monkeypatch.setattr(entries, "_walk", walk)
+    monkeypatch.setattr(entries, "panel_walk", walk)
     monkeypatch.setattr(contraction_work, "VECTOR_BYTES", entries.BYTES)
     chunks = chunk_plan(planned(size, size, states), 1 << 18, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(size, size, states=states, seed=1), reference.DOUBLE, entry_threads=1)
@@ -133,8 +143,8 @@ def test_how_operands_lie_is_what_the_loops_find(size: int, states: int, monkeyp
 
 def test_what_is_prepared_once_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    real = entries._walk
-    monkeypatch.setattr(entries, "_walk", lambda *given: made.append(given) or real(*given))
+    real = entries.panel_walk
+    monkeypatch.setattr(entries, "panel_walk", lambda *given: made.append(given) or real(*given))
     chunks = chunk_plan(planned(12, 12), 1 << 13, ENDLESS, 0)
     entries.forget()
     ChunkedProgram(chunks, grid(12, 12, states=2, seed=1), reference.DOUBLE, entry_threads=1).run(
@@ -150,10 +160,8 @@ def test_loops_of_numpy_are_those_that_are_counted(scratch: int, monkeypatch: py
     chunks = chunk_plan(planned(6, 6, 3), 1 << 12, ENDLESS, 0)
     program = ChunkedProgram(chunks, grid(6, 6, states=3, seed=1), reference.DOUBLE)
     blocks: list[Any] = []
-    real = reference._combined
-    monkeypatch.setattr(
-        reference, "_combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1]
-    )
+    real = reference.combined
+    monkeypatch.setattr(reference, "combined", lambda views, algebra: blocks.append(real(views, algebra)) or blocks[-1])
     gathered: list[tuple[Any, Any]] = []
     algebra = replace(reference.DOUBLE, gather=lambda block, into: gathered.append((blocks[-1], block)) or block[0])
     for what in {step.what for body in program.bodies for step in body.steps}:
@@ -180,7 +188,7 @@ def test_a_plan_does_not_depend_on_threads() -> None:
     found = []
     for threads in (1, 2, 64):
         limits = MemoryLimits(1 << 28, None, 0, Path(), threads)
-        found.append(cut(problem, reference.DOUBLE, limits, known, rows=100))
+        found.append(cut(problem, reference.DOUBLE, limits, costs(known), rows=100))
     assert found[0].entry_threads == 1 < found[1].entry_threads < found[2].entry_threads
     assert found[0].chunks.passes == found[1].chunks.passes == found[2].chunks.passes
     assert len({each.working for each in found}) == 1
@@ -197,7 +205,7 @@ def test_prices_choose_the_share_of_a_task() -> None:
             backend_of(reference.DOUBLE, each): prices(backend_of(reference.DOUBLE, each), **{name: 1.0})
             for each in (True, False)
         }
-        chosen[name] = cut(problem, reference.DOUBLE, limits, known)
+        chosen[name] = cut(problem, reference.DOUBLE, limits, costs(known))
     # Large tasks need few contractions, small ones leave room for stored tables.
     few, small = (counted(chosen[name].chunks, PLAIN) for name in ("contractions", "spilled"))
     assert few["contractions"] <= small["contractions"]
@@ -213,7 +221,7 @@ def test_slots_hide_what_is_not_busiest() -> None:
     assert three["quads"] + three["entries"] + three["terms"] == operations_of(chunks.plan)
     # What stays on the device does not cross the bus.
     assert on_gpu(chunks, 3, 1 << 30)["loaded"] < three["loaded"]
-    assert least_gpu_work(chunks.plan, 4)[GPU_CHUNK_WORK.index("busiest")] < on_gpu(chunks, 3, 1 << 30)["busiest"]
+    assert least_gpu_work(chunks.plan, 4)["busiest"] < on_gpu(chunks, 3, 1 << 30)["busiest"]
 
 
 def test_several_gpus_share_the_work() -> None:
@@ -234,7 +242,7 @@ def test_what_devices_copy_from_each_other_is_counted(monkeypatch: pytest.Monkey
     least, copied = (on_gpu(chunks, 3, 1 << 30, gpus)["loaded"] for gpus in (1, 2))
     assert least / 2 < copied < on_gpu(chunks, 3, 0, 2)["loaded"]
     # At the rate of the bus it would be more.
-    monkeypatch.setattr(chunk_gpu_work, "LINK", chunk_gpu_work.BUS)
+    monkeypatch.setattr(chunk_gpu_work, "GPU", replace(GPU, link_rate=GPU.bus_rate))
     assert on_gpu(chunks, 3, 1 << 30, 2)["loaded"] > copied
 
 
@@ -242,11 +250,11 @@ def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
     problem = Problem(shape_of(grid(15, 15, states=2, seed=1)), NOTHING)
     limits = MemoryLimits(1 << 30, chunk_slots.OFFSET_BYTES + 5_700_000, 0, Path(), on_gpu=True)
     known = {"chunks-gpu-single": prices("chunks-gpu-single", busiest=1.0)}
-    one, two = (cut(problem, reference.SINGLE, limits, known, gpus=gpus) for gpus in (1, 2))
+    one, two = (cut(problem, reference.SINGLE, limits, costs(known), gpus=gpus) for gpus in (1, 2))
     assert two.seconds < one.seconds
     # On either number the other's plan takes as long or longer.
     for here, other, gpus in ((one, two, 1), (two, one, 2)):
-        rooms = GpuSplits(limits, reference.SINGLE, known, gpus)
+        rooms = GpuSplits(limits, reference.SINGLE, costs(known), gpus)
         assert here.seconds <= rooms.chunking(other.chunks, rooms.rooms(other.chunks.plan)[0]).seconds
 
 
@@ -257,11 +265,11 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
         return MemoryLimits(1 << 30, task, 0, Path(), on_gpu=True)
 
     with pytest.raises(BudgetError, match="of the GPU for the tables of a task") as refused:
-        cut(problem, reference.SINGLE, on(1 << 26), {})
+        cut(problem, reference.SINGLE, on(1 << 26), costs({}))
     needed = int(re.findall(r"\(([\d,]+) bytes\)", str(refused.value))[0].replace(",", ""))
-    assert cut(problem, reference.SINGLE, on(needed), {}).working <= needed
+    assert cut(problem, reference.SINGLE, on(needed), costs({})).working <= needed
     with pytest.raises(BudgetError):
-        cut(problem, reference.SINGLE, on(needed - 1000), {})
+        cut(problem, reference.SINGLE, on(needed - 1000), costs({}))
 
 
 @pytest.mark.parametrize(("name", "slots"), [("busiest", 2), ("cases", 1)])
@@ -270,7 +278,9 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
     # Room for six slots, or for fewer and tables. Nothing is busy enough for a third one.
     room = chunk_slots.OFFSET_BYTES + 6 * slot_bytes(chunks, 4)
     limits = MemoryLimits(1 << 30, room, 0, Path(), on_gpu=True)
-    rooms = GpuSplits(limits, reference.SINGLE, {"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}, 1)
+    rooms = GpuSplits(
+        limits, reference.SINGLE, costs({"chunks-gpu-single": prices("chunks-gpu-single", **{name: 1.0})}), 1
+    )
     chunking = rooms.chunking(chunks, rooms.rooms(chunks.plan)[0])
     assert chunking.slots == slots
     assert chunking.working <= room
@@ -282,7 +292,7 @@ def test_prices_choose_the_slots(name: str, slots: int) -> None:
 def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """An engine with a GPU and a CPU whose steps take so many seconds."""
     # As if there was a GPU.
-    monkeypatch.setattr(Engine, "speeds", property(lambda self: self.known_speeds.devices[1]))
+    monkeypatch.setattr(Router, "costs", property(lambda self: self.cost_models.devices[1]))
 
     def made(gpu: float, cpu: float, device: DeviceChoice = "auto") -> Engine:
         figures = {"multiprocessors": 1.0, "memory": float(1 << 30)}
@@ -292,14 +302,17 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
         there = {"chunks-gpu-double": prices("chunks-gpu-double", cases=1e3 * gpu)}
         speeds = CostModels((CostModel(MeasuredDevice("c"), here), CostModel(MeasuredDevice("g", figures), there)))
         network = grid(6, 6, states=2, seed=1)
-        return Engine(network, Query(), device=device, device_memory=1 << 27, speeds=lambda: speeds)
+        return Engine(
+            network, Query(), ComputeOptions(device=device, device_memory=1 << 27, threads=1), costs=lambda: speeds
+        )
 
     return made
 
 
 def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
     def chosen(made: Engine, gpu: bool = True) -> bool:
-        return chosen_chunking(made, NOTHING, 1, reference.DOUBLE, 1 << 28, gpu).limits.on_gpu
+        room = GpuRoom(1 << 27, True) if gpu else None
+        return made.router.chosen_chunks(NOTHING, 1, reference.DOUBLE, 1 << 28, room).limits.on_gpu
 
     assert chosen(engine_of(1e-6, 1e-3))
     assert not chosen(engine_of(1e-2, 1e-6))
@@ -308,16 +321,22 @@ def test_the_cheaper_device_is_chosen(engine_of: Callable[..., Engine]) -> None:
 
 
 def test_what_fits_goes_in_chunks_where_a_gpu_is_faster(engine_of: Callable[..., Engine]) -> None:
-    assert beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 28)
-    assert not beats_one_piece(engine_of(1e-2, 1e-6), NOTHING, 1, 1 << 28)
+    def beats(made: Engine, free: int) -> bool:
+        return made.router.beats_one_piece(NOTHING, 1, free, GpuRoom(1 << 27, True))
+
+    assert beats(engine_of(1e-6, 1e-3), 1 << 28)
+    assert not beats(engine_of(1e-2, 1e-6), 1 << 28)
     # Where no task fits, it does not.
-    assert not beats_one_piece(engine_of(1e-6, 1e-3), NOTHING, 1, 1 << 10)
+    assert not beats(engine_of(1e-6, 1e-3), 1 << 10)
 
 
 def test_one_piece_is_priced_by_all_of_its_operations() -> None:
     plan = planned(4, 4)
-    known = Coefficients((), (0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0))
-    assert one_piece_seconds(plan, known, 3) == plan.shared_operations + 3 * plan.case_operations
+    known = Coefficients((), tuple(float(name == "operations") for name in PLAN_WORK), (0.0, 0.0))
+    assert (
+        one_piece_seconds(plan, costs({"entries-double": known}), 3)
+        == plan.shared_operations + 3 * plan.case_operations
+    )
 
 
 def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +347,7 @@ def test_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.backend for row in rows} == {
         name for name in BACKENDS if name.startswith("chunks") and "gpu" not in name
     }
-    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend]) for row in rows)
+    assert all(row.seconds > 0 and len(row.work) == len(BACKENDS[row.backend].work) for row in rows)
     assert all(len(row.plan) == 5 and row.rows == 1 for row in rows)
 
 
@@ -336,10 +355,10 @@ def test_networks_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     networks = [(name, grid(3, 3, seed=n)) for n, name in enumerate("ab")]
     monkeypatch.setattr(chunk_tuning, "built_in", lambda: iter(networks))
     monkeypatch.setattr(chunk_tuning, "measure_on_cpu", lambda case: [case])
-    found = list(chunk_tuning.chunks_measured_here(None, 60.0))
+    found = list(chunk_tuning.calibrate_chunks(None, 60.0))
     assert [name[0] for name, _ in found[:4]] == ["a", "b", "a", "b"]
     assert len(found) == len(list(chunk_tuning.cpu_cases(networks)))
-    assert list(chunk_tuning.chunks_measured_here(None, -1.0)) == []
+    assert list(chunk_tuning.calibrate_chunks(None, -1.0)) == []
 
 
 @pytest.fixture
@@ -356,7 +375,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_a_gpu_is_measured(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_tuning, "GPU_SETTINGS", ((2, 0.0), (1, 1.5)))
-    monkeypatch.setattr(chunk_tuning, "MOST_REPEATS", 1)
+    monkeypatch.setattr(chunk_tuning, "REPEATS", Repeats(1, 1, 0.0))
     (case, *_) = chunk_tuning.gpu_cases([("a", grid(2, 2, seed=1))])
     rows = chunk_tuning.measure_on_gpu(replace(case, chunks=chunk_plan(case.chunks.plan, 8, ENDLESS, 0)), emulated)
     assert [row.backend for row in rows] == ["chunks-gpu-single"] * 2
@@ -383,7 +402,7 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
         backend_of(reference.DOUBLE, False): prices("chunks-plain-double", products=1.0),
     }
     for memory, task in ((1 << 24, None), (1 << 27, None), (1 << 30, 1 << 26), (1 << 34, None)):
-        rooms = CpuSplits(MemoryLimits(memory, task, 0, Path(), 4), reference.DOUBLE, known, 1000)
+        rooms = CpuSplits(MemoryLimits(memory, task, 0, Path(), 4), reference.DOUBLE, costs(known), 1000)
         found = rooms.rooms(planned(4, 4))
         assert found
         for room in found:
@@ -394,7 +413,6 @@ def test_cpu_rooms_keep_to_the_limits() -> None:
 def test_the_benchmark_measures_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("chunk_costs")
     for name in ("MOST_OPERATIONS", "GPU_OPERATIONS", "MOST_CONTRACTIONS", "ORDERS"):
         monkeypatch.setattr(chunk_tuning, name, getattr(chunk_tuning, name))

@@ -16,7 +16,6 @@ import dask
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.errors import RunError
 from junctor.model.network import Network
@@ -28,7 +27,7 @@ from junctor.out_of_core.pass_program import CpuTasks, PartOrigin, forget_shared
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import local_client, silent_dask
 from junctor_kernels.tables.axes import Contraction

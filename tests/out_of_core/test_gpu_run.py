@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
-from junctor.engine.engine import shape_of
+from junctor.cost.constants import GPU
 from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
@@ -32,7 +32,7 @@ from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunk_search import candidates
 from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import open_gpu, open_other_gpus
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.tables import reference
@@ -239,7 +239,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
     lives = chunks.lifetimes()
     results = {*chunks.plan.totals, *(table for _, table in chunks.plan.marginals)}
     dealt = deals(chunks, [outer_variables(chunks, each, 8) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, 8, room, dealt)
+    resident = resident_places(chunks, 8, room, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
     pinned, size = pinned_places(chunks, 8, resident)
     before = passes_before(chunks, 8, resident, pinned)
     assert resident.keys() | pinned.keys() == lives.keys()

@@ -15,10 +15,11 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.engine.engine import Engine, shape_of
+from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import DeviceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.out_of_core.cluster import gpu_worker as worker_gpu
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import shared_memory as sharing
@@ -34,8 +35,9 @@ from junctor.placement.fusion import one_by_one
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
-from junctor.runs.run import Job, run
+from junctor.planning.shape import Pattern, shape_of
+from junctor.runs.run import run
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources, silent_dask
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.tables import reference
@@ -189,7 +191,7 @@ def test_a_run_over_workers_with_gpus(
     on_gpu: list[bool] = []
     given = ClusterRun._given
     monkeypatch.setattr(ClusterRun, "_given", lambda *args: on_gpu.append(args[0]._gpu is not None) or given(*args))
-    run(job, Resources(scheduler=client.scheduler.address, device_memory=room, memory=1 << 33))
+    run(job, Resources(scheduler=client.scheduler.address, compute=ComputeOptions(1 << 33, device_memory=room)))
     assert on_gpu
     assert all(on_gpu)
     # What workers have taken of the GPU they have given back.

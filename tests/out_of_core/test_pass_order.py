@@ -6,12 +6,11 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.placement.pass_order import PassOrder
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 
 def cut(rows: int, columns: int, working: int) -> ChunkPlan:

@@ -9,13 +9,14 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.chunk_plans import ENDLESS, cut_for, least_working
+from helpers.engine_cases import TOLERANCE, check_posteriors, markov
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
@@ -27,40 +28,19 @@ from junctor.generate import grid, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
-from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, MemoryLimits, backend_of
+from junctor.out_of_core.memory_splits import INTERPRETER_BYTES, ChunkRoute, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.chunks import chunk_plan
 from junctor.planning.shape import Pattern
 from junctor_kernels.tables import reference
-from test_chunks import ENDLESS, least_working, spilling
-from test_engine import TOLERANCE, check_posteriors, markov
 
 NOTHING = Pattern(frozenset(), frozenset())
 SIZES = [1 << 16, 1 << 20, 1 << 24]
-
-
-@contextmanager
-def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
-    """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
-
-    def chunking(
-        engine: Engine, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: bool
-    ) -> ChunkRoute:
-        plan = engine.plan(pattern, uses)
-        chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
-        if disk:
-            chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
-        limits = MemoryLimits(free, None, ENDLESS, engine.spill)
-        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "in_chunks", lambda *_: True)
-        patch.setattr(Engine, "chunking", chunking)
-        yield
 
 
 @st.composite
@@ -90,14 +70,14 @@ def test_rows_in_chunks_equal_enumeration(
 @given(question=questions(), size=st.integers(40, 4000))
 def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatch], size: int) -> None:
     network, batch = question
-    engine = Engine(network, Query(), device="cpu", device_memory=size)
+    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=size, threads=1))
     try:
         answers = engine.answer(batch)
     except BudgetError as error:
         assert "for the tables of a task" in str(error)  # noqa: PT017
         return
     check_posteriors(network, batch, answers, 1e-12)
-    assert all(each.working <= size for each in engine._chunkings.values())
+    assert all(each.working <= size for each in engine.router.store.chunk_routes.values())
 
 
 def run(program: ChunkedProgram) -> Any:
@@ -108,7 +88,7 @@ def run(program: ChunkedProgram) -> Any:
 @pytest.mark.parametrize("algebra", [reference.DOUBLE, reference.LOG])
 def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(7, 7, states=2, seed=1)
-    plan = Engine(network, Query()).plan(NOTHING)
+    plan = Engine(network, Query()).router.plan(NOTHING)
     chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
     done: list[int] = []
     real = ChunkedProgram.reduce
@@ -127,7 +107,7 @@ def test_nothing_is_computed_twice(working: int, algebra: reference.Algebra, mon
 @pytest.mark.parametrize("entry_threads", [0, 1])
 def test_threads_change_nothing(entry_threads: int) -> None:
     network = grid(8, 8, states=2, seed=1)
-    plan = Engine(network, Query()).plan(NOTHING)
+    plan = Engine(network, Query()).router.plan(NOTHING)
     chunks = chunk_plan(plan, least_working(plan) + 100, ENDLESS, 0)
     one, three = (
         run(ChunkedProgram(chunks, network, reference.DOUBLE, threads=threads, entry_threads=entry_threads))
@@ -175,10 +155,10 @@ def measured(engine: Engine, batch: EvidenceBatch, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chunked.PassWork, "group", group)
     # The first plan is made before: neither the search for it nor learning prices is part of what is planned.
     for compiled in (True, False):
-        assert any(engine.cpu_speeds.prices[backend_of(engine.ladder[0], compiled)].work)
-    for found in engine.groups(batch):
-        if engine.in_chunks(found.pattern, 1, engine.allowed):
-            engine.plan(found.pattern)
+        assert any(engine.router.cpu_costs.coefficients[backend_of(engine.router.ladder[0], compiled)].work)
+    for found in engine.router.groups(batch):
+        if engine.router.in_chunks(found.pattern, 1, engine.allowed):
+            engine.router.plan(found.pattern)
     tracemalloc.start()
     answers = engine.answer(batch)
     tops.append(tracemalloc.get_traced_memory()[1])
@@ -192,9 +172,9 @@ def test_what_is_measured_stays_within_what_is_planned(
     precision: Precision, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, batch = large()
-    engine = Engine(network, Query(precision=precision), device="cpu", device_memory=size)
+    engine = Engine(network, Query(precision=precision), ComputeOptions(device="cpu", device_memory=size, threads=1))
     answers, peak, held = measured(engine, batch, monkeypatch)
-    (chunking,) = engine._chunkings.values()
+    (chunking,) = engine.router.store.chunk_routes.values()
     assert answers.status.tolist() == [OK]
     assert chunking.chunks.tasks > len(chunking.chunks.passes)
     assert chunking.working <= size
@@ -205,18 +185,18 @@ def test_what_is_measured_stays_within_what_is_planned(
 def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(12, 12, states=2, seed=1)
     expected = Engine(network, Query()).answer(EvidenceBatch(1))
-    engine = Engine(network, Query(), memory=MEMORY, spill=tmp_path)
+    engine = Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu"))
     sizes: list[int] = []
-    real = chunk_store._reserve
+    real = chunk_store.reserve
 
     def reserve(descriptor: int, size: int) -> None:
         sizes.append(size)
         real(descriptor, size)
         assert not os.listdir(tmp_path)
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     answers, peak, held = measured(engine, EvidenceBatch(1), monkeypatch)
-    (chunking,) = engine._chunkings.values()
+    (chunking,) = engine.router.store.chunk_routes.values()
     assert held <= chunking.working + INTERPRETER_BYTES
     assert peak <= chunking.memory + answers.nbytes <= engine.allowed
     assert max(sizes) <= chunking.disk <= sum(sizes)
@@ -224,23 +204,35 @@ def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypat
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-13)
     for v, posterior in answers.posteriors.items():
         np.testing.assert_allclose(posterior, expected.posteriors[v], rtol=0, atol=1e-12)
-    enough = Engine(network, Query(), memory=MEMORY, spill=tmp_path, disk=chunking.disk)
+    enough = Engine(
+        network,
+        Query(),
+        ComputeOptions(memory=MEMORY, spill_dir=tmp_path, spill_bytes=chunking.disk, threads=1, device="cpu"),
+    )
     np.testing.assert_array_equal(enough.answer(EvidenceBatch(1)).log_value, answers.log_value)
     with pytest.raises(BudgetError, match=rf"bytes\) in files in {tmp_path}, allowed are 1\.0 KiB"):
-        Engine(network, Query(), memory=MEMORY, spill=tmp_path, disk=1024).answer(EvidenceBatch(1))
+        Engine(
+            network,
+            Query(),
+            ComputeOptions(memory=MEMORY, spill_dir=tmp_path, spill_bytes=1024, threads=1, device="cpu"),
+        ).answer(EvidenceBatch(1))
 
 
 def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reserve(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(chunk_store, "_reserve", reserve)
+    monkeypatch.setattr(chunk_store, "reserve", reserve)
     network = grid(12, 12, states=2, seed=1)
     with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill") as failed:
-        Engine(network, Query(), memory=MEMORY, spill=tmp_path).answer(EvidenceBatch(1))
+        Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu")).answer(
+            EvidenceBatch(1)
+        )
     assert failed.value.exit_code == 5
     with pytest.raises(FileNotFoundError):
-        Engine(network, Query(), memory=MEMORY, spill=tmp_path / "nowhere").answer(EvidenceBatch(1))
+        Engine(
+            network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path / "nowhere", threads=1, device="cpu")
+        ).answer(EvidenceBatch(1))
 
 
 def test_equal_rows_are_answered_once_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +242,14 @@ def test_equal_rows_are_answered_once_and_others_wait(monkeypatch: pytest.Monkey
     runs: list[int] = []
     real = ChunkedProgram.run
     monkeypatch.setattr(ChunkedProgram, "run", lambda self, block: runs.append(block.cases) or real(self, block))
-    engine = Engine(network, Query(), device="cpu", device_memory=1 << 15)
+    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=1 << 15, threads=1))
     # Other tests may have left some.
     threads = threading.active_count()
     answers = engine.answer(same)
     assert runs == [1]
     assert (answers.log_value == answers.log_value[0]).all()
     with pytest.raises(BudgetError, match="earlier answers"):
-        engine.answer(same, held=1)
+        engine.answer(same, reserved=1)
     assert threading.active_count() == threads
 
 
@@ -315,8 +307,8 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     """Check answers for a device of so many bytes, and its peaks; None where all fits it in one piece."""
     states = sample(network, 1, seed=1)
     batch = EvidenceBatch(1, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 20)})
-    engine = Engine(network, Query(), device="cpu", device_memory=size)
-    if not any(engine.in_chunks(group.pattern, 1, engine.allowed) for group in engine.groups(batch)):
+    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=size, threads=1))
+    if not any(engine.router.in_chunks(group.pattern, 1, engine.allowed) for group in engine.router.groups(batch)):
         return None
     answers, peak, held = measured(engine, batch, monkeypatch)
     expected = Engine(network, Query()).answer(batch)
@@ -324,7 +316,7 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12, atol=1e-12)
     for v, posterior in answers.posteriors.items():
         np.testing.assert_allclose(posterior, expected.posteriors[v], rtol=0, atol=1e-12)
-    (chunking,) = engine._chunkings.values()
+    (chunking,) = engine.router.store.chunk_routes.values()
     assert held <= chunking.working + INTERPRETER_BYTES
     assert chunking.working <= size
     assert peak <= chunking.memory + answers.nbytes <= engine.allowed
@@ -373,11 +365,11 @@ def test_published_answers_in_a_fraction_of_the_memory(
     name: str, log10_z: float, memory: int, shared: Path, tmp_path: Path
 ) -> None:
     network, batch, marginals = published(shared / "networks" / "uai2014" / "MAR", name)
-    engine = Engine(network, Query(), memory=memory, spill=tmp_path)
-    (group,) = engine.groups(batch)
-    assert PlanMemory(engine.plan(group.pattern), 2).least > 4 * memory
+    engine = Engine(network, Query(), ComputeOptions(memory=memory, spill_dir=tmp_path, threads=1, device="cpu"))
+    (group,) = engine.router.groups(batch)
+    assert PlanMemory(engine.router.plan(group.pattern), 2).least > 4 * memory
     answers = engine.answer(batch)
-    (chunking,) = engine._chunkings.values()
+    (chunking,) = engine.router.store.chunk_routes.values()
     assert chunking.memory + answers.nbytes <= memory
     assert answers.log_value[0] == pytest.approx(log10_z * math.log(10), abs=1e-5)
     for v, posterior in answers.posteriors.items():

@@ -16,15 +16,17 @@ from junctor.cli import app
 from junctor.engine.engine import Engine
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
 from junctor.out_of_core.cluster.workers import WorkerPool
+from junctor.out_of_core.memory_splits import ChunkRoute
 from junctor.planning.budget import parse_bytes
 from junctor.planning.shape import Pattern
-from junctor.runs import run as steps
-from junctor.runs.run import Job, RunEstimate, run
+from junctor.runs.run import run
+from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources, silent_dask
-from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE
+from junctor_kernels.tables.reference import DOUBLE, SINGLE
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -87,7 +89,9 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
     options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with silent_dask(), LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="4GiB", **options) as cluster:
-        resources = Resources(scheduler=cluster.scheduler_address, device_memory=TASK, device="cpu")
+        resources = Resources(
+            scheduler=cluster.scheduler_address, compute=ComputeOptions(device="cpu", device_memory=TASK)
+        )
         run(job("two"), resources)
         assert len(set(spread)) == 2
         at = len(spread) // 2
@@ -118,22 +122,22 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
 
 def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(NETWORK, Query(), memory=1 << 30, device_memory=TASK)
-    sizes = {}
-    for workers in (1, 2, 8):
-        engine.crew = WorkerPool(workers, 1 << 30)
-        sizes[workers] = engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
+    options = ComputeOptions(memory=1 << 30, device_memory=TASK, threads=1, device="cpu")
+
+    def route_over(*workers: int) -> ChunkRoute:
+        engine = Engine(NETWORK, Query(), options, workers=WorkerPool(*workers))
+        return engine.router.chunk_route(NOTHING, 1, DOUBLE, 1 << 30)
+
+    sizes = {workers: route_over(workers, 1 << 30) for workers in (1, 2, 8)}
     assert sizes[2].chunks.passes == sizes[8].chunks.passes
     assert [each.workers for each in sizes.values()] == [1, 2, 8]
     assert sizes[8].seconds < sizes[2].seconds
-    engine.crew = WorkerPool(2, 1000)
     # Too little for both, so this process does it.
-    assert engine.chunking(NOTHING, 1, DOUBLE, 1 << 30).workers == 0
+    assert route_over(2, 1000).workers == 0
     problem_of: list[Any] = []
     monkeypatch.setattr(WorkerPool, "cut", lambda self, problem, *_: problem_of.append(problem) or 1 / 0)
-    engine.crew = WorkerPool(3, 1 << 30)
     with pytest.raises(ZeroDivisionError):
-        engine.chunking(NOTHING, 1, DOUBLE, 1 << 30)
+        route_over(3, 1 << 30)
     monkeypatch.undo()
     for memory in (1000, 2_050_000):
         with pytest.raises(BudgetError, match=r"over 2 workers needs about .* more workers") as refused:
@@ -145,11 +149,10 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
 
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
-    engine = Engine(grid(16, 16, seed=1), Query(precision="single"), memory=1 << 34)
-    engine.crew = WorkerPool(4, 1 << 34, room=1 << 27)
-    assert engine.chunks_on_gpu(SINGLE)
-    assert not engine.chunks_on_gpu(LOG)
-    found = engine.chunking(NOTHING, 1, SINGLE, 1 << 34, on_gpu=True)
+    options = ComputeOptions(memory=1 << 34, threads=1, device="cpu")
+    workers = WorkerPool(4, 1 << 34, room=1 << 27)
+    router = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).router
+    found = router.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)
     assert found.limits.on_gpu
     assert found.workers == 4
     assert found.working <= 1 << 27
@@ -165,13 +168,13 @@ def test_inspect_says_how_many_workers_share_a_row(files: Path) -> None:
 def test_workers_share_no_rows_that_one_process_answers_sooner(
     files: Path, spread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resources = Resources(workers=2, memory=1 << 30, device_memory=TASK, device="cpu")
+    resources = Resources(workers=2, compute=ComputeOptions(1 << 30, device="cpu", device_memory=TASK))
     monkeypatch.setattr("junctor.out_of_core.cluster.workers.TASK_SECONDS", 1.0)
     run(job("alone"), resources)
     assert not spread
 
 
 def test_rows_in_chunks_have_to_be_most_of_the_work() -> None:
-    assert steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 6.0))
-    assert not steps._is_mostly_in_chunks(RunEstimate(0, 10.0, None, 4.0))
-    assert not steps._is_mostly_in_chunks(RunEstimate())
+    assert RunEstimate(0, 10.0, None, 6.0).is_mostly_in_chunks
+    assert not RunEstimate(0, 10.0, None, 4.0).is_mostly_in_chunks
+    assert not RunEstimate().is_mostly_in_chunks

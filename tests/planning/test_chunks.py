@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-import strategies
+from helpers import strategies
+from helpers.chunk_plans import ENDLESS, least_working, spilling
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.planning import chunks as chunks_module
@@ -24,26 +24,11 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
-ENDLESS = 1 << 60
 NOTHING = Pattern(frozenset(), frozenset())
 # Operations, and what comes into tasks and out of them.
-MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored)
-
-
-def least_working(plan: Plan) -> int:
-    """The smallest working memory that a plan can be cut for."""
-    working = 1
-    while True:
-        try:
-            chunk_plan(plan, working, ENDLESS, 0)
-            return working
-        except TooSmallError as error:
-            refused = error
-        assert (refused.where, refused.allowed) == ("working", working)
-        assert refused.needed > working
-        working = refused.needed
+MOVED = ChunkPrices(operations_of, lambda chunks, _: operations_of(chunks.plan) + chunks.loaded + chunks.stored, 1e-4)
 
 
 def check(chunks: ChunkPlan, working: int) -> None:
@@ -123,18 +108,6 @@ def test_cut_plans_keep_what_they_promise(network: Network, data: st.DataObject)
     if peak:
         with pytest.raises(TooSmallError, match=f"disk: {peak} needed, {peak - 1} allowed"):
             chunk_plan(plan, working, spilling(chunks), peak - 1)
-
-
-def spilling(chunks: ChunkPlan) -> int:
-    """The least memory for stored tables, where there is disk enough."""
-    try:
-        chunk_plan(chunks.plan, chunks.working, 0, ENDLESS)
-    except TooSmallError as error:
-        refused = error
-    else:
-        return 0
-    assert refused.where == "memory"
-    return refused.needed
 
 
 def test_more_memory_moves_less_and_consecutive_steps_share_a_pass() -> None:

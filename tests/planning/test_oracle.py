@@ -7,9 +7,8 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import oracle
 import pytest
-import strategies
+from helpers import oracle, strategies
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.model.errors import Place

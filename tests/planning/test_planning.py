@@ -6,10 +6,9 @@ import json
 import math
 
 import pytest
-import strategies
+from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.engine.engine import shape_of
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.compile import compile_plan
@@ -17,7 +16,7 @@ from junctor.planning.elimination import CRITERIA, best_order, eliminate, moral_
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.planning.savings import count_savings
-from junctor.planning.shape import Pattern, Shape, bits, mask_of
+from junctor.planning.shape import Pattern, Shape, bits, mask_of, shape_of
 
 
 @st.composite

@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ from junctor.evidence.encoded import read_partition
 from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.network import Network
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
 from junctor.runs.partition import WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
 from junctor.runs.results import answer_width
-from junctor.runs.run import Job, ingest_evidence, ingest_network, run
+from junctor.runs.run import ingest_inputs, ingest_model, run
+from junctor.runs.storage import Ingested
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from junctor.sampling.engine import SamplingEngine
@@ -61,19 +64,14 @@ def prepared(folder: Path, output: str, query: Query | None = None) -> Job:
     paths = (str(folder / name) for name in ("net.bif", "evidence.parquet", output))
     job = Job(*paths, query or Query(), partition_rows=PARTITION_ROWS)
     with job.directory.locked():
-        ingest_network(job, Silence())
-        ingest_evidence(job, Silence())
+        ingest_model(job, Silence())
+        ingest_inputs(job, Silence())
     return job
 
 
 def tasks_of(job: Job) -> list[PartTask]:
-    digest = job.directory.read_spec().network_digest
-    found = job.directory.read_ingested()
-    assert found is not None
-    return [
-        PartTask(str(job.directory.path), part, job.query, digest, version("junctor"), found.rows, PARTITION_ROWS)
-        for part in range(found.partitions)
-    ]
+    spec, counts = job.directory.read_spec(), job.directory.counts()
+    return [PartTask(str(job.directory.path), part, spec, counts, ONE_THREAD) for part in range(counts.partitions)]
 
 
 def parts_of(job: Job) -> dict[str, bytes]:
@@ -120,7 +118,7 @@ def test_who_is_alone_takes_all_gpus(job: Job, monkeypatch: pytest.MonkeyPatch, 
     real = kind.answer
 
     def answer(engine: Any, *of: Any) -> Any:
-        found.append(engine.all_gpus)
+        found.append(engine.options.all_gpus)
         return real(engine, *of)
 
     monkeypatch.setattr(kind, "answer", answer)
@@ -184,8 +182,8 @@ def test_memory_does_not_grow_with_the_number_of_partitions(
     parquet.write_table(table, tmp_path / "evidence.parquet")
     job = Job(str(tmp_path / "net.bif"), str(tmp_path / "evidence.parquet"), str(tmp_path / "out"), partition_rows=rows)
     with job.directory.locked():
-        ingest_network(job, Silence())
-        ingest_evidence(job, Silence())
+        ingest_model(job, Silence())
+        ingest_inputs(job, Silence())
     tasks = tasks_of(job)
     list(propagate_here(tasks[:1], MEMORY))  # what is imported and planned is no part of it
     # So slow that all which may wait does.
@@ -269,7 +267,13 @@ def test_whoever_stops_asking_stops_it(job: Job) -> None:
 def least_memory(job: Job, network: Network) -> int:
     found = read_partition(job.directory.evidence_part(0)).batch
     assert isinstance(found, EvidenceBatch)
-    return max(each.least for each in forecast(Engine(network, job.query, MEMORY, ROWS), found))
+    return max(
+        route.memory.needed
+        for route in forecast(
+            Engine(network, job.query, ComputeOptions(memory=MEMORY, threads=1, device="cpu"), expected_rows=ROWS),
+            found,
+        )
+    )
 
 
 def test_answers_that_wait_are_part_of_the_memory(job: Job, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,10 +356,7 @@ def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(
 
 
 def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:
-    task = tasks_of(job)[0]
-    alone = PartTask(
-        task.directory, 0, task.query, task.network_digest, task.junctor_version, PARTITION_ROWS, PARTITION_ROWS
-    )
+    alone = replace(tasks_of(job)[0], counts=Ingested(PARTITION_ROWS, 1))
     assert len(list(propagate_here([alone], least_memory(job, network)))) == 1
 
 

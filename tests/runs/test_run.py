@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import Forecast, forecast, survey
+from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
+from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.errors import BudgetError, EvidenceError, RunError
 from junctor.model.network import Factor, Network, Variable
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
 from junctor.runs.partition import Part, PartTask, StageTimings, propagate_partition
-from junctor.runs.run import Job, Manifest, run
-from junctor.runs.storage import RunDirectory
+from junctor.runs.run import Manifest, run
+from junctor.runs.storage import Ingested, RunDirectory
+from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.progress import Silence
 from pyarrow import csv, parquet
 
 HERE = Resources(workers=0)
@@ -264,7 +269,7 @@ def test_strict_refuses_the_row(job: Job) -> None:
 
 def test_too_little_memory_is_refused_before_anything_runs(job: Job) -> None:
     with pytest.raises(BudgetError, match="allowed are"):
-        run(job, Resources(workers=0, memory=1000))
+        run(job, Resources(workers=0, compute=ComputeOptions(1000)))
     assert not (job.directory.path / "posteriors").exists()
     # Memory does not change the answers, so the same run can go on with more.
     assert run(job, HERE).rows == ROWS
@@ -286,7 +291,8 @@ def grid_job(folder: Path, rows: list[int], query: Query, partition_rows: int = 
 
 def needed(network: Network, observed: int, query: Query) -> int:
     evidence = EvidenceBatch(1, {i: np.zeros(1, np.int32) for i in range(observed)})
-    return forecast(Engine(network, query, 1 << 40), evidence)[0].least
+    engine = Engine(network, query, ComputeOptions(memory=1 << 40, device="cpu"))
+    return forecast(engine, evidence)[0].memory.needed
 
 
 @pytest.mark.parametrize("query", [Query(), Query("posteriors", ("x_11_11",)), Query("mpe")])
@@ -297,15 +303,15 @@ def test_a_last_row_that_is_too_large_is_refused_before_anything_runs(tmp_path: 
     # In chunks posteriors need less.
     memory = (enough + too_little) // 2 if query.kind == "mpe" else too_little
     with pytest.raises(BudgetError, match="allowed are"):
-        run(job, Resources(workers=0, memory=memory))
+        run(job, Resources(workers=0, compute=ComputeOptions(memory)))
     assert not (job.directory.path / query.kind).exists()
-    assert run(job, Resources(workers=0, memory=2 * enough)).rows == 6
+    assert run(job, Resources(workers=0, compute=ComputeOptions(2 * enough))).rows == 6
 
 
 def test_partitions_alike_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
-    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Forecast]:
+    def counting(engine: Engine, batch: EvidenceBatch, **options: Any) -> list[Route]:
         planned.append(len(patterns_of(batch).counts))
         return forecast(engine, batch)
 
@@ -326,22 +332,22 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
     factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
     child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
     network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
-    engine = Engine(network, Query("posteriors", ("p0",)), 1 << 20)
+    engine = Engine(network, Query("posteriors", ("p0",)), ComputeOptions(memory=1 << 20, threads=1, device="cpu"))
     nothing = EvidenceBatch(1)
     seen = EvidenceBatch(1, {6: np.zeros(1, np.int32)})
-    assert survey(engine, [nothing, nothing], 2)[0] < 1 << 20
+    assert survey(engine, [nothing, nothing], 2).needed < 1 << 20
     with pytest.raises(BudgetError):
         survey(engine, [nothing, seen], 2)
 
 
 def test_workers_are_as_many_as_the_work_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    outlook = steps.RunEstimate(least=100, seconds=1000.0)
-    assert steps.workers_for(Resources(workers=8, memory=1000), outlook) == 8
-    assert steps.workers_for(Resources(workers=8, memory=399), outlook) == 3
-    assert steps.workers_for(Resources(memory=10**9), steps.RunEstimate(100, 1.0)) == 0
+    estimate, plenty = RunEstimate(least=100, seconds=1000.0), Resources(compute=ComputeOptions(10**9))
+    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(1000)), estimate) == 8
+    assert steps.workers_for(Resources(workers=8, compute=ComputeOptions(399)), estimate) == 3
+    assert steps.workers_for(plenty, RunEstimate(100, 1.0)) == 0
     for cores, workers in ((2, 0), (steps.WORKER_CORES, 1), (4 * steps.WORKER_CORES, 4)):
         monkeypatch.setattr(steps, "usable_cores", lambda cores=cores: cores)
-        assert steps.workers_for(Resources(memory=10**9), outlook) == workers
+        assert steps.workers_for(plenty, estimate) == workers
 
 
 def test_damaged_files_are_named(job: Job) -> None:
@@ -353,7 +359,8 @@ def test_damaged_files_are_named(job: Job) -> None:
 
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
-    task = PartTask(job.output, 0, Query(), "", "0.0.0", 1, 1)
+    spec = replace(steps.ingest_model(job, Silence()), junctor_version="0.0.0")
+    task = PartTask(job.output, 0, spec, Ingested(1, 1), ComputeOptions())
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
         propagate_partition(task, 10**9)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.runtime.arrow import numbers_of, string_list_array
 from pyarrow import parquet
-
-ASIA = str(Path(__file__).parents[2] / "data" / "asia.bif")
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.float64()])
@@ -35,7 +34,8 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
 def test_a_run_does_not_import_pandas(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"smoke": ["yes", None, "no"]}), tmp_path / "evidence.parquet")
     code = (
-        "import sys; from junctor.run import Job, run; from junctor.distribution import Resources\n"
+        "import sys; from junctor.runs.run import run; from junctor.runs.workload import Job\n"
+        "from junctor.runtime.dask_cluster import Resources\n"
         f"run(Job({ASIA!r}, 'evidence.parquet', 'out'), Resources(workers=0)); print('pandas' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -59,20 +59,31 @@ def test_an_engine_writes_the_next_batch_where_answers_are_gone_and_nowhere_else
 
 
 def test_no_more_stays_idle_than_is_spare() -> None:
-    lender = BufferPool()
-    lent = [lender.lend(1000, fresh, spare=0) for _ in range(5)]
-    lent.clear()
-    assert len(lender._idle) == 5
-    lender.lend(1000, fresh, spare=2999)
-    assert len(lender._idle) == 3  # two beside the one that is back already
-    lender.lend(1000, fresh, spare=0)
-    assert len(lender._idle) == 1
+    lender, made = BufferPool(), list[int]()
+
+    def allocate(size: int) -> np.ndarray:
+        made.append(size)
+        return fresh(size)
+
+    def new(pieces: int, spare: int) -> int:
+        """How many of so many pieces, lent at the same time, nobody had before."""
+        before, lent = len(made), [lender.lend(1000, allocate, spare) for _ in range(pieces)]
+        lent.clear()
+        return len(made) - before
+
+    assert new(5, spare=0) == 5
+    assert new(5, spare=10_000) == 0
+    assert new(1, spare=2999) == 0
+    assert new(4, spare=10_000) == 1  # two stayed beside the one that was back already
+    assert new(1, spare=0) == 0
+    assert new(2, spare=10_000) == 1
 
 
 def test_another_size_or_another_maker_gives_up_what_was_there() -> None:
-    lender = BufferPool()
+    lender, made = BufferPool(), list[int]()
 
     def other(size: int) -> np.ndarray:
+        made.append(size)
         return np.full(size, 7, dtype=np.uint8)
 
     lender.lend(1000, fresh, spare=10_000)
@@ -80,5 +91,6 @@ def test_another_size_or_another_maker_gives_up_what_was_there() -> None:
     found = lender.lend(1000, other, spare=10_000)
     assert (found == 7).all()
     del old
-    assert not lender._idle
+    assert (lender.lend(1000, other, spare=10_000) == 7).all()
+    assert len(made) == 2
     assert lender.lend(0, fresh, spare=0).size == 0

@@ -8,8 +8,11 @@ from pathlib import Path
 import dask
 import pytest
 from junctor.model.errors import BudgetError, RunError
+from junctor.model.options import ComputeOptions
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute
+
+HUNDRED = ComputeOptions(memory=100)
 
 
 def square(task: int, memory: int) -> tuple[int, int, int]:
@@ -47,17 +50,17 @@ def stumble(task: tuple[str, int], memory: int) -> int:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_few_workers_are_this_process(workers: int) -> None:
-    results = list(distribute(square, range(4), Resources(workers=workers, memory=100)))
+    results = list(distribute(square, range(4), Resources(workers=workers, compute=HUNDRED)))
     assert results == [(i * i, 100, os.getpid()) for i in range(4)]
 
 
 def test_one_task_is_done_here_and_none_is_nothing() -> None:
-    assert list(distribute(square, [5], Resources(workers=8, memory=100))) == [(25, 100, os.getpid())]
-    assert list(distribute(square, [], Resources(workers=8, memory=100))) == []
+    assert list(distribute(square, [5], Resources(workers=8, compute=HUNDRED))) == [(25, 100, os.getpid())]
+    assert list(distribute(square, [], Resources(workers=8, compute=HUNDRED))) == []
 
 
 def test_workers_share_the_memory_and_more_tasks_than_the_window() -> None:
-    results = list(distribute(square, range(30), Resources(workers=2, memory=100)))
+    results = list(distribute(square, range(30), Resources(workers=2, compute=HUNDRED)))
     assert sorted(result for result, _, _ in results) == [i * i for i in range(30)]
     assert {memory for _, memory, _ in results} == {50}
     assert os.getpid() not in {process for _, _, process in results}
@@ -65,14 +68,14 @@ def test_workers_share_the_memory_and_more_tasks_than_the_window() -> None:
 
 def test_the_task_of_a_worker_that_dies_goes_to_another(tmp_path: Path) -> None:
     tasks = [(str(tmp_path / "died"), i) for i in range(12)]
-    assert sorted(distribute(die_once, tasks, Resources(workers=2, memory=100))) == list(range(12))
+    assert sorted(distribute(die_once, tasks, Resources(workers=2, compute=HUNDRED))) == list(range(12))
     assert (tmp_path / "died").exists()
 
 
 def test_a_task_that_always_kills_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "REBUILDS", 1)
     monkeypatch.setattr(distribution, "WINDOW", 1)
-    results = distribute(die, [0, 1], Resources(workers=2, memory=100))
+    results = distribute(die, [0, 1], Resources(workers=2, compute=HUNDRED))
     with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
         assert next(results) == 0
         with pytest.raises(RunError, match=r"every worker process died at 1, more than once.*--memory"):
@@ -81,9 +84,9 @@ def test_a_task_that_always_kills_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_users_error_ends_it_and_others_are_tried_again(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="does not fit 50 bytes"):
-        list(distribute(refuse, range(2), Resources(workers=2, memory=100)))
+        list(distribute(refuse, range(2), Resources(workers=2, compute=HUNDRED)))
     tasks = [(str(tmp_path / "mark"), i) for i in range(3)]
-    assert sorted(distribute(stumble, tasks, Resources(workers=2, memory=100))) == [0, 1, 2]
+    assert sorted(distribute(stumble, tasks, Resources(workers=2, compute=HUNDRED))) == [0, 1, 2]
 
 
 def test_a_scheduler_by_its_address() -> None:
@@ -91,7 +94,7 @@ def test_a_scheduler_by_its_address() -> None:
 
     options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
     with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
-        results = list(distribute(square, range(9), Resources(scheduler=cluster.scheduler_address, memory=100)))
+        results = list(distribute(square, range(9), Resources(scheduler=cluster.scheduler_address, compute=HUNDRED)))
     assert sorted(result for result, _, _ in results) == [i * i for i in range(9)]
 
 

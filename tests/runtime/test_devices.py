@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
+from helpers.files import ASIA
 from junctor import generate
 from junctor.cli import app
-from junctor.engine import engine
+from junctor.engine import engine, routes
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import read_network
 from junctor.model.errors import DeviceError
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
+from junctor.planning.shape import Pattern
 from junctor.runs import run as steps
+from junctor.runs.workload import Job, RunEstimate
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import Resources, distribute
 from junctor_kernels.gpu import blocks as gpu
 from pyarrow import parquet
 from typer.testing import CliRunner
-
-ASIA = Path(__file__).parents[2] / "data" / "asia.bif"
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_THREADS", 32)
     monkeypatch.setattr(gpu, "MANY_THREADS", 64)
     opened = EmulatedDevice()
-    for module in (engine, steps):
+    for module in (routes, steps):
         monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(engine, "open_gpu", lambda memory: opened)
     monkeypatch.setattr(steps, "check_device", lambda choice: None)
@@ -65,8 +70,8 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(tmp_path: Pa
 
 @pytest.mark.usefixtures("no_gpu")
 def test_auto_takes_the_cpu_where_there_is_no_gpu(tmp_path: Path) -> None:
-    job = steps.Job(str(ASIA), str(evidence_of(tmp_path, 30)), str(tmp_path / "out"))
-    assert steps.run(job, Resources(device="auto")).statuses["ok"] == 30
+    job = Job(str(ASIA), str(evidence_of(tmp_path, 30)), str(tmp_path / "out"))
+    assert steps.run(job, Resources()).statuses["ok"] == 30
     with pytest.raises(DeviceError, match="no NVIDIA GPU"):
         devices.check_device("gpu")
 
@@ -79,15 +84,45 @@ def test_a_gpu_without_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert not devices.has_gpu()
 
 
+def cupy_with(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    """Play a CuPy whose devices are made by `device`."""
+    cuda = SimpleNamespace(Device=device, runtime=SimpleNamespace(CUDARuntimeError=RuntimeError))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy_with(monkeypatch, lambda number: SimpleNamespace(compute_capability="70"))
+    with pytest.raises(DeviceError, match=r"compute capability 7.0, expected 7.5"):
+        devices.open_one(0, None)
+
+
+def test_what_goes_wrong_where_a_gpu_is_opened_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: Exception) -> Any:
+        def device(number: int) -> None:
+            raise error
+
+        return device
+
+    cupy_with(monkeypatch, failing(RuntimeError("no such device")))
+    with pytest.raises(DeviceError, match=r"cannot be used \(no such device\)"):
+        devices.open_one(0, None)
+    cupy_with(monkeypatch, failing(MemoryError("2 bytes")))
+    with pytest.raises(DeviceError, match=r"too little free memory \(2 bytes\)"):
+        devices.open_one(0, None)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy cannot be loaded"):
+        devices.open_one(0, None)
+
+
 def test_auto_takes_a_gpu_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "has_gpu", lambda: True)
-    long, short = steps.RunEstimate(0, 1e4, 10.0), steps.RunEstimate(0, 0.1, 0.01)
-    slow = steps.RunEstimate(0, 1e4, 2e4)
+    long, short = RunEstimate(0, 1e4, 10.0), RunEstimate(0, 0.1, 0.01)
+    slow = RunEstimate(0, 1e4, 2e4)
     assert steps.device_for(Resources(), long) == "gpu"
     assert steps.device_for(Resources(), short) == "cpu"
     assert steps.device_for(Resources(), slow) == "cpu"
-    assert steps.device_for(Resources(device="cpu"), long) == "cpu"
-    assert steps.device_for(Resources(device="gpu"), short) == "gpu"
+    assert steps.device_for(Resources(compute=ComputeOptions(device="cpu")), long) == "cpu"
+    assert steps.device_for(Resources(compute=ComputeOptions(device="gpu")), short) == "gpu"
     assert steps.device_for(Resources(scheduler="tls://host:1"), long) == "auto"
 
 
@@ -95,7 +130,9 @@ def test_several_gpus_without_dask_cuda_say_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr("junctor.runtime.dask_cluster.count_gpus", lambda: 2)
     monkeypatch.setitem(__import__("sys").modules, "dask_cuda", None)
     with pytest.raises(DeviceError, match="dask-cuda"):
-        list(distribute(lambda task, memory: task, [1, 2, 3], Resources(workers=2, device="gpu")))
+        list(
+            distribute(lambda task, memory: task, [1, 2, 3], Resources(workers=2, compute=ComputeOptions(device="gpu")))
+        )
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -103,8 +140,8 @@ def test_a_run_on_a_gpu_answers_as_one_on_the_cpu(tmp_path: Path) -> None:
     evidence = evidence_of(tmp_path, 700)
     tables = []
     for device in ("cpu", "gpu"):
-        job = steps.Job(str(ASIA), str(evidence), str(tmp_path / device), partition_rows=300)
-        steps.run(job, Resources(device=device, workers=0))
+        job = Job(str(ASIA), str(evidence), str(tmp_path / device), partition_rows=300)
+        steps.run(job, Resources(workers=0, compute=ComputeOptions(device=device)))
         tables.append(parquet.read_table(tmp_path / device / "posteriors"))
     one, other = tables
     assert one.column_names == other.column_names
@@ -118,7 +155,7 @@ def test_a_run_on_a_gpu_answers_as_one_on_the_cpu(tmp_path: Path) -> None:
 def test_explanations_stay_on_the_cpu() -> None:
     network = read_network(ASIA)
     batch = EvidenceBatch(5, {network.index["smoke"]: np.zeros(5, dtype=np.int32)})
-    on_gpu = engine.Engine(network, Query("mpe"), device="gpu").answer(batch)
+    on_gpu = engine.Engine(network, Query("mpe"), ComputeOptions(device="gpu", threads=1)).answer(batch)
     on_cpu = engine.Engine(network, Query("mpe")).answer(batch)
     assert all((on_gpu.states[v] == on_cpu.states[v]).all() for v in on_cpu.states)
 
@@ -127,7 +164,7 @@ def test_a_plan_for_a_gpu_is_searched_for_less_long() -> None:
     network = read_network(ASIA)
     seen = []
     for device in ("cpu", "gpu"):
-        made = engine.Engine(network, Query(), device=device)
-        made.plan(engine.Pattern(frozenset(), frozenset()), 4096)
-        seen.append(next(iter(made._plans))[1])
+        made = engine.Engine(network, Query(), ComputeOptions(device=device, threads=1))
+        made.router.plan(Pattern(frozenset(), frozenset()), 4096)
+        seen.append(next(iter(made.router.store.plans))[1])
     assert seen[1] < seen[0]

@@ -9,15 +9,16 @@ import time
 import distributed
 import numpy as np
 import pytest
+from helpers.engine_cases import assert_same
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
-from junctor.engine import engine
+from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import layered, sample
-from junctor.model.answers import Answers
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
@@ -78,35 +79,28 @@ def random_batch(network: Network, rows: int, share: float, seed: int = 2) -> Ev
     return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
 
 
-def assert_same(found: Answers, expected: Answers) -> None:
-    for name in ("status", "log_value"):
-        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
-    for v in expected.posteriors:
-        assert found.posteriors[v].tobytes() == expected.posteriors[v].tobytes()
-    for v in expected.states:
-        assert found.states[v].tobytes() == expected.states[v].tobytes()
-    assert found.reasons == expected.reasons
-
-
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(kind="mpe")])
 @pytest.mark.parametrize("spare", [1 << 19, 1 << 28])
 def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "COMPILED_SECONDS", 0)
+    monkeypatch.setattr(routes, "COMPILED_SECONDS", 0)
     monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
     network = layered(layers=4, width=5, states=3, parents=2, seed=5)
     states = sample(network, 700, seed=3)
     batch = EvidenceBatch(700, {v: np.ascontiguousarray(states[:, v]) for v in range(0, 20, 2)})
     probe = Engine(network, query)
-    (group,) = probe.groups(batch)
-    least = memory.PlanMemory(probe.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
-    engines = [Engine(network, query, least + spare, threads=threads) for threads in (1, 2, 3)]
+    (group,) = probe.router.groups(batch)
+    least = memory.PlanMemory(probe.router.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
+    engines = [
+        Engine(network, query, ComputeOptions(threads=threads, memory=least + spare, device="cpu"))
+        for threads in (1, 2, 3)
+    ]
     answers = [each.answer(batch) for each in engines]
     for found, each in zip(answers[1:], engines[1:], strict=True):
         assert_same(found, answers[0])
-        (prepared,) = each._prepared.values()
-        assert prepared.memory.projected(8) + found.nbytes <= each.allowed
+        (prepared,) = each.programs
+        assert prepared.sizes.projected(8) + found.nbytes <= each.allowed
         if spare == 1 << 28:
-            assert prepared.memory.threads == each.threads
+            assert prepared.sizes.threads == each.router.threads
 
 
 def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +116,11 @@ def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
     assert room_bytes(network, int(max(needs))) < allowed
     found = []
     for threads in (1, 3):
-        answers = Engine(network, Query())._blank(batch)
+        answers = Engine(network, Query()).blank(batch)
         row_engine = RowEngine(network, targets, allowed, threads)
         assert not row_engine.answer(batch, np.arange(100), answers).size
         assert not row_engine.answer(batch, np.arange(100), answers).size
-        assert sum(room.work.arena.size for room in row_engine._rooms) <= row_engine.entries
+        assert row_engine.held <= row_engine.entries
         found.append(answers)
     assert_same(found[1], found[0])
 
@@ -134,9 +128,9 @@ def test_rows_alone_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) ->
 def test_threads_are_the_share_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distribution, "usable_cores", lambda: 8)
     assert [threads_for(Resources(), workers) for workers in (0, 1, 3, 20)] == [8, 8, 2, 1]
-    assert threads_for(Resources(threads=5), 3) == 5
+    assert threads_for(Resources(compute=ComputeOptions(threads=5)), 3) == 5
     assert threads_for(Resources(scheduler="tls://far:8786"), 1) is None
-    assert threads_for(Resources(scheduler="tls://far:8786", threads=2), 1) == 2
+    assert threads_for(Resources(scheduler="tls://far:8786", compute=ComputeOptions(threads=2)), 1) == 2
 
 
 def threads_of(task: int, memory: int) -> int:
@@ -146,5 +140,5 @@ def threads_of(task: int, memory: int) -> int:
 def test_a_worker_of_a_scheduler_uses_its_own_threads() -> None:
     options = {"n_workers": 1, "threads_per_worker": 3, "processes": False, "protocol": "tcp", "host": "127.0.0.1"}
     with distributed.LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
-        resources = Resources(scheduler=cluster.scheduler_address, memory=100)
+        resources = Resources(scheduler=cluster.scheduler_address, compute=ComputeOptions(memory=100))
         assert list(distribute(threads_of, range(2), resources)) == [3, 3]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.model.network import Network
@@ -17,8 +18,6 @@ from junctor.sampling.tables import SampledNetwork
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling.layout import FULL, Floats, Function, SampledCase
 from junctor_kernels.sampling.thresholds import shape
-from sampling_cases import Hard, Soft, case_of, mixed, network_of
-from test_sampling import rows
 
 # Zeros, and numbers down to where products of two of them are not normal any more.
 TINY = st.one_of(st.just(0.0), st.floats(1e-160, 1.0), st.floats(0.001, 1.0))

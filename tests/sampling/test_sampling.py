@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor.evidence.batch import EvidenceBatch
 from junctor.model.network import Network
 from junctor.sampling.engine import PLAIN_LIMIT
 from junctor.sampling.importance import (
@@ -26,16 +26,6 @@ from junctor_kernels.sampling import reference as sampling
 from junctor_kernels.sampling.layout import BLOCK, FULL, NODE, PARENTS, STATES, WEIGHED, Function, Samples, add
 from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import build_thresholds
-from sampling_cases import Hard, Soft, case_of, mixed, network_of
-from strategies import evidence_batches, networks, row_evidence
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> tuple[Network, Hard, Soft]:
-    network = draw(networks(kind="bayes"))
-    batch: EvidenceBatch = draw(evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
-    hard, soft = row_evidence(batch, 0)
-    return network, hard, soft
 
 
 @given(rows(), st.booleans(), st.booleans(), st.integers(0, 2**64 - 1))
@@ -171,7 +161,7 @@ def test_sums_are_the_same_for_any_number_of_threads_and_pieces() -> None:
     for other in found[1:]:
         assert (other.slots == found[0].slots).all()
         assert other.shift == found[0].shift
-    drawn = rows_[0]._draw(RandomStream(4, 5, 0), 4_000)
+    drawn = rows_[0].draw(RandomStream(4, 5, 0), 4_000)
     again = sampling_cpu.sums_of(case, drawn, True, 4_000)
     assert (again.slots == rows_[1].sums(RandomStream(4, 5, 0), 0, 4_000)().slots).all()
     parts = add(

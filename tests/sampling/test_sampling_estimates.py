@@ -6,20 +6,21 @@ import math
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
+from helpers import oracle
+from helpers.sampling_cases import Hard, Soft, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
 from junctor.model.answers import IMPOSSIBLE, INVALID, MISSED, OK
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import estimate as estimates
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.estimate import estimate_of, weighted, worth
 from junctor_kernels.sampling.layout import Sums
-from sampling_cases import Hard, Soft, mixed, network_of
 
 HARD: Hard = {6: 1, 3: 0}
 SOFT: Soft = {1: np.array([0.1, 1.0, 0.4])}
@@ -113,7 +114,9 @@ def test_an_answer_depends_on_its_row_and_on_nothing_else() -> None:
     engine = engine_of(mixed(), samples=2_000)
     whole = engine.answer(rows_of(HARD, SOFT, 6))
     part = engine_of(mixed(), samples=2_000).answer(rows_of(HARD, SOFT, 2), first_row=3)
-    parallel = SamplingEngine(mixed(), engine.query, threads=3).answer(rows_of(HARD, SOFT, 6))
+    parallel = SamplingEngine(mixed(), engine.query, options=ComputeOptions(threads=3, device="cpu")).answer(
+        rows_of(HARD, SOFT, 6)
+    )
     for v in whole.targets:
         assert (part.posteriors[v] == whole.posteriors[v][3:5]).all()
         assert (parallel.posteriors[v] == whole.posteriors[v]).all()
@@ -232,7 +235,7 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     with pytest.raises(ModelError, match="300 states"):
         engine_of(wide)
     with pytest.raises(BudgetError, match="--memory"):
-        SamplingEngine(mixed(), Query(method="sampling"), memory=1000)
+        SamplingEngine(mixed(), Query(method="sampling"), ComputeOptions(memory=1000))
     with pytest.raises(EvidenceError, match="explanations"):
         Query("mpe", method="sampling")
     with pytest.raises(EvidenceError, match="both"):

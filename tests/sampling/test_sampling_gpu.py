@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulation.nvrtc import ARCHITECTURES, compiles
 from emulation.sampling import EmulatedSampling
+from helpers.sampling_cases import Hard, Soft, case_of, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import BudgetError, DeviceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.sampling import engine as engines
 from junctor.sampling import gpu
@@ -23,8 +26,6 @@ from junctor.sampling.sampler import CpuSampling, SamplingRequest
 from junctor_kernels.sampling import gpu as sampling_gpu
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
-from sampling_cases import Hard, Soft, case_of, mixed, network_of
-from test_gpu_source import ARCHITECTURES, compiles
 
 SOFT = {1: np.array([0.1, 1.0, 0.4])}
 HARD = {6: 1, 3: 0}
@@ -62,12 +63,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 def engine_on(device: Any, sampler: Any, samples: int, group: int | None = None) -> SamplingEngine:
     query = Query(method="sampling", sampling=Sampling(sampler, samples, seed=11, stages="all"))
-    engine = SamplingEngine(mixed(), query, device="gpu" if device else "cpu")
+    engine = SamplingEngine(mixed(), query, ComputeOptions(threads=1, device="gpu" if device else "cpu"))
     if device:
-        found = GpuSampling(engine.sampled, device, engine._cpu)
+        found = GpuSampling(engine.sampled, device, engine.cpu)
         if group is not None:
             found.way = lambda *_: group
-        engine.__dict__["_gpu"] = found
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gpu, "gpu_sampling", lambda *_: found)
+            assert engine.gpu is found
     return engine
 
 
@@ -93,16 +96,11 @@ def test_what_is_learned_from_plain_weights_is_the_same_in_every_bit(
 ) -> None:
     monkeypatch.setattr(engines, "PLAIN_LIMIT", 1e9)
     cpu, on_gpu = engine_on(None, "ais-bn", 400), engine_on(device, "ais-bn", 400, 0)
-    rows, learn = [], SamplingEngine._learn
-
-    def caught(engine: SamplingEngine, sampler: Any, row: int) -> Any:
-        rows.append(sampler)
-        return learn(engine, sampler, row)
-
-    monkeypatch.setattr(SamplingEngine, "_learn", caught)
+    rows, row_of = [], CpuSampling.row
+    monkeypatch.setattr(CpuSampling, "row", lambda self, ask: rows.append(row_of(self, ask)) or rows[-1])
     for engine in (cpu, on_gpu):
         engine.estimate(HARD, SOFT, 0)
-    mine, its = rows[0].function, on_gpu._gpu.learned
+    mine, its = rows[0].function, on_gpu.gpu.learned
     layout = layout_of(cpu.sampled, rows_evidence(), None)
     for v in layout.weighed:
         span = slice(cpu.sampled.entries[v], cpu.sampled.entries[v + 1])
@@ -176,10 +174,12 @@ def test_a_row_over_several_devices_is_the_same_in_every_bit(
     monkeypatch.setattr(gpu, "CHUNK", 256)
     monkeypatch.setattr(gpu, "SPREAD_SAMPLES", 512)
     one, three = (engine_on(device, sampler, 1400) for _ in range(2))
-    first = three._gpu
-    first.open_others = lambda: [GpuSampling(three.sampled, type(device)(), three._cpu) for _ in range(2)]
+    others = [GpuSampling(three.sampled, type(device)(), three.cpu) for _ in range(2)]
+    used, row_of = [], GpuSampling.row
+    monkeypatch.setattr(GpuSampling, "row", lambda self, ask: used.append(self) or row_of(self, ask))
+    three.gpu.open_others = lambda: others
     alone, spread = (engine.estimate(HARD, SOFT, 1)[2] for engine in (one, three))
-    assert len(first._others) == 2
+    assert used == [one.gpu, three.gpu, *others]
     assert alone is not None
     assert spread is not None
     assert (alone.posteriors == spread.posteriors).all()
@@ -237,7 +237,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_in_words(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(gpu, "check_device", lambda _: None)
     monkeypatch.setattr(sampling_gpu, "CudaSampling", Small)
-    starts = engine_on(None, "lw", 500)._cpu
+    starts = engine_on(None, "lw", 500).cpu
     assert isinstance(gpu.gpu_sampling(starts), GpuSampling)
     with pytest.raises(BudgetError, match="--device-memory"):
         gpu.gpu_sampling(starts, memory=1000)

@@ -11,20 +11,23 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.command_line import junctor_cli
+from helpers.files import ASIA
+from helpers.sampling_cases import network_of
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.formats import write_network
 from junctor.generate import grid
 from junctor.model.errors import EvidenceError, ModelError, RunError
 from junctor.model.network import Network, Variable
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
-from junctor.runs.run import Job, run
+from junctor.runs.run import run
+from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.sampling import auto
 from junctor.sampling.auto import AutoEngine, explain
 from pyarrow import parquet
-from sampling_cases import network_of
-from test_cli import ASIA, junctor_cli
 
 ROWS = "case_id,smoke,xray\na,yes,no\nb,,yes\nc,no,\nd,maybe,no\n"
 
@@ -69,7 +72,7 @@ def test_a_run_has_errors_beside_its_posteriors(evidence: Path, tmp_path: Path) 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_run_goes_on_and_is_the_same_byte_for_byte(evidence: Path, tmp_path: Path, workers: int) -> None:
     run(job(evidence, tmp_path / "one"))
-    run(job(evidence, tmp_path / "two"), Resources(workers=workers, threads=1 + workers))
+    run(job(evidence, tmp_path / "two"), Resources(workers=workers, compute=ComputeOptions(threads=1 + workers)))
     parts = [sorted((tmp_path / name / "posteriors").glob("*.parquet")) for name in ("one", "two")]
     for mine, its in zip(*parts, strict=True):
         assert mine.read_bytes() == its.read_bytes()
@@ -152,8 +155,8 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     states[168] = np.array([1, 1, 0], dtype=np.int32)
     batch = EvidenceBatch(rows, states, invalid={2: "bad"})
     query = Query(targets=("v0", "v84"), method="auto", sampling=Sampling(samples=2_000))
-    engine = AutoEngine(network, query, memory=2 << 20)
-    engine.configure("cpu", None, str(tmp_path), 0, tmp_path)
+    options = ComputeOptions(memory=2 << 20, threads=1, device="cpu", spill_dir=tmp_path, spill_bytes=0)
+    engine = AutoEngine(network, query, options, budget_file=tmp_path / "budget.json")
     with caplog.at_level(logging.WARNING, logger="junctor"):
         explain(engine, batch)
     assert "1 of 3 rows are sampled" in caplog.text
@@ -167,8 +170,9 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     np.testing.assert_allclose(answers.posteriors[0][0], truth.posteriors[0][0], atol=1e-12)
     assert np.abs(answers.posteriors[84][1] - truth.posteriors[84][1]).max() < 6 * answers.errors[84][1].max()
     # Whoever goes on takes the budget that was settled.
-    other = AutoEngine(network, query, memory=1 << 34)
-    other.configure("cpu", None, str(tmp_path), None, tmp_path)
+    large = ComputeOptions(memory=1 << 34, threads=1, device="cpu", spill_dir=tmp_path)
+    assert [found.rows.tolist() for found in engine.with_options(large).beyond(batch)] == [[1]]
+    other = AutoEngine(network, query, large, budget_file=tmp_path / "budget.json")
     assert [found.rows.tolist() for found in other.beyond(batch)] == [[1]]
 
 

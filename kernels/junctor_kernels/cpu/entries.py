@@ -259,7 +259,7 @@ class _WalkCache:
         """Return a walk and its panels."""
         entry = self._walks.get(of)
         if entry is None:
-            entry = _walk(*of)
+            entry = panel_walk(*of)
             taken = sum(array.nbytes for array in entry[0])
             if self._bytes + taken > REMEMBERED_BYTES:
                 self.forget()
@@ -276,7 +276,7 @@ def forget() -> None:
     _WALKS.forget()
 
 
-def _walk(
+def panel_walk(
     sizes: tuple[int, ...], kept: int, strides: tuple[tuple[int, ...], ...], itemsize: int, threads: int
 ) -> tuple[PanelWalk, int]:
     """Return the walk of a contraction and its number of panels.
@@ -379,7 +379,7 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     apart = lanes - lanes[:, :1]
     together = not apart.any()
     mode = SAME if together else NEIGHBOURS if (apart == np.arange(width) * itemsize).all() else ANYWHERE
-    samples, slots = _different(lanes, alike=bool((apart == apart[:1]).all()))
+    samples, slots = equal_rows(lanes, alike=bool((apart == apart[:1]).all()))
     terms, unit = len(far) * len(near), itemsize if together else itemsize * width
     taken = len(samples) * terms * unit
     if terms < COPY_FROM or taken > most or COPY_FROM * taken > vectors * width * terms * itemsize:
@@ -390,7 +390,7 @@ def _read(lanes: Integers, far: Integers, near: Integers, itemsize: int, most: i
     return _Read((mode, 1, read, len(samples)), slots * terms * unit, far_read, near_read, samples, room)
 
 
-def _different(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
+def equal_rows(lanes: Integers, alike: bool) -> tuple[Integers, Integers]:
     """Return the distinct rows (index of the first of each), and the index of every row among them.
 
     alike: whether rows differ by their first offset only.

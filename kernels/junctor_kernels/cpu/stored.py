@@ -65,7 +65,8 @@ def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
 
 
 @cache
-def _threads() -> tuple[ThreadPoolExecutor, int]:
+def shared_pool() -> tuple[ThreadPoolExecutor, int]:
+    """Return the threads for stored tables and how many they are: one a core of this process."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Plain threads: Numba's own thread pool must not be entered from several threads at once.
     return ThreadPoolExecutor(count, "junctor-stored"), count
@@ -73,7 +74,7 @@ def _threads() -> tuple[ThreadPoolExecutor, int]:
 
 def _spread(work: Callable[[int, int], Any], count: int, entries: int) -> list[Any]:
     """Run `work(first, last)` on parts of range(count), as many as the entries pay for, and return the results."""
-    pool, threads = _threads()
+    pool, threads = shared_pool()
     # Small tables are not worth the start of a thread.
     parts = min(threads, count, 1 + entries // WORTH)
     if parts <= 1:

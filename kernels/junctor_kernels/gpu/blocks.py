@@ -1,19 +1,31 @@
-"""GPU kernels: their source for a number format, what they read (`Run`), and the CUDA device that runs them (CuPy)."""
+"""Kernels for blocks of cases: their source in an algebra, what they read (`Run`), and the devices that run them.
+
+Called by `junctor.backends.gpu`, which lays out a block and lists its launches; `CudaBlockDevice` performs them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-from pathlib import Path
-from threading import Lock
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu import bytecode as layout
-from junctor_kernels.gpu.early_launch import OVERLAP_CAPABILITY, launch_early
+from junctor_kernels.gpu.device import (
+    ON_DEVICE,
+    TO_DEVICE,
+    TO_HOST,
+    CudaDevice,
+    DeviceArray,
+    Event,
+    Graph,
+    KernelModule,
+    Stream,
+    cuda_source,
+)
 
 # What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
 # a part of log P(e) and of the bounds of the whole plan, their sum, and the bounds of a table that no case changes.
@@ -70,22 +82,20 @@ _HERE = (
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
     *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES"),
 )
-# What comes first in the source for each algebra, and the files of the source in their order; log space has no warps
-# over cases.
-_DEFINED = {"single": "", "double": "#define DOUBLE\n", "log": "#define DOUBLE\n#define LOGS\n"}
+# The files of the source in their order; log space has no warps over cases.
 _FILES = ("numbers.cu", "common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
-
-Array = Any
 
 
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of all kernels in an algebra: "single", "double", or "log" (in double precision)."""
-    values = {name: getattr(layout, name) for name in _NAMES}
-    values |= {name: globals()[name] for name in _HERE}
-    constants = ", ".join(f"{name} = {value}" for name, value in values.items())
-    files = [file for file in _FILES if algebra != "log" or file != "many.cu"]
-    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in files]
-    return "\n".join([f"{_DEFINED[algebra]}enum {{ {constants} }};", *texts])
+    constants = {name: getattr(layout, name) for name in _NAMES}
+    constants |= {name: globals()[name] for name in _HERE}
+    logs = algebra == "log"
+    files = [file for file in _FILES if not logs or file != "many.cu"]
+    return cuda_source(files, constants, double=algebra != "single", before="#define LOGS" if logs else "")
+
+
+KERNELS = KernelModule(source)
 
 
 def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -112,8 +122,8 @@ class LaunchList(NamedTuple):
     """
 
     algebra: str
-    run: Array
-    cleared: Array
+    run: DeviceArray
+    cleared: DeviceArray
     stages: Sequence[Stage]
     chunks: int
 
@@ -128,50 +138,58 @@ class Replay(Protocol):
 class BlockDevice(Protocol):
     """Memory and launches of a device; arrays are its own, and work is done in the order in which it is enqueued.
 
-    queue: who enqueues things that belong together holds it. room: bytes that all work shares, one after the other.
-    name, figures: what it is, and numbers by which it is like other devices or not.
+    room: bytes that all work shares, one after the other.
     """
 
     room: int
-    name: str
-    figures: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers by which it is like other devices or not."""
 
     @property
     def queue(self) -> AbstractContextManager[Any]:
-        """A lock."""
+        """A lock: who enqueues things that belong together holds it."""
 
-    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array in the room that all work shares, from a byte on."""
 
-    def put(self, array: npt.NDArray[Any]) -> Array:
+    def put(self, array: npt.NDArray[Any]) -> DeviceArray:
         """Return a copy of a NumPy array on the device."""
 
     def host(self, size: int) -> npt.NDArray[np.uint8]:
         """Return bytes of the host, not cleared, that the device finds at the same address; raises MemoryError."""
 
-    def address(self, array: Array) -> int:
+    def address(self, array: DeviceArray) -> int:
         """Return where an array of the device begins."""
 
     def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan, ready to be started."""
 
-    def upload(self, host: npt.NDArray[Any], array: Array) -> None:
+    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
         """Enqueue a copy to the beginning of an array."""
 
-    def download(self, array: Array, host: npt.NDArray[Any]) -> None:
+    def download(self, array: DeviceArray, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array."""
 
     def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
-        """Enqueue the way of a block's posteriors to the answers of that format that its struct `Run` names."""
+        """Enqueue the kernel that writes a block's posteriors to the answers, in their format.
 
-    def mark(self) -> Any:
+        Where they are is in the struct `Run`.
+        """
+
+    def mark(self) -> Event:
         """Return a mark behind everything that is enqueued so far."""
 
-    def wait(self, mark: Any) -> None:
+    def wait(self, mark: Event) -> None:
         """Wait until the device has come to a mark."""
 
     def seconds(self, replay: Replay, repeats: int) -> float:
-        """Do some work so often, after a first time, and return the fewest seconds that it took."""
+        """Return the fewest seconds of some repetitions of a work, after a first time."""
 
 
 def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
@@ -181,161 +199,113 @@ def grid(launch: BlockLaunch, chunks: int) -> tuple[tuple[int, int], int]:
     return (launch.items * WARP // MANY_THREADS, chunks), MANY_THREADS
 
 
-class CudaBlockDevice:
-    """A CUDA device. What comes in, kernels and what goes out have a stream each, so that they overlap.
+class CudaBlockDevice(CudaDevice):
+    """A CUDA device for blocks of cases. What comes in, kernels and what goes out have a stream each: they overlap.
 
-    number: of the device. allowed: bytes for blocks under way; None for a share of what is free. Raises
-    ImportError without CuPy, and what CuPy raises without such a device.
+    number: of the device.
+    allowed: bytes for blocks under way; None for a share of what is free.
+    Raises ImportError without CuPy, and what CuPy raises without such a device.
     """
 
     def __init__(self, number: int = 0, allowed: int | None = None) -> None:
-        import cupy
+        super().__init__(number)
+        self._in = self.stream()
+        self._work = self.stream()
+        self._beside = self.stream()
+        # Its few blocks come before those that compute: the bus is the narrowest way.
+        self._out = self.stream(priority=-1)
+        free = self.free()
+        self.room = min(allowed or free, int(DEVICE_SHARE * free))
+        # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
+        self._memory = self.arena(self.room)
 
-        self.cupy = cupy
-        self.number = number
-        self.queue = _Queue(cupy.cuda.Device(number))
-        with cupy.cuda.Device(number) as device:
-            self._in, self._work, self._beside = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
-            # Its few blocks come before those that compute: the bus is the narrowest way.
-            self._out = cupy.cuda.Stream(non_blocking=True, priority=-1)
-            self._overlaps = int(device.compute_capability) >= OVERLAP_CAPABILITY
-            self.name, self.figures = _figures(cupy.cuda.runtime, number, int(device.compute_capability))
-            free, _ = cupy.cuda.runtime.memGetInfo()
-            # One piece for good: a graph keeps its addresses. What is never touched costs nothing.
-            self.room = min(allowed or free, int(DEVICE_SHARE * free))
-            self._memory = cupy.cuda.alloc(self.room)
-
-    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    def place(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array in the room that all work shares, from a byte on."""
-        return self.cupy.ndarray(shape, dtype, self._memory + start)
-
-    def put(self, array: npt.NDArray[Any]) -> Array:
-        """Return a copy of a NumPy array on the device."""
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.asarray(array)
+        return self.array_at(self._memory, start, shape, dtype)
 
     def host(self, size: int) -> npt.NDArray[np.uint8]:
         """Return bytes of pinned memory, not cleared, which have the same address on the device."""
-        cuda = self.cupy.cuda
-        try:
-            with cuda.Device(self.number):
-                # Not from CuPy's pool, which keeps what was ever used.
-                memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(max(1, size)), 0)
-        except cuda.runtime.CUDARuntimeError as error:
-            raise MemoryError(f"{size:,} bytes of pinned memory: {error}") from error
-        return np.ndarray((size,), np.uint8, memory)
-
-    def address(self, array: Array) -> int:
-        """Return where an array of the device begins."""
-        return int(array.data.ptr)
+        # Not from CuPy's pool, which keeps what was ever used.
+        return self.pinned(size)
 
     def replay(self, work: LaunchList) -> Replay:
         """Return the work of a plan as a CUDA graph."""
-        with self.cupy.cuda.Device(self.number):
-            self.cupy.cuda.runtime.deviceSynchronize()
-            self._work.begin_capture()
-            self.enqueue(work)
-            return _Graph(self._work.end_capture(), self._work)
+        # What the graph reads has arrived by then: copies of `put` are in another stream.
+        self.synchronize_all()
+        with self.current():
+            return BlockGraph(self.capture(self._work, partial(self.enqueue, work)), self._work)
 
     def enqueue(self, work: LaunchList) -> None:
-        """Enqueue the work of a plan; launches of a stage beside each other."""
-        module = _module(self.number, work.algebra)
-        module.get_global("run").copy_from_device_async(work.run.data, work.run.nbytes, self._work)
-        work.cleared.data.memset_async(0, work.cleared.nbytes, self._work)
+        """Enqueue the work of a plan; launches of a stage run concurrently."""
+        run = KERNELS.address(self, "run", work.algebra)
+        self.copy_bytes(run, self.address(work.run), work.run.nbytes, self._work, ON_DEVICE)
+        # Kernels only raise these words, so they begin at zero (`common.cu`).
+        self.fill(self.address(work.cleared), 0, work.cleared.nbytes, self._work)
         for number, stage in enumerate(work.stages):
             if len(stage) > 1:
                 self._beside.wait_event(self._work.record())
             for launch, stream in zip(stage, (self._work, self._beside), strict=False):
-                early = self._overlaps and number > 0 and launch.kernel == "propagate_few"
-                self._launch(module.get_function(launch.kernel), launch, work.chunks, stream, early)
+                self._launch(work, launch, stream, is_first=number == 0)
             if len(stage) > 1:
+                # Also what a capture needs: the second stream has to come back to the one that began it.
                 self._work.wait_event(self._beside.record())
 
-    def _launch(self, kernel: Any, launch: BlockLaunch, chunks: int, stream: Any, early: bool) -> None:
-        blocks, threads = grid(launch, chunks)
-        if early:
-            launch_early(kernel.kernel.ptr, blocks, threads, launch.first, stream.ptr)
-            return
-        with stream:
-            kernel(blocks, (threads,), (np.int32(launch.first),))
+    def _launch(self, work: LaunchList, launch: BlockLaunch, stream: Stream, is_first: bool) -> None:
+        kernel = KERNELS.function(self, launch.kernel, work.algebra)
+        blocks, threads = grid(launch, work.chunks)
+        # Only `few.cu` waits for the stage before by itself; ahead of the first stage are a copy and zeros, no kernel.
+        if self.overlaps_launches and not is_first and launch.kernel == "propagate_few":
+            self.launch_early(kernel, blocks, threads, launch.first, stream)
+        else:
+            self.launch_kernel(kernel, blocks, threads, (np.int32(launch.first),), stream)
 
-    def upload(self, host: npt.NDArray[Any], array: Array) -> None:
+    def upload(self, host: npt.NDArray[Any], array: DeviceArray) -> None:
         """Enqueue a copy to the beginning of an array; kernels enqueued later wait for it."""
-        array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._in)
-        self._work.wait_event(self._in.record(self._event()))
+        self.copy_bytes(self.address(array), host.ctypes.data, host.nbytes, self._in, TO_DEVICE)
+        self._work.wait_event(self._in.record(self.event()))
 
-    def download(self, array: Array, host: npt.NDArray[Any]) -> None:
+    def download(self, array: DeviceArray, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array behind the kernels enqueued so far."""
-        self._out.wait_event(self._work.record(self._event()))
-        array.data.copy_to_host_async(host.ctypes.data, host.nbytes, self._out)
+        self._out.wait_event(self._work.record(self.event()))
+        self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
 
     def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
-        """Enqueue the way of a block's posteriors to the answers, behind the kernels enqueued so far."""
-        self._out.wait_event(self._work.record(self._event()))
-        kernel = _module(self.number, work.algebra).get_function(WRITERS[answers.itemsize])
-        with self._out:
-            kernel((WRITE_BLOCKS,), (WRITE_THREADS,), (work.run,))
+        """Enqueue the kernel that writes a block's posteriors to the answers, behind the kernels enqueued so far."""
+        self._out.wait_event(self._work.record(self.event()))
+        kernel = KERNELS.function(self, WRITERS[answers.itemsize], work.algebra)
+        self.launch_kernel(kernel, (WRITE_BLOCKS,), WRITE_THREADS, (work.run,), self._out)
 
-    def mark(self) -> Any:
+    def mark(self) -> Event:
         """Return a mark behind what is enqueued to go out so far."""
         # Whoever waits for it sleeps: the cores have answers to write.
-        return self._out.record(self._event(block=True))
+        return self._out.record(self.event(block=True))
 
-    def wait(self, mark: Any) -> None:
+    def wait(self, mark: Event) -> None:
         """Wait until the device has come to a mark."""
         mark.synchronize()
 
     def seconds(self, replay: Replay, repeats: int) -> float:
-        """Do some work so often, after a first time, and return the fewest seconds that it took the device."""
-        cuda, fewest = self.cupy.cuda, float("inf")
+        """Return the fewest seconds of the device for some repetitions of a work, after a first time."""
+        fewest = float("inf")
         with self.queue:
             replay.start()
             for _ in range(repeats):
-                begin, end = cuda.Event(), cuda.Event()
+                begin, end = self.event(timing=True), self.event(timing=True)
                 begin.record(self._work)
                 replay.start()
                 end.record(self._work)
                 end.synchronize()
-                fewest = min(fewest, cuda.get_elapsed_time(begin, end) / 1e3)
+                fewest = min(fewest, self.elapsed(begin, end))
         return fewest
 
-    def _event(self, block: bool = False) -> Any:
-        return self.cupy.cuda.Event(block=block, disable_timing=True)
 
+class BlockGraph:
+    """Launches over a block as a CUDA graph, for one stream."""
 
-def _figures(runtime: Any, number: int, capability: int) -> tuple[str, dict[str, float]]:
-    """Return the name of a device, and its multiprocessors, bytes of memory and compute capability."""
-    found = runtime.getDeviceProperties(number)
-    figures = {"multiprocessors": found["multiProcessorCount"], "memory": found["totalGlobalMem"]}
-    return found["name"].decode(), {**{name: float(n) for name, n in figures.items()}, "capability": float(capability)}
-
-
-class _Queue(AbstractContextManager[None]):
-    """A lock, with the device as the current one of the thread that holds it."""
-
-    def __init__(self, device: Any) -> None:
-        self._lock, self._device = Lock(), device
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._device.use()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
-class _Graph:
-    def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph, self._stream = graph, stream
+    def __init__(self, graph: Graph, stream: Stream) -> None:
+        self._graph = graph
+        self._stream = stream
 
     def start(self) -> None:
+        """Enqueue the launches."""
         self._graph.launch(self._stream)
-
-
-@cache
-def _module(number: int, algebra: str) -> Any:
-    import cupy
-
-    # A module belongs to the device on which it was loaded.
-    with cupy.cuda.Device(number):
-        return cupy.RawModule(code=source(algebra), options=("-std=c++17",))

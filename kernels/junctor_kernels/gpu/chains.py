@@ -69,9 +69,10 @@ class Elimination(NamedTuple):
 class Chain:
     """Eliminations that are done together.
 
-    rest: sizes of the axes that are there throughout. strides: of the large table, of every small one and of the result
-    along these. tiles: along the axes that come and go, of each the offsets for all their states: of the large table
-    and of the result [states], of a small one [states behind its stage, state that is summed out].
+    rest: sizes of the axes that are there throughout.
+    strides: of the large table, of every small one and of the result along these.
+    tiles: along the axes that come and go, of each the offsets for all their states: of the large table and of the
+    result [states], of a small one [states behind its stage, state that is summed out].
     """
 
     rest: tuple[int, ...]
@@ -85,7 +86,7 @@ class Chain:
 
 
 def is_stage(stage: Elimination, sizes: Mapping[int, int]) -> bool:
-    """Tell whether an elimination can be one of a chain."""
+    """Return True if an elimination can be one of a chain."""
     axes = (*stage.leaves, *stage.comes)
     return len(stage.leaves) == len(stage.comes) == 1 and all(sizes[v] == 2 for v in axes)
 
@@ -101,20 +102,21 @@ def chain_of(stages: Sequence[Elimination], sizes: Mapping[int, int]) -> Chain |
     states = [tuple(number >> n & 1 for n in range(len(stages))) for number in range(1 << len(stages))]
 
     def offsets(k: int, axes: Sequence[int]) -> list[int]:
-        return [sum(at[k].get(v, 0) * state for v, state in zip(axes, each, strict=True)) for each in states]
+        return [sum(at[k].get(v, 0) * state for v, state in zip(axes, setting, strict=True)) for setting in states]
 
     tiles = [offsets(0, leave)]
     for i in range(len(stages)):
         behind = offsets(i + 1, [*come[: i + 1], *leave[i + 1 :]])
-        tiles.append([each + state * at[i + 1].get(leave[i], 0) for each in behind for state in (0, 1)])
+        tiles.append([offset + state * at[i + 1].get(leave[i], 0) for offset in behind for state in (0, 1)])
     tiles.append(offsets(len(scopes) - 1, come))
     # Neighbours lie side by side in the result, or where it has these axes there, in the large table.
     by = at[0] if sorted(tiles[-1]) == list(range(len(states))) else at[-1]
     rest = sorted((v for v in first if v not in leave), key=lambda v: -by[v])
-    strides = tuple(tuple(each.get(v, 0) for v in rest) for each in at)
+    strides = tuple(tuple(of_table.get(v, 0) for v in rest) for of_table in at)
+    # Small tables are kept in shared memory, so few of their entries may belong to the axes that stay.
     if any(
-        sum(stride * (sizes[v] - 1) for v, stride in zip(rest, each, strict=True)) >= MOST_ROWS
-        for each in strides[1:-1]
+        sum(stride * (sizes[v] - 1) for v, stride in zip(rest, of_factor, strict=True)) >= MOST_ROWS
+        for of_factor in strides[1:-1]
     ):
         return None
     chain = Chain(tuple(sizes[v] for v in rest), strides, tuple(map(tuple, tiles)))
@@ -122,7 +124,7 @@ def chain_of(stages: Sequence[Elimination], sizes: Mapping[int, int]) -> Chain |
 
 
 def _is_near(chain: Chain) -> bool:
-    """Tell whether what a warp reads and writes at once fills lines of memory."""
+    """Return True if what a warp reads and writes at once fills lines of memory."""
     _, places = cut_axes(list(zip(chain.rest, *chain.strides, strict=True)), WARP * EACH)
     if math.prod(axis[0] for axis in places) < WARP * EACH:
         return False
@@ -137,8 +139,8 @@ def _apart(places: Integers) -> Integers | None:
     """Return how far the entries of a thread are from the first, None where that is not the same for all threads."""
     of_threads = places.reshape(-1, EACH, WARP)
     lies = of_threads - of_threads[:, :1]
-    found: Integers = lies[0, :, 0]
-    return found if (lies == found[:, None]).all() else None
+    first: Integers = lies[0, :, 0]
+    return first if (lies == first[:, None]).all() else None
 
 
 @lru_cache(maxsize=1024)
@@ -152,8 +154,9 @@ def launch_of(chain: Chain) -> EntryLaunch:
         Offsets(walk(panels, k + 1), narrow(walk(places, k + 1)), none, narrow(np.array(tile)))
         for k, tile in enumerate(chain.tiles)
     )
-    kinds = [_kind(each, is_side=k in (0, len(offsets) - 1)) for k, each in enumerate(offsets)]
-    quads = tuple(each for each in kinds if each is not None)
+    kinds = [_kind(lying, is_side=k in (0, len(offsets) - 1)) for k, lying in enumerate(offsets)]
+    quads = tuple(kind for kind in kinds if kind is not None)
+    # `chain_of` has refused what lies otherwise.
     assert len(quads) == len(offsets)
     inside = len(offsets[0].places)
     return EntryLaunch(True, entries, inside, 1 << chain.stages, 1, offsets, quads, chain.stages)

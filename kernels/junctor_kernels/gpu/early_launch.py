@@ -1,7 +1,8 @@
-"""Launches that CuPy does not have: early ones, and those whose blocks are on the device together. As in cuda.h.
+"""Launches that CuPy does not have, by the driver itself: early ones, and blocks that are on the device together.
 
 The blocks of an early one may begin before the launch ahead of it has ended (programmatic dependent launch); the kernel
-itself waits, where it needs to (`griddepcontrol.wait`). Those of a cooperative one may wait for each other.
+itself waits, where it needs to (`griddepcontrol.wait`). Those of a cooperative one may wait for each other. Called by
+`CudaDevice`; structures are those of cuda.h.
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ class _Config(ctypes.Structure):
 
 
 def launch_early(kernel: int, blocks: tuple[int, int], threads: int, argument: int, stream: int) -> None:
-    """Launch a kernel (a CUfunction) with one int as its argument; raises RuntimeError with the driver's number."""
+    """Launch a kernel of one int; raises RuntimeError with the driver's number.
+
+    kernel: address of its CUfunction.
+    blocks: in x and y.
+    threads: of a block.
+    argument: the int.
+    stream: address of its CUstream.
+    """
     value = ctypes.c_int(argument)
     _launch(kernel, (*blocks, 1), threads, 0, ctypes.addressof(value), stream, _SERIALIZATION)
 
@@ -44,10 +52,13 @@ def launch_early(kernel: int, blocks: tuple[int, int], threads: int, argument: i
 def launch_together(
     kernel: int, blocks: int, threads: int, shared: int, words: npt.NDArray[np.int64], stream: int, together: bool
 ) -> None:
-    """Launch a kernel with one struct as its argument; raises RuntimeError with the driver's number.
+    """Launch a kernel of one struct; raises RuntimeError with the driver's number.
 
-    shared: bytes of shared memory. together: whether blocks wait for each other, so that more of them than fit the
-    device at once are an error.
+    kernel, stream: addresses of its CUfunction and CUstream.
+    blocks, threads: of the grid, and of a block.
+    shared: bytes of shared memory.
+    words: of the struct.
+    together: whether blocks wait for each other, so that more of them than fit the device at once are an error.
     """
     _launch(kernel, (blocks, 1, 1), threads, shared, words.ctypes.data, stream, _COOPERATIVE if together else None)
 
@@ -62,11 +73,27 @@ def _launch(
     attribute: int | None,
 ) -> None:
     asked = _Attribute(attribute or 0, b"", 1)
+    # All of this has to live until the driver returns, no longer: it copies the argument.
     config = _Config(blocks, (threads, 1, 1), shared, stream, ctypes.pointer(asked), int(attribute is not None))
     arguments = (ctypes.c_void_p * 1)(argument)
     failed = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(kernel), arguments, None)
     if failed:
         raise RuntimeError(f"a kernel was not launched: the driver says {failed}")
+
+
+@cache
+def blocks_at_once(kernel: int, threads: int) -> int:
+    """Return the blocks of a kernel (a CUfunction) without dynamic shared memory that fit a multiprocessor together.
+
+    Raises RuntimeError with the driver's number.
+    """
+    count = ctypes.c_int()
+    failed = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(count), ctypes.c_void_p(kernel), threads, ctypes.c_size_t(0)
+    )
+    if failed:
+        raise RuntimeError(f"the driver does not say how many blocks fit a multiprocessor: {failed}")
+    return max(1, count.value)
 
 
 @cache

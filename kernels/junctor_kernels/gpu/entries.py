@@ -1,4 +1,4 @@
-"""Contractions of one case on a GPU: what a launch reads, and how a large sum becomes several launches.
+"""Contractions of one case on a GPU, for plans out of core: what a launch reads, and sums that take several.
 
     out[s] = sum over r of  prod over k of  scale_k table_k[A_k[s] + R_k[r]]
 
@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule, cuda_source
 from junctor_kernels.tables.axes import Contraction, contraction
 
 # Threads of a block, entries that each of them takes, and so entries of a block.
@@ -77,24 +77,28 @@ SCALE, OUT_PANELS = OPERAND_FIELDS.index("scale"), FIELDS.index("out_panels")
 EXTREMES, ADDS, OPERANDS = FIELDS.index("extremes"), FIELDS.index("adds"), FIELDS.index("operands")
 
 Integers = npt.NDArray[Any]
-# Size, and the stride of every operand.
+# Size, and the stride in every operand.
 Axis = tuple[int, ...]
 
 
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of the kernels in "single" or "double"."""
-    values = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
-    values |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
-    values |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
-    constants = ", ".join(f"{name} = {value}" for name, value in values.items())
-    defined = "#define DOUBLE\n" if algebra == "double" else ""
-    texts = [(Path(__file__).parent / "cuda" / file).read_text() for file in ("numbers.cu", "entries.cu")]
-    return "\n".join([f"{defined}enum {{ {constants} }};", *texts])
+    constants = {"THREADS": THREADS, "EACH": EACH, "TILE": TILE, "MOST_OPERANDS": MOST_OPERANDS, "NEAR": NEAR}
+    constants |= {"APART": APART, "SAME": SAME, "PAIRS": PAIRS, "RUN": RUN}
+    constants |= {"MOST_ROWS": MOST_ROWS, "TILE_RUN": TILE_RUN, "TILE_LAST_FIRST": TILE_LAST_FIRST}
+    return cuda_source(("numbers.cu", "entries.cu"), constants, double=algebra == "double")
+
+
+KERNELS = KernelModule(source)
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where the entries and terms of an operand lie: int64 panels and far parts, int32 places and near parts."""
+    """Where the entries and terms of an operand lie.
+
+    panels, far: int64, of entries and of terms; they may lie anywhere in a table.
+    places, near: int32, inside a panel and among near terms.
+    """
 
     panels: Integers
     places: Integers
@@ -106,9 +110,13 @@ class Offsets:
 class EntryLaunch:
     """A contraction for a kernel whose threads go over entries, or over the terms of an entry.
 
-    offsets: of each operand. quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and
-    where the other three lie to the first. Its result has `entries` entries. stages: eliminations of a chain
-    (`chains_gpu.py`), whose entries are those beside the axes that come and go, and whose last operand is the result.
+    over_entries: whether threads go over entries.
+    entries: of the result; in a chain those beside the axes that come and go.
+    panel, near_terms, far_terms: entries of a panel, and terms of both parts.
+    offsets: of each operand; in a chain the last one is the result.
+    quads: how four neighbouring entries lie in each, where a thread takes four: the kind, and where the other three lie
+    to the first.
+    stages: eliminations of a chain (`chains.py`), 0 for none.
     """
 
     over_entries: bool
@@ -147,7 +155,11 @@ class EntryLaunch:
     @property
     def nbytes(self) -> int:
         """Bytes of all offsets."""
-        return sum(part.nbytes for each in self.offsets for part in (each.panels, each.places, each.far, each.near))
+        return sum(
+            part.nbytes
+            for offsets in self.offsets
+            for part in (offsets.panels, offsets.places, offsets.far, offsets.near)
+        )
 
 
 @lru_cache(maxsize=256)
@@ -159,8 +171,8 @@ def launches_of(what: Contraction) -> tuple[EntryLaunch, ...]:
     """
     if len(what.operands) > MOST_OPERANDS:
         raise OverflowError(f"a product of {len(what.operands)} tables, the GPU takes {MOST_OPERANDS}")
-    kept = list(zip(what.kept, *(each.kept for each in what.operands), strict=True))
-    eliminated = list(zip(what.eliminated, *(each.eliminated for each in what.operands), strict=True))
+    kept = list(zip(what.kept, *(strides.kept for strides in what.operands), strict=True))
+    eliminated = list(zip(what.eliminated, *(strides.eliminated for strides in what.operands), strict=True))
     entries, terms, operands = what.kept_entries, what.eliminated_entries, len(what.operands)
     if entries >= MANY_ENTRIES or terms <= max(NEAR, entries // TERMS_WORTH_THREADS):
         return (_launch(True, kept, eliminated, operands),)
@@ -188,9 +200,9 @@ def _largest(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) ->
 
 
 def _nearer_entries(kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> bool:
-    """Tell whether in the largest operand entries lie nearer to each other than terms."""
+    """Return True if in the largest operand entries lie nearer to each other than terms."""
     largest = _largest(kept, eliminated, operands)
-    nearest = [min((axis[largest] for axis in each if axis[largest]), default=math.inf) for each in (kept, eliminated)]
+    nearest = [min((axis[largest] for axis in axes if axis[largest]), default=math.inf) for axes in (kept, eliminated)]
     return nearest[0] < nearest[1]
 
 
@@ -203,6 +215,7 @@ def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
     slow, fast, entries = list(axes), list[Axis](), 1
     while slow:
         size, *strides = slow.pop()
+        # A part of an axis has to divide it: what is left is an axis again.
         part = next(part for part in range(min(size, most // entries), 0, -1) if size % part == 0)
         fast.insert(0, (part, *strides))
         entries *= part
@@ -214,6 +227,7 @@ def cut_axes(axes: Sequence[Axis], most: int) -> tuple[list[Axis], list[Axis]]:
 
 def _launch(over_entries: bool, kept: Sequence[Axis], eliminated: Sequence[Axis], operands: int) -> EntryLaunch:
     most = PANEL if _entries(kept) < LARGE_ENTRIES else LARGE_PANEL
+    # Two tables of offsets a side: their sizes add up, where one table would have the product.
     (panels, places), (far, near) = cut_axes(kept, most), cut_axes(eliminated, NEAR)
     offsets = tuple(
         Offsets(walk(panels, k), narrow(walk(places, k)), walk(far, k), narrow(walk(near, k)))
@@ -227,18 +241,20 @@ def _quads(offsets: Sequence[Offsets]) -> tuple[tuple[int, ...], ...]:
     """Return how four neighbouring entries lie in each operand; nothing where a thread is better off with others."""
     if not 1 <= len(offsets) <= MOST_IN_QUADS or len(offsets[0].places) % 4:
         return ()
-    found = [_quad(each) for each in offsets]
-    return tuple(each for each in found if each) if all(found) else ()
+    quads = tuple(map(_quad, offsets))
+    return quads if all(quads) else ()
 
 
 def _quad(offsets: Offsets) -> tuple[int, ...]:
     quads = offsets.places.reshape(-1, 4)
     first, lies = quads[:, 0], quads[0] - quads[0, 0]
+    # Where a warp touches more lines at once, threads that take one entry are better off.
     lines = len(np.unique(first[:WARP] // LINE))
     if lines > MOST_LINES or (quads - first[:, None] != lies).any():
         return ()
     kinds = {(0, 0, 0, 0): (SAME, 1), (0, 0, 1, 1): (PAIRS, 2), (0, 1, 2, 3): (RUN, 4)}
     kind, aligned = kinds.get(tuple(lies.tolist()), (APART, 1))
+    # Vectors are loaded from multiples of their size only.
     if any((part % aligned).any() for part in (offsets.panels, first, offsets.far, offsets.near)):
         kind = APART
     return (kind, *lies[1:].tolist())
@@ -267,23 +283,25 @@ def in_runs(offsets: Offsets, runs: PartRuns) -> Offsets | None:
     """Return offsets into runs; None where those of entries and terms do not simply add up there."""
     parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
     starts = np.array(runs.starts, dtype=np.int64)
-    if sum(int((each % runs.entries).max()) for each in parts) >= runs.entries:
+    # Sums of parts must not cross the end of a run: inside one, addresses add up as offsets do.
+    if sum(int((part % runs.entries).max()) for part in parts) >= runs.entries:
         return None
-    numbers, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    for each in parts:
-        found = np.unique(each // runs.entries)
-        if len(numbers) * len(found) > len(starts):
+    numbers = np.zeros(1, np.int64)
+    sums = np.zeros(1, np.int64)
+    for part in parts:
+        touched = np.unique(part // runs.entries)
+        if len(numbers) * len(touched) > len(starts):
             return None
-        numbers = np.add.outer(numbers, found).reshape(-1)
-        sums = np.add.outer(sums, starts[found]).reshape(-1)
+        numbers = np.add.outer(numbers, touched).reshape(-1)
+        sums = np.add.outer(sums, starts[touched]).reshape(-1)
     if (starts[numbers] != sums).any():
         return None
-    panels, places, far, near = (starts[each // runs.entries] + each % runs.entries for each in parts)
+    panels, places, far, near = (starts[part // runs.entries] + part % runs.entries for part in parts)
     return Offsets(panels, narrow(places), far, narrow(near))
 
 
 def out_panels(launch: EntryLaunch, runs: PartRuns) -> Integers | None:
-    """Return where the panels of a result begin that lies in runs; None where a panel is not in one of them."""
+    """Return the offsets of the panels of a result in runs; None where a panel is not in one of them."""
     if runs.entries % launch.panel:
         return None
     begins = np.arange(0, launch.entries, launch.panel)
@@ -291,7 +309,7 @@ def out_panels(launch: EntryLaunch, runs: PartRuns) -> Integers | None:
 
 
 def walk(axes: Sequence[Axis], k: int) -> Integers:
-    """Return where an operand has the entries of some axes, in C order."""
+    """Return where operand `k` (from 1 on) has the entries of some axes, in C order."""
     at = np.zeros(1, dtype=np.int64)
     for axis in axes:
         at = (at[:, None] + axis[k] * np.arange(axis[0])[None, :]).reshape(-1)
@@ -314,12 +332,15 @@ def record(
 ) -> npt.NDArray[np.int64]:
     """Return the struct `Reduction`.
 
-    extremes: address of the two words that are raised, 0 for none. operands: addresses of table, panels, places, far
-    and near, the bits of its scale, and the address of the word that tells its power of two, 0 for none.
+    out: address of the result.
+    extremes: address of the two words that are raised, 0 for none.
+    adds: whether sums are added to what is there.
+    operands: addresses of table, panels, places, far and near, the bits of its scale, and the address of the word that
+    tells its power of two, 0 for none.
     """
     fields = [out, 0, extremes, launch.entries, launch.panel, launch.near_terms, launch.far_terms, len(operands), adds]
-    for k, each in enumerate(operands):
-        fields += [*each, *(launch.quads[k] if launch.quads else ())]
+    for k, operand in enumerate(operands):
+        fields += [*operand, *(launch.quads[k] if launch.quads else ())]
         fields += [0] * (len(FIELDS) + (k + 1) * len(OPERAND_FIELDS) - len(fields))
     words = _blank()
     words[: len(fields)] = fields
@@ -327,16 +348,21 @@ def record(
 
 
 def carried(to: int, of: int, entries: int) -> npt.NDArray[np.int64]:
-    """Return the struct `Reduction` of the kernel `carry`: where a table is to be, and where it is."""
+    """Return the struct `Reduction` of the kernel `carry`, which copies a table.
+
+    to, of: addresses of the target and of the source.
+    entries: of the table.
+    """
     words = _blank()
     words[OUT], words[TABLES[0]], words[FIELDS.index("entries")] = to, of, entries
     return words
 
 
 def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
-    """Return the struct `Reduction` of the kernel `relay`: addresses of words [steps, 2, 2], to and from where.
+    """Return the struct `Reduction` of the kernel `relay`, which copies what the first task found.
 
-    Those of the first task are brought.
+    to, of: addresses of words [steps, 2, 2], the target and the source.
+    steps: whose words are copied.
     """
     words = _blank()
     words[EXTREMES], words[len(FIELDS) + OPERAND_FIELDS.index("lead")] = to, of
@@ -345,7 +371,12 @@ def relayed(to: int, of: int, steps: int) -> npt.NDArray[np.int64]:
 
 
 def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
-    """Return the struct `Reduction` of the kernel `gather`: addresses of words [steps, 2, 2], to and from where."""
+    """Return the struct `Reduction` of the kernel `gather`, which combines what several devices found.
+
+    to: address of words [steps, 2, 2].
+    of: addresses of such words of every device.
+    steps: whose words are combined.
+    """
     words = _blank()
     words[EXTREMES], words[FIELDS.index("entries")], words[OPERANDS] = to, steps, len(of)
     leads = len(FIELDS) + OPERAND_FIELDS.index("lead")
@@ -354,7 +385,12 @@ def gathered(to: int, of: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
 
 
 def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.NDArray[np.int64]:
-    """Return a record in which some addresses lie so many bytes further on."""
+    """Return a record in which some addresses lie further on.
+
+    words: the record; it is not changed.
+    fields: places of the addresses in it.
+    by: bytes.
+    """
     result = words.copy()
     for field in fields:
         result[field] += by
@@ -362,7 +398,7 @@ def moved(words: npt.NDArray[np.int64], fields: Sequence[int], by: int) -> npt.N
 
 
 def shift_of(largest: np.floating[Any]) -> int:
-    """Return the power of two that readers multiply with, by the largest entry of the first task."""
+    """Return the exponent of the power of two that readers multiply with. largest: entry of the first task."""
     if not 0 < largest < np.inf:
         return 0
     # Two to the power of more would be beyond the format, or below what it holds exactly.

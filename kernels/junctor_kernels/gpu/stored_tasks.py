@@ -28,8 +28,12 @@ MOST_ENTRIES = 1 << 30
 
 
 class RunSums(NamedTuple):
-    """How the runs of a chunk are summed: their length, the entries that a block takes, the threads that share a run in
-    shared memory (0: a block goes through long runs one by one), and the most spans that a run touches.
+    """How the runs of a chunk are summed.
+
+    run: entries of one.
+    span: entries that a block takes.
+    lanes: threads that share a run in shared memory, 0 where a block goes through long runs one by one.
+    pieces: the most spans that a run touches.
     """
 
     run: int
@@ -39,7 +43,13 @@ class RunSums(NamedTuple):
 
 
 def runs(run: int, entries: int, width: int) -> RunSums:
-    """Return how runs of so many entries are summed; width: entries of 16 bytes."""
+    """Return how runs are summed.
+
+    run: entries of one.
+    entries: of the chunk.
+    width: entries of 16 bytes.
+    """
+    # Where a tile has room for that, a block takes whole runs and whole vectors of 16 bytes.
     unit = math.lcm(run, width)
     if run < TILE:
         span = TILE // unit * unit or TILE
@@ -49,8 +59,11 @@ def runs(run: int, entries: int, width: int) -> RunSums:
 
 
 class GatherSums(NamedTuple):
-    """How entries that lie apart are summed: separator entries of a block, whether its neighbouring threads have
-    neighbouring terms, and the parts that the terms of an entry are cut into.
+    """How entries that lie apart are summed.
+
+    width: separator entries of a block.
+    near_terms: whether its neighbouring threads have neighbouring terms.
+    pieces: parts that the terms of an entry are cut into.
     """
 
     width: int
@@ -76,7 +89,12 @@ def _power_below(number: int) -> int:
 
 
 class CliqueLaunch(NamedTuple):
-    """A kernel over `number` tasks: which bytes of the batch they and the first block of each are in; all blocks."""
+    """A kernel over some tasks of a batch.
+
+    tasks, starts: bytes of the batch where they begin, and where the first block of each does.
+    number: of tasks.
+    blocks: of all tasks together.
+    """
 
     kernel: str
     tasks: int
@@ -86,7 +104,7 @@ class CliqueLaunch(NamedTuple):
 
 
 class SeparatorTable(NamedTuple):
-    """A separator table on the device: addresses of its numbers and of the bits of the largest of them."""
+    """A separator table on the device: addresses of its numbers, and of the bits of the largest of them."""
 
     values: int
     largest: int
@@ -114,11 +132,14 @@ class TaskBatch:
         adds: bool,
         parts: int,
     ) -> int:
-        """Multiply a chunk by factors, and sum it for a separator whose runs lie in it.
+        """Multiply a chunk by factors, and sum it for a separator whose runs lie in it; returns the parts of sums.
 
-        table: addresses read and written (0: nothing). summed: how the chunk walks through the separator, and the
-        address of that. adds: whether sums are added to what is there. parts: address for parts of sums; returns how
-        many.
+        table: addresses read and written (0: nothing).
+        entries: of the chunk.
+        factors: how the chunk walks through each, and where that is.
+        summed: how the chunk walks through the separator, and the address of that.
+        adds: whether sums are added to what is there.
+        parts: address for parts of sums.
         """
         source, target = table
         first = len(self._factors)
@@ -143,7 +164,12 @@ class TaskBatch:
         return count
 
     def gather(self, table: int, view: View, sums: int, adds: bool, parts: int) -> int:
-        """Sum a chunk for any separator; arguments and result as for `scatter`."""
+        """Sum a chunk for a separator of any order; arguments and result as for `scatter`.
+
+        table: address of the chunk.
+        view: how the chunk walks through the separator.
+        sums: address of the separator.
+        """
         kept, out = view.kept()
         eliminated = view.eliminated()
         how = gathering(view)
@@ -159,12 +185,17 @@ class TaskBatch:
         return entries * how.pieces if split else 0
 
     def settle(self, message: SeparatorTable, entries: int, before: SeparatorTable | None = None) -> None:
-        """Find the largest entry of a message; before: what went the other way, which it is divided by first."""
+        """Find the largest entry of a message. before: the message the other way, which it is divided by first."""
         old = (before.values, before.largest) if before else (0, 0)
         self._add("settle", (message.values, *old, message.largest, entries), -(-entries // THREADS))
 
     def permute(self, source: int, target: int, entries: int, swaps: int, count: int) -> None:
-        """Bring a table into another order; swaps: address of those that lead back."""
+        """Bring a table into another order.
+
+        source, target: addresses of the table as it is and as it shall be.
+        entries: of it.
+        swaps: address of the swaps that lead back, `count` of them.
+        """
         self._add("permute", (source, target, swaps, count, entries), -(-entries // THREADS))
 
     def close(self) -> int:
@@ -195,6 +226,7 @@ class TaskBatch:
             size += 8 * len(words)
             return size - 8 * len(words)
 
+        # One array, because every copy to the device has a price of its own.
         factors = append(self._factors, np.int64)
         axes = append(self._axes, np.uint32)
         launches = []

@@ -1,17 +1,17 @@
-"""What the GPU kernels of hidden Markov models have in common: their sources, launches, and the device."""
+"""What the GPU kernels of hidden Markov models have in common: their sources, launches, and the device.
+
+`viterbi_gpu` and `forward_backward_gpu` say what is launched; `ChainDevice` does it, for `junctor.hmm`.
+"""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.gpu.early_launch import launch_together
+from junctor_kernels.gpu.device import Array, CudaDevice, DeviceArray, KernelModule, cuda_source
 
 # Blocks that keep a product in registers have SIDE x SIDE threads, each with up to 8 x 8 of it.
 SIDE = 16
@@ -36,19 +36,23 @@ def stride_of(states: int) -> int:
     return -(-states // LINE) * LINE
 
 
-def joined_source(files: tuple[str, ...], constants: Mapping[str, int], dtype: npt.DTypeLike) -> str:
-    """Return CUDA C++ source files as one, for a number format."""
+def joined_source(files: tuple[str, ...], constants: Mapping[str, int], dtype: npt.DTypeLike, before: str = "") -> str:
+    """Return CUDA C++ source files as one.
+
+    files: names in their order.
+    constants: integers by name.
+    dtype: float32 or float64.
+    before: macros.
+    """
     size = np.dtype(dtype).itemsize
-    values = ", ".join(f"{name} = {value}" for name, value in {**constants, "DEPTH": DEPTH[size]}.items())
-    texts = [(Path(__file__).parents[1] / "gpu" / "cuda" / name).read_text() for name in files]
-    return "\n".join(["#define DOUBLE" if size == 8 else "", _SHARED, f"enum {{ {values} }};", *texts])
+    return cuda_source(files, {**constants, "DEPTH": DEPTH[size]}, double=size == 8, before=before + _SHARED)
 
 
 class SequenceLaunch(NamedTuple):
     """A kernel, for the ticks behind `first` up to `last` of a block.
 
-    rows: that it keeps in shared memory. kept, cached: parts of the matrix that each block of the grid keeps there, and
-    in the cache of the device.
+    rows: that it keeps in shared memory.
+    kept, cached: parts of the matrix that each block of the grid keeps there, and in the cache of the device.
     """
 
     kernel: str
@@ -60,7 +64,12 @@ class SequenceLaunch(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """Blocks of a grid that is on the device together, bytes of shared memory that each may have, bytes of cache."""
+    """What launches depend on.
+
+    blocks: of a grid that is on the device together, one a multiprocessor.
+    shared: bytes of shared memory that each may have.
+    cache: bytes.
+    """
 
     blocks: int
     shared: int
@@ -70,7 +79,9 @@ class Chip(NamedTuple):
 def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) -> tuple[int, int]:
     """Return how many of a block's parts of a matrix it keeps in shared memory, and how many in the cache.
 
-    kept_bytes: of a part in shared memory, of which `used` bytes are taken; part_bytes: elsewhere.
+    parts: of a block.
+    kept_bytes, part_bytes: of a part in shared memory, and elsewhere.
+    used: bytes of shared memory that are taken.
     """
     kept = max(0, min(parts, (chip.shared - used) // kept_bytes))
     return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * part_bytes))
@@ -79,11 +90,13 @@ def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) ->
 class SequenceKernels(NamedTuple):
     """Kernels that are compiled together.
 
-    source: of a number format. fields: of the struct `Work`, in its order. threads: of a block that keeps no product in
-    registers. shared: bytes that a block of a launch asks for, of states, blocks and the bytes of a number.
+    module: their sources, by number format.
+    fields: of the struct `Work`, in its order.
+    threads: of a block that keeps no product in registers.
+    shared: bytes that a block of a launch asks for, of states, blocks and the bytes of a number.
     """
 
-    source: Callable[[npt.DTypeLike], str]
+    module: KernelModule
     fields: tuple[str, ...]
     threads: int
     shared: Callable[[SequenceLaunch, int, int, int], int]
@@ -102,18 +115,24 @@ class KernelChoice(NamedTuple):
 
 
 def choice_for(count: int, itemsize: int, fits: Callable[[int], bool]) -> KernelChoice:
-    """Return the kernel for so many rows of a dense product. fits: whether so many have room in shared memory."""
+    """Return the kernel for the rows of a dense product.
+
+    count: rows.
+    itemsize: bytes of a number.
+    fits: whether a number of rows has room in shared memory.
+    """
     below = 0
+    # One reading of the matrix serves all rows of a `few` kernel, as long as they have room in shared memory.
     for rows in FEW:
         if not fits(rows):
             break
         if count <= rows:
             return KernelChoice(f"few_{rows}", rows, below + 1)
         below = rows
-    for each in MANY[itemsize]:
-        if count <= SIDE * each or each == MANY[itemsize][-1]:
-            return KernelChoice(f"many_{each}", 0, below + 1)
-        below = SIDE * each
+    for rows in MANY[itemsize]:
+        if count <= SIDE * rows or rows == MANY[itemsize][-1]:
+            return KernelChoice(f"many_{rows}", 0, below + 1)
+        below = SIDE * rows
     raise AssertionError("unreachable")
 
 
@@ -128,99 +147,65 @@ def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], KernelChoice]) 
         first = last
 
 
-class ChainDevice:
-    """A CUDA device that computes rows; raises ImportError without CuPy, and what CuPy raises."""
+class ChainDevice(CudaDevice):
+    """A CUDA device that computes rows, everything in one stream.
+
+    dtype: of rows.
+    Raises ImportError without CuPy, and what CuPy raises without such a device.
+    """
 
     def __init__(self, dtype: npt.DTypeLike, number: int = 0) -> None:
-        import cupy
-
-        self.cupy, self.number, self.dtype = cupy, number, np.dtype(dtype)
-        self.device = cupy.cuda.Device(number)
-        with self.device:
-            self.stream = cupy.cuda.Stream(non_blocking=True)
-            attributes = self.device.attributes
-            names = ("MultiProcessorCount", "MaxSharedMemoryPerBlockOptin", "L2CacheSize")
-            self.chip = Chip(*(int(attributes[name]) for name in names))
-            self._barrier = cupy.zeros(1, np.uint64)
+        super().__init__(number)
+        self.dtype = np.dtype(dtype)
+        self.main = self.stream()
+        names = ("MultiProcessorCount", "MaxSharedMemoryPerBlockOptin", "L2CacheSize")
+        self.chip = Chip(*map(self.attribute, names))
+        self._barrier = self.zeros(1, np.uint64)
 
     def free(self) -> int:
-        """Return the bytes that nobody uses."""
-        with self.device:
-            pool = self.cupy.get_default_memory_pool()
-            return int(self.cupy.cuda.runtime.memGetInfo()[0]) + int(pool.free_bytes())
+        """Return the bytes that can be had, those that CuPy keeps among them."""
+        return super().free() + self.pooled()
 
-    def put(self, array: npt.NDArray[Any]) -> Any:
-        """Return a copy of an array on the device."""
-        with self.device, self.stream:
-            return self.cupy.asarray(array)
-
-    def empty(self, entries: int, dtype: npt.DTypeLike) -> Any:
-        """Return memory of the device."""
-        with self.device, self.stream:
-            return self.cupy.empty(entries, dtype)
-
-    def host(self, entries: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def host(self, entries: int, dtype: npt.DTypeLike) -> Array:
         """Return memory of the host that the device writes to directly."""
-        with self.device:
-            size = max(1, entries * np.dtype(dtype).itemsize)
-            return np.frombuffer(self.cupy.cuda.alloc_pinned_memory(size), dtype, entries)
+        return self.pinned(entries, dtype, pooled=True)
 
-    def get(self, array: Any, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Return a copy of an array of the device, in `out` if that is given."""
-        with self.device, self.stream:
-            found: npt.NDArray[Any] = array.get(out=out, blocking=True)
-            return found
-
-    def set(self, array: Any, values: npt.NDArray[Any]) -> None:
+    def set(self, array: DeviceArray, values: Array) -> None:
         """Copy values to the beginning of an array of the device."""
-        with self.device, self.stream:
+        with self.current():
             array[: values.size].set(values)
 
-    def forget(self, array: Any) -> None:
+    def forget(self, array: DeviceArray) -> None:
         """Enqueue all bits set, which is what nobody has written yet."""
-        self.cupy.cuda.runtime.memsetAsync(array.data.ptr, 0xFF, array.nbytes, self.stream.ptr)
+        self.fill(self.address(array), 0xFF, array.nbytes, self.main)
 
     def launch(self, program: SequenceKernels, launch: SequenceLaunch, fields: Mapping[str, int], blocks: int) -> None:
-        """Enqueue a launch; `blocks` of 0: as many as are on the device together."""
-        fixed = "many" in launch.kernel
-        threads = SIDE * SIDE if fixed else program.threads
-        with self.device:
-            kernel = _kernel_of(self.number, program, self.dtype.str, launch.kernel)
-            size = program.shared(launch, fields["states"], blocks or self.chip.blocks, self.dtype.itemsize)
-            if size:
-                kernel.max_dynamic_shared_size_bytes = size
-            together = blocks == 0
+        """Enqueue a launch.
+
+        program: the kernels that it is one of.
+        fields: of the struct `Work`, but those that the launch itself says.
+        blocks: 0 for as many as are on the device together, which then wait for each other.
+        """
+        in_registers = "many" in launch.kernel
+        threads = SIDE * SIDE if in_registers else program.threads
+        kernel = program.module.function(self, launch.kernel, self.dtype.str)
+        shared = program.shared(launch, fields["states"], blocks or self.chip.blocks, self.dtype.itemsize)
+        together = blocks == 0
+        with self.current():
+            if shared:
+                # Beyond 48 KiB a kernel gets only what it was allowed before.
+                kernel.max_dynamic_shared_size_bytes = shared
             if together:
-                blocks = self.chip.blocks * (_blocks_at_once(kernel.kernel.ptr, threads) if fixed else 1)
-            self.cupy.cuda.runtime.memsetAsync(self._barrier.data.ptr, 0, 8, self.stream.ptr)
+                # A block a multiprocessor where rows lie in shared memory; others may have room for more.
+                blocks = self.chip.blocks * (self.blocks_at_once(kernel, threads) if in_registers else 1)
+            # Blocks that wait for each other count from zero, in the same stream behind the launch before.
+            barrier = self.address(self._barrier)
+            self.fill(barrier, 0, self._barrier.nbytes, self.main)
             told = {name: getattr(launch, name) for name in ("first", "last", "kept", "cached")}
-            words = program.record({**fields, **told, "barrier": self._barrier.data.ptr})
-            launch_together(kernel.kernel.ptr, blocks, threads, size, words, self.stream.ptr, together)
+            words = program.record({**fields, **told, "barrier": barrier})
+            self.launch_together(kernel, blocks, threads, words, self.main, shared, together)
 
     def synchronize(self) -> None:
         """Wait for all that is enqueued."""
-        self.stream.synchronize()
-
-
-@cache
-def _blocks_at_once(kernel: int, threads: int) -> int:
-    count = ctypes.c_int()
-    failed = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        ctypes.byref(count), ctypes.c_void_p(kernel), threads, ctypes.c_size_t(0)
-    )
-    if failed:
-        raise RuntimeError(f"the driver does not say how many blocks fit a multiprocessor: {failed}")
-    return max(1, count.value)
-
-
-@cache
-def _kernel_of(number: int, program: SequenceKernels, dtype: str, name: str) -> Any:
-    return _module(number, program, dtype).get_function(name)
-
-
-@cache
-def _module(number: int, program: SequenceKernels, dtype: str) -> Any:
-    import cupy
-
-    with cupy.cuda.Device(number):
-        return cupy.RawModule(code=program.source(np.dtype(dtype)), options=("-std=c++17",))
+        assert self.main is not None
+        self.main.synchronize()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import products_cpu as hmm_cpu
 from junctor_kernels.hmm.device import (
@@ -40,7 +41,7 @@ FIELDS = (
 def source(dtype: npt.DTypeLike, threads: int = THREADS, side: int | None = None) -> str:
     """Return the CUDA C++ source of all kernels in a number format."""
     constants = {"THREADS": threads, "SIDE": side or hmm_gpu.SIDE, "PANEL": PANEL, "RUN": RUN, "SKEW": SKEW}
-    return "#define SUMS\n" + hmm_gpu.joined_source(FILES, constants, dtype)
+    return hmm_gpu.joined_source(FILES, constants, dtype, before="#define SUMS\n")
 
 
 def runs_of(states: int) -> int:
@@ -72,7 +73,11 @@ def launches(
 ) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
 
-    counts: rows of each tick, descending. The kernels have `forward_` or `backward_` before their names.
+    The kernels have `forward_` or `backward_` before their names.
+
+    counts: rows of each tick, int64 [ticks], descending.
+    sparse: whether the matrix is.
+    itemsize: bytes of a number.
     """
 
     def fits(rows: int) -> bool:
@@ -89,4 +94,4 @@ def launches(
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm.device import (
     Chip,
@@ -59,7 +60,9 @@ def launches(
 ) -> Iterator[SequenceLaunch]:
     """Yield what computes the rows of a block from those of its first tick.
 
-    counts: rows of each tick, descending. transitions: that are not zero, None for a dense matrix.
+    counts: rows of each tick, int64 [ticks], descending.
+    transitions: that are not zero, None for a dense matrix.
+    itemsize: bytes of a number.
     """
 
     def choose(count: int) -> KernelChoice:
@@ -78,4 +81,4 @@ def launches(
         yield launch._replace(kept=kept, cached=cached)
 
 
-PROGRAM = SequenceKernels(source, FIELDS, THREADS, shared_bytes)
+PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)

@@ -1,15 +1,16 @@
-"""Samples on a GPU: the source of its kernels, the struct that they read, and the device that runs them (CuPy)."""
+"""Samples on a GPU: the source of its kernels, the struct that they read, and the devices that run them.
+
+Called by `junctor.sampling.gpu`; messages of loopy belief propagation are in `loopy_gpu`.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.gpu.early_launch import launch_together
+from junctor_kernels.gpu.device import ON_DEVICE, CudaDevice, DeviceArray, KernelModule, as_struct, cuda_source
 from junctor_kernels.sampling import loopy_gpu as beliefs_gpu
 from junctor_kernels.sampling import philox
 from junctor_kernels.sampling.layout import FULL, SCORE_UNIT
@@ -35,18 +36,20 @@ WAVE_THREADS = 256
 # Shared memory of a block without asking for more, and with.
 SHARED_BYTES = 48 << 10
 
-Array = Any
-
 
 def source() -> str:
     """Return the CUDA C++ source of all kernels."""
-    numbers = {"ROUNDS": philox.ROUNDS, "SUMMED": SUMMED, "SEVERAL": SEVERAL}
+    constants = {"ROUNDS": philox.ROUNDS, "SUMMED": SUMMED, "SEVERAL": SEVERAL}
     words = {"MULTIPLIER0": philox.MULTIPLIERS[0], "MULTIPLIER1": philox.MULTIPLIERS[1]}
     words |= {"KEY_STEP0": philox.KEY_STEPS[0], "KEY_STEP1": philox.KEY_STEPS[1]}
-    lines = [f"enum {{ {', '.join(f'{name} = {value}' for name, value in numbers.items())} }};"]
-    lines += [f"#define {name} {value}u" for name, value in words.items()]
+    # Macros where the type counts: unsigned words, a 64-bit integer, a double.
+    lines = [f"#define {name} {value}u" for name, value in words.items()]
     lines += [f"#define FULL {FULL}ll", f"#define SCORE_UNIT {SCORE_UNIT}.0"]
-    return "\n".join([*lines, (Path(__file__).parents[1] / "gpu" / "cuda" / "sampling.cu").read_text()])
+    return cuda_source(("sampling.cu",), constants, before="\n".join(lines))
+
+
+# No fused multiply-adds: where weights are plain numbers, what is learned is that of the CPU, bit by bit.
+KERNELS = KernelModule(source, ("-fmad=false",))
 
 
 class SamplingJob:
@@ -73,121 +76,77 @@ class SamplingJob:
 class SamplingDevice(Protocol):
     """Memory and launches of a device, in the order in which they are asked for.
 
-    processors: multiprocessors. most_shared: bytes of shared memory that a block may have.
+    processors: multiprocessors.
+    most_shared: bytes of shared memory that a block may have.
     """
 
     processors: int
     most_shared: int
 
-    def put(self, array: npt.NDArray[Any]) -> Array:
+    def put(self, array: npt.NDArray[Any]) -> DeviceArray:
         """Return a copy of a NumPy array on the device."""
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceArray:
         """Return an array on the device; raises MemoryError."""
 
-    def address(self, array: Array) -> int:
+    def address(self, array: DeviceArray) -> int:
         """Return where an array begins."""
 
-    def copy(self, source: Array, target: Array) -> None:
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
         """Copy an array on the device."""
 
-    def clear(self, array: Array) -> None:
+    def clear(self, array: DeviceArray) -> None:
         """Set an array to zeros."""
 
-    def get(self, array: Array) -> npt.NDArray[Any]:
+    def get(self, array: DeviceArray) -> npt.NDArray[Any]:
         """Return a copy of an array, once everything before is done."""
 
     def launch(
         self, kernel: str, blocks: tuple[int, int], threads: int, job: npt.NDArray[np.int64], shared: int = 0
     ) -> None:
-        """Run a kernel over blocks in x and y, with bytes of shared memory."""
+        """Run a kernel.
+
+        blocks: in x and y.
+        threads: of a block.
+        job: the words of a `SamplingJob`.
+        shared: bytes of shared memory of a block.
+        """
 
     def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
-        """Send all messages of a row; blocks are on the device together."""
+        """Send all messages of a row; blocks are on the device together. job: the struct `Messages`."""
 
 
-class CudaSampling:
+class CudaSampling(CudaDevice):
     """A CUDA device and a stream of it. Raises ImportError without CuPy, and what CuPy raises without such a device."""
 
     def __init__(self, number: int = 0) -> None:
-        import cupy
+        super().__init__(number)
+        self.processors = self.attribute("MultiProcessorCount")
+        self.most_shared = self.attribute("MaxSharedMemoryPerBlockOptin")
+        # Everything goes through one stream, so nothing has to wait for an event.
+        self.main = self.stream()
 
-        self.cupy, self.number = cupy, number
-        with cupy.cuda.Device(number) as device:
-            self.processors = int(device.attributes["MultiProcessorCount"])
-            self.most_shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
-            self.stream = cupy.cuda.Stream(non_blocking=True)
-
-    def free(self) -> int:
-        """Return the bytes that can be had."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            return int(self.cupy.cuda.runtime.memGetInfo()[0])
-
-    def put(self, array: npt.NDArray[Any]) -> Array:
-        """Return a copy of a NumPy array on the device."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            return self.cupy.asarray(array)
-
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array on the device; raises MemoryError."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            return self.cupy.empty(shape, dtype)
-
-    def address(self, array: Array) -> int:
-        """Return where an array begins."""
-        return int(array.data.ptr)
-
-    def copy(self, source: Array, target: Array) -> None:
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
         """Copy an array on the device."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            target.data.copy_from_device_async(source.data, source.nbytes)
+        self.copy_bytes(self.address(target), self.address(source), source.nbytes, self.main, ON_DEVICE)
 
-    def clear(self, array: Array) -> None:
+    def clear(self, array: DeviceArray) -> None:
         """Set an array to zeros."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            array.data.memset_async(0, array.nbytes)
-
-    def get(self, array: Array) -> npt.NDArray[Any]:
-        """Return a copy of an array, once everything before is done."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            found: npt.NDArray[Any] = array.get()
-            return found
+        self.fill(self.address(array), 0, array.nbytes, self.main)
 
     def launch(
         self, kernel: str, blocks: tuple[int, int], threads: int, job: npt.NDArray[np.int64], shared: int = 0
     ) -> None:
         """Run a kernel over blocks in x and y, with bytes of shared memory."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            function = _function(self.number, kernel)
+        function = KERNELS.function(self, kernel)
+        with self.current():
+            # A block has so much without asking, and what was once allowed to a kernel stays so.
             if shared > SHARED_BYTES and function.max_dynamic_shared_size_bytes < shared:
                 function.max_dynamic_shared_size_bytes = shared
-            # As one value: CuPy passes nothing longer.
-            function(blocks, (threads,), (job.view(np.dtype((np.void, job.nbytes))),), shared_mem=shared)
+            self.launch_kernel(function, blocks, threads, (as_struct(job),), shared=shared)
 
     def propagate(self, blocks: int, threads: int, job: npt.NDArray[np.int64]) -> None:
         """Send all messages of a row; blocks are on the device together."""
-        with self.cupy.cuda.Device(self.number), self.stream:
-            kernel = _messages(self.number).get_function(beliefs_gpu.KERNEL)
-            launch_together(kernel.kernel.ptr, blocks, threads, 0, job, self.stream.ptr, True)
-
-
-@cache
-def _function(number: int, kernel: str) -> Any:
-    return _module(number).get_function(kernel)
-
-
-@cache
-def _messages(number: int) -> Any:
-    import cupy
-
-    with cupy.cuda.Device(number):
-        return cupy.RawModule(code=beliefs_gpu.source(), options=("-std=c++17",))
-
-
-@cache
-def _module(number: int) -> Any:
-    import cupy
-
-    # No fused multiply-adds: where weights are plain numbers, what is learned is that of the CPU, bit by bit.
-    with cupy.cuda.Device(number):
-        return cupy.RawModule(code=source(), options=("-std=c++17", "-fmad=false"))
+        kernel = beliefs_gpu.KERNELS.function(self, beliefs_gpu.KERNEL)
+        with self.current():
+            self.launch_together(kernel, blocks, threads, job, self.main)

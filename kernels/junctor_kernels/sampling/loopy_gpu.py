@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.gpu.device import KernelModule, cuda_source
 from junctor_kernels.sampling.layout import MOST_STATES
 from junctor_kernels.sampling.loopy import CARD, CLEARED, COUNT, STATES, Links
 
@@ -25,8 +25,11 @@ THREADS = 256
 
 def source() -> str:
     """Return the CUDA C++ source of the kernel."""
-    constants = f"enum {{ MOST_THREADS = {THREADS}, MOST_STATES = {MOST_STATES}, CLEARED = {CLEARED} }};"
-    return "\n".join([constants, (Path(__file__).parents[1] / "gpu" / "cuda" / "beliefs.cu").read_text()])
+    constants = {"MOST_THREADS": THREADS, "MOST_STATES": MOST_STATES, "CLEARED": CLEARED}
+    return cuda_source(("beliefs.cu",), constants)
+
+
+KERNELS = KernelModule(source)
 
 
 def record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -45,8 +48,8 @@ def arrays(links: Links, own: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[
     senders = np.repeat(
         np.stack([np.arange(len(of_link), dtype=np.int32), of_link], axis=1), links.links[:, CARD], axis=0
     )
-    found: dict[str, npt.NDArray[Any]] = {"tables": links.tables, "links": links.links, "children": links.children}
-    return found | {"levels": links.levels, "owners": owners, "senders": senders, "own": own}
+    known: dict[str, npt.NDArray[Any]] = {"tables": links.tables, "links": links.links, "children": links.children}
+    return known | {"levels": links.levels, "owners": owners, "senders": senders, "own": own}
 
 
 def blocks(links: Links, processors: int) -> int:

@@ -127,7 +127,7 @@ def reduce(
             ]
             terms = math.prod(eliminated_sizes)
             full = (*eliminated_sizes, *kept_sizes, cases)
-            block = np.broadcast_to(_combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
+            block = np.broadcast_to(combined(views, algebra), full).reshape(terms, *kept_sizes, cases)
             gathered = algebra.gather(block, gathered)
         grid[kept_at] = gathered
     # Axes that no operand has only repeat each term; multiplied once instead of summed.
@@ -278,7 +278,7 @@ def _view(
     return np.ndarray((*shape, table.shape[1]), table.dtype, table, base * row, view_strides)
 
 
-def _combined(views: Sequence[Array], algebra: Algebra) -> Array:
+def combined(views: Sequence[Array], algebra: Algebra) -> Array:
     """Return the product of views in their order; small ones first give small intermediate products."""
     result = views[0]
     owned = False

@@ -43,7 +43,7 @@ def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, ro
     return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
 
 
-class Backend(Protocol):
+class Executor(Protocol):
     """What answers blocks of at most `cases` cases, up to `threads` of them at once."""
 
     cases: int
@@ -53,7 +53,7 @@ class Backend(Protocol):
         """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
 
 
-def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Backend:
+def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Executor:
     on_device = prepared.on_device(algebra, rows)
     if on_device is not None:
         return on_device
@@ -65,7 +65,7 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Backend:
         return _Plain(faster.explain, faster.cases, faster.threads)
     program = prepared.program(algebra)
     run = program.explain if explains else program.run
-    return _Plain(lambda block, _: run(block), prepared.memory.cases(algebra.dtype.itemsize))
+    return _Plain(lambda block, _: run(block), prepared.sizes.cases(algebra.dtype.itemsize))
 
 
 @dataclass(slots=True)

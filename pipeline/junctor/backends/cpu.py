@@ -84,8 +84,8 @@ class CompiledProgram:
         states = {variable: work.states[row, :cases] for variable, row in self._rows.items()}
         return BlockOutcome(log_value, {}, states, np.zeros(cases, dtype=np.bool_))
 
-    def work(self, rows: int) -> npt.NDArray[np.float64]:
-        """Return the counts of work for so many rows, in the order of `cost.features.cpu_blocks.CPU_WORK`."""
+    def work(self, rows: int) -> dict[str, float]:
+        """Return the counts of work of so many rows, by feature."""
         return cpu_work(self.code, self._plan, self.cases, self.itemsize, self.arena_bytes, rows)
 
     def answer(

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import Bytecode
-from junctor_kernels.gpu.blocks import FIELDS, Array, BlockDevice, LaunchList, run_record
+from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList, run_record
+from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.backends.gpu_items import closing_of
 from junctor.backends.gpu_plan import ALIGNED, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
-from junctor.cost.model import CostModel, speeds_here
+from junctor.cost.model import CostModel, local_cost_models
 from junctor.model.answers import Answers, sources_of
 
 
@@ -32,14 +33,14 @@ class GpuProgram(GpuBlocks):
     def __init__(
         self, program: Program, rows: int, device: BlockDevice, host: int, speeds: CostModel | None = None
     ) -> None:
-        known = speeds or speeds_here().gpu(MeasuredDevice(device.name, device.figures))
+        known = speeds or local_cost_models().gpu(MeasuredDevice(device.name, device.figures))
         super().__init__(program, rows, device.room, host, known)
         self.device = device
         lowering = self._lowering
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
         self._arrays = self._put(self._code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
         self._settled, self._arrays["settled"] = self._settled_posteriors()
-        self._targets: Array | None = None
+        self._targets: DeviceArray | None = None
         self.threads = IN_FLIGHT
         self._places = self._lay_out(lowering, program.algebra.dtype)
         # Only what is on the device stays.
@@ -59,7 +60,7 @@ class GpuProgram(GpuBlocks):
         log_value = found[0] + constants
         return BlockOutcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
 
-    def targets(self, answers: Answers) -> Array:
+    def targets(self, answers: Answers) -> DeviceArray:
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
             sizes = self._plan.shape.cardinalities
@@ -71,7 +72,7 @@ class GpuProgram(GpuBlocks):
         """Give every array its place in the room of the device."""
         start = 0
 
-        def place(shapes: Shapes) -> dict[str, Array]:
+        def place(shapes: Shapes) -> dict[str, DeviceArray]:
             nonlocal start
             arrays = {}
             for name, (shape, kind) in shapes.items():
@@ -83,7 +84,7 @@ class GpuProgram(GpuBlocks):
         shapes = self._way_shapes(self.cases)
         return [_Place(self, lowering.likelihoods, shapes, place(shapes)) for _ in range(IN_FLIGHT)]
 
-    def _put(self, code: Bytecode, items: Sequence[tuple[int, ...]]) -> dict[str, Array]:
+    def _put(self, code: Bytecode, items: Sequence[tuple[int, ...]]) -> dict[str, DeviceArray]:
         """Bring what does not change from block to block to the device."""
         put = self.device.put
         closing, self.totals = closing_of(code)
@@ -102,7 +103,7 @@ class GpuProgram(GpuBlocks):
             "growth": put(code.growth),
         }
 
-    def _settled_posteriors(self) -> tuple[dict[int, int], Array]:
+    def _settled_posteriors(self) -> tuple[dict[int, int], DeviceArray]:
         """Return the posteriors that no case changes, one after the other, and variable -> where its own begins."""
         tables = {v: self._program.shared[t].table for v, t in self._plan.marginals if t in self._program.shared}
         rows = dict(zip(tables, accumulate((len(table) for table in tables.values()), initial=0), strict=False))
@@ -119,7 +120,7 @@ class _Place:
     """Memory of one block on its way: evidence and what is found on both sides, and the launches between."""
 
     def __init__(
-        self, program: GpuProgram, likelihoods: dict[int, int], shapes: Shapes, arrays: dict[str, Array]
+        self, program: GpuProgram, likelihoods: dict[int, int], shapes: Shapes, arrays: dict[str, DeviceArray]
     ) -> None:
         self._program, self._device, self._chunk = program, program.device, program.chunk
         self._dtype = program._program.algebra.dtype

@@ -14,7 +14,10 @@ from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
 from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes as TileShapes
-from junctor.cost.model import CostModel, plan_work
+from junctor.cost.constants import GPU
+from junctor.cost.features.plans import plan_work
+from junctor.cost.features.registry import BACKENDS
+from junctor.cost.model import CostModel
 from junctor.planning.first_fit import arena
 from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
@@ -34,9 +37,6 @@ STATES = np.int16
 # Arrays begin at multiples of so many bytes.
 ALIGNED = 256
 
-# Bytes of answers a second that leave a GPU while others are computed (measured on an H100).
-BUS_RATE = 3.8e10
-
 Shapes = dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 
@@ -48,7 +48,7 @@ def chunk_of(algebra: Algebra) -> int:
 def few_are_faster(plan: Plan, algebra: Algebra, speeds: CostModel, rows: int, stages: int) -> bool:
     """Tell whether threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
     few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
-    return speeds.prices[f"few-{algebra.name}"].of_plan(few) < speeds.prices[f"many-{algebra.name}"].of_plan(many)
+    return speeds.seconds(f"few-{algebra.name}", few) < speeds.seconds(f"many-{algebra.name}", many)
 
 
 class GpuBlocks:
@@ -80,16 +80,17 @@ class GpuBlocks:
 
     def seconds(self, rows: int) -> float:
         """Return about what `rows` cases take: kernels, or answers on their way where those take longer."""
-        prices = self.speeds.prices[f"{'many' if self.many else 'few'}-{self._program.algebra.name}"]
+        backend = f"{'many' if self.many else 'few'}-{self._program.algebra.name}"
+        block = self.speeds.seconds(backend, dict(zip(BACKENDS[backend].work, self.work.tolist(), strict=True)))
         answers = rows * bytes_of({"posteriors": self._way_shapes(1)["posteriors"]})
-        return max(-(-rows // self.cases) * prices.of_work(self.work), answers / BUS_RATE)
+        return max(-(-rows // self.cases) * block, answers / GPU.answer_rate)
 
     def _lower(self, places: tuple[dict[int, int], int]) -> tuple[Lowering, Bytecode]:
         """Return the arrays of the plan."""
-        lowering = Lowering(self._program, 1, self._rows, self._tile_shapes(), places)
+        lowering = Lowering(self._program, 1, self._rows, self.tile_shapes(), places)
         return lowering, lowering.code()
 
-    def _tile_shapes(self) -> TileShapes:
+    def tile_shapes(self) -> TileShapes:
         """Return what tiles there may be."""
         if not self.many:
             return ()
@@ -98,7 +99,7 @@ class GpuBlocks:
     def _schedule(self, lowering: Lowering, code: Bytecode, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(lowering, code, stages, cases, chunks, self.speeds.launching(self._program.algebra))
+        return items_of(lowering, code, stages, cases, chunks, self.speeds.launch_tuner(self._program.algebra))
 
     def _overlapping(self, rows: int) -> int:
         """Return how many cases a block has at the most so that answers go out beside the next one."""

@@ -190,7 +190,7 @@ class Program:
                 del values[step.table]
                 continue
             if step.out not in values:
-                values[step.out] = self._make(step, values, block)
+                values[step.out] = self.perform(step, values, block)
             value = values[step.out]
             # Edges need the bounds of messages whose entries are freed by then.
             if step.out in self._closed or step.out in self._totals:
@@ -213,7 +213,7 @@ class Program:
         log_value = self.constants(block)
         for step in self.plan.steps:
             if not isinstance(step, Free) and step.out not in values:
-                values[step.out] = self._make(step, values, block)
+                values[step.out] = self.perform(step, values, block)
         for table in self.plan.totals:
             log_value = log_value + self.log_of(values[table])
         states = {variable: column.astype(np.int64) for variable, column in block.states.items()}
@@ -235,7 +235,7 @@ class Program:
         values = dict(self.shared)
         for step in self.plan.steps:
             if isinstance(step, Slice | Likelihood):
-                values[step.out] = self._make(step, values, block)
+                values[step.out] = self.perform(step, values, block)
         return values
 
     def is_fixed(self, table: int) -> bool:
@@ -265,9 +265,10 @@ class Program:
                 value.lost = value.lost + here
                 value.open = value.open + here
 
-    def _make(
+    def perform(
         self, step: Slice | Likelihood | Reduce | Potential, values: Mapping[int, ScaledTable], block: EvidenceBlock
     ) -> ScaledTable:
+        """Return the table that a step makes for a block, of tables by their numbers."""
         if isinstance(step, Slice):
             columns = self.columns[step.out]
             at = columns.at(block)

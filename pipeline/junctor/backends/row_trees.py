@@ -16,6 +16,7 @@ from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, pack, weights_of
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
@@ -32,9 +33,8 @@ LEAST_ROWS = 64
 MOST_ROWS = 1024
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
-# Seconds of a multiply-add, and of a table with its messages: coarse, only to choose the backend of a pattern.
-OPERATION_SECONDS = 4e-10
-TABLE_SECONDS = 9e-7
+# Seconds a table with its messages, to choose what is answered here; tests replace it.
+TABLE_SECONDS = CPU.tree_table
 
 
 @dataclass
@@ -84,6 +84,11 @@ class RowEngine:
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
         self.allow(allowed)
 
+    @property
+    def held(self) -> int:
+        """Entries of the messages of all threads that are in memory."""
+        return sum(room.work.arena.size for room in self._rooms)
+
     def allow(self, allowed: int, working: int | None = None) -> None:
         """Set the limit on entries of messages from bytes: `allowed` in all, at most `working` of them for messages."""
         if working is not None:
@@ -113,7 +118,7 @@ class RowEngine:
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
         """Return the approximate seconds of a row; infinite where its messages are too large."""
         work = self.work(observed, soft)
-        seconds = work.operations * OPERATION_SECONDS + work.tables * TABLE_SECONDS
+        seconds = work.operations * CPU.tree_operation + work.tables * TABLE_SECONDS
         return seconds if work.entries <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:

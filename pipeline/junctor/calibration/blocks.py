@@ -1,11 +1,10 @@
-"""Measure how fast a device is: plans of several networks, patterns and numbers of cases, with their counts of work."""
+"""Calibration of blocks: plans of several networks, patterns and numbers of cases, with their features."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,23 +16,26 @@ from junctor.backends.blocks import answer_in, block_of
 from junctor.backends.gpu import GpuProgram
 from junctor.backends.gpu_items import Schedule, items_of
 from junctor.backends.lowering import Lowering
+from junctor.backends.number_formats import LADDERS
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.register_tiles import Shapes
 from junctor.backends.row_trees import RowEngine
+from junctor.calibration import harness
 from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
-from junctor.cost.model import CostModel, plan_work
-from junctor.engine.engine import LADDERS, shape_of
+from junctor.cost.features.plans import plan_work
+from junctor.cost.features.registry import BACKENDS
+from junctor.cost.model import CostModel
 from junctor.evidence.batch import EvidenceBatch
-from junctor.generate import grid, hmm, layered, sample
+from junctor.generate import hmm, sample
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.network import Network
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.levels import LaunchLevels
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 Lowered = tuple[Lowering, Bytecode]
 
@@ -45,10 +47,9 @@ MEMORY, PLANNED_ROWS = 4 << 30, 64
 CPU_ROWS, CPU_OPERATIONS = (4096, 48), 2e8
 # Cases that NumPy is measured with beside one, and the entry operations at the most where there are no blocks.
 PLAIN_ROWS, ALONE_OPERATIONS = 64, 1e8
-# A measurement is the fewest seconds of so many repetitions at the least, which go on for some time; and of passes over
-# all of them.
+# Passes over all measurements of a CPU, and the repeats of each: of equal ones the fewest seconds count.
 CPU_PASSES = 4
-LEAST_REPEATS, MOST_REPEATS, REPEAT_SECONDS = 3, 100, 0.15
+REPEATS = harness.Repeats(3, 100, 0.15)
 # Cases of blocks on a GPU, few and many, and the entry operations of a block at the most, unless it is a single case.
 FEW_ROWS, MANY_ROWS, FEW_OPERATIONS, MANY_OPERATIONS = (1, 8), (128, 1024, 4096, 65536), 2.5e8, 1e11
 GPU_REPEATS = 4
@@ -98,14 +99,12 @@ def _states(network: Network, rows: int, seed: int) -> npt.NDArray[np.int32]:
 
 def built_in() -> Iterator[tuple[str, Network]]:
     """Yield networks of several kinds, made here."""
-    for layers, width, states, parents, zeros in (
-        *((4, 6, 2, 2, 0.0), (8, 10, 2, 2, 0.2), (12, 20, 2, 2, 0.1), (30, 12, 3, 2, 0.3), (6, 8, (2, 6), 2, 0.4)),
-        *((10, 10, (3, 9), 2, 0.5), (40, 20, (2, 5), 1, 0.3), (8, 10, 4, 3, 0.6), (60, 8, (5, 12), 1, 0.5)),
-    ):
-        name = f"layered {layers} x {width}, {states} states, {parents} parents"
-        yield name, layered(layers=layers, width=width, states=states, parents=parents, seed=layers, zeros=zeros)
-    for rows, columns, states in ((8, 8, 2), (6, 20, 3), (12, 12, 2)):
-        yield f"grid {rows} x {columns}, {states} states", grid(rows, columns, states)
+    sizes = (
+        *((4, 6, 2, 2), (8, 10, 2, 2), (12, 20, 2, 2), (30, 12, 3, 2), (6, 8, (2, 6), 2)),
+        *((10, 10, (3, 9), 2), (40, 20, (2, 5), 1), (8, 10, 4, 3), (60, 8, (5, 12), 1)),
+    )
+    yield from harness.layered_networks(sizes, zeros=(0.0, 0.2, 0.1, 0.3, 0.4, 0.5, 0.3, 0.6, 0.5))
+    yield from harness.grids(((8, 8, 2), (6, 20, 3), (12, 12, 2)), seeded=False)
     rng = np.random.default_rng(1)
     start, transition, emission = (rng.dirichlet(np.ones(size), rows) for rows, size in ((1, 12), (12, 12), (12, 20)))
     yield "hidden Markov model, 300 steps", hmm(300, start[0], transition, emission)
@@ -113,44 +112,31 @@ def built_in() -> Iterator[tuple[str, Network]]:
 
 def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[CalibrationCase]:
     """Yield the plans that are measured, one of each network before the next; none that takes too long."""
-    known = list(networks)
+    pairs = list(networks)
     for observed, cut, seed in PATTERNS:
-        for name, network in known:
+        for name, network in pairs:
             case = case_of(name, network, observed, cut, seed)
             if case.plan.case_operations <= MOST_OPERATIONS:
                 yield case
 
 
-def measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def calibrate_blocks(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of built-in networks on a GPU, or on this machine's CPU; none begins after so many seconds.
 
     On a CPU they come again while there is time, because what else runs there comes and goes.
     """
-    started = time.monotonic()
-    for case in _passes(1 if device else CPU_PASSES):
-        if time.monotonic() - started > seconds:
-            return
+    for case in harness.within(seconds, _passes(1 if device else CPU_PASSES)):
         yield f"{case.name}, {case.label}", measure_gpu(case, device) if device else measure_cpu(case)
 
 
 def _passes(number: int) -> Iterator[CalibrationCase]:
     """Yield all plans so often; each is made when it is wanted first."""
-    known = []
+    cases = []
     for case in cases_of(built_in()):
-        known.append(case)
+        cases.append(case)
         yield case
     for _ in range(number - 1):
-        yield from known
-
-
-def fewest(rows: Iterable[Measured]) -> list[Measured]:
-    """Return of equal measurements the one with the fewest seconds."""
-    found: dict[tuple[str, str, str, int], Measured] = {}
-    for row in rows:
-        key = row.backend, row.network, row.label, row.rows
-        if key not in found or row.seconds < found[key].seconds:
-            found[key] = row
-    return list(found.values())
+        yield from cases
 
 
 def measure_cpu(case: CalibrationCase) -> list[Measured]:
@@ -159,48 +145,42 @@ def measure_cpu(case: CalibrationCase) -> list[Measured]:
 
 
 def _measure_blocks(case: CalibrationCase) -> list[Measured]:
-    found = []
+    measured = []
     for precision in ("double", "single"):
         for rows in CPU_ROWS:
             rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
-            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9)
+            prepared.use(prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9))
             compiled = prepared.compiled()
             if compiled is None:
                 continue
             seconds = _fewest_seconds(prepared, case, rows)
             work = compiled.work(rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
-            found.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
-    return found
+            measured.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
+    return measured
 
 
 def _measure_alone(case: CalibrationCase) -> list[Measured]:
     """Measure contractions over entries for one case, and NumPy for one case and a block."""
-    found = []
+    measured = []
     for precision in ("double", "log"):
         for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
             if rows * case.plan.case_operations > ALONE_OPERATIONS:
                 continue
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
-            prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
-            prepared.memory.lanes, prepared.memory.entry_threads = 0, int(kind == "entries")
+            sizes = prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
+            prepared.use(replace(sizes, lanes=0, entry_threads=int(kind == "entries")))
             seconds = _fewest_seconds(prepared, case, rows)
             plan = plan_work(case.plan, len(case.plan.steps), rows, rows)
-            found.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, np.array(plan), plan))
-    return found
+            measured.append(_measured(f"{kind}-{precision}", case, case.label, rows, seconds, plan, plan))
+    return measured
 
 
 def _fewest_seconds(prepared: ProgramCache, case: CalibrationCase, rows: int) -> float:
     algebra = prepared.ladder[0]
     answers, numbers = unwritten(case.network, rows, algebra, None), np.arange(rows)
-    times: list[float] = []
-    started = time.perf_counter()
-    while len(times) < LEAST_REPEATS or (len(times) < MOST_REPEATS and time.perf_counter() - started < REPEAT_SECONDS):
-        start = time.perf_counter()
-        answer_in(prepared, algebra, case.batch, numbers, answers)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return harness.fewest_seconds(lambda: answer_in(prepared, algebra, case.batch, numbers, answers), REPEATS)
 
 
 def unwritten(network: Network, rows: int, algebra: Algebra, device: BlockDevice | None) -> Answers:
@@ -218,11 +198,11 @@ def _measured(
     label: str,
     rows: int,
     seconds: float,
-    work: npt.NDArray[np.float64],
-    plan: Sequence[float],
+    work: Mapping[str, float],
+    plan: Mapping[str, float],
 ) -> Measured:
     operations, _, tables = _tree(case)
-    return Measured(backend, case.name, label, rows, seconds, tuple(work.tolist()), tuple(plan), (operations, tables))
+    return harness.measurement(backend, case.name, label, rows, seconds, work, plan, (operations, tables))
 
 
 def _tree(case: CalibrationCase) -> tuple[float, float, float]:
@@ -231,13 +211,13 @@ def _tree(case: CalibrationCase) -> tuple[float, float, float]:
 
 
 class KeptProgram(GpuProgram):
-    """A program for a block of few cases or many, as told, whose launch parameters can be changed.
+    """A program for a block of few cases or many whose launch parameters can be changed.
 
-    known: what is lowered already of the same program, by its tiles.
+    lowered: what is lowered already of the same program, by its tiles.
     """
 
-    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, known: dict[Shapes, Lowered]):
-        self._few, self._known = few, known
+    def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, lowered: dict[Shapes, Lowered]):
+        self._few, self._known = few, lowered
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
         super().__init__(program, rows, device, MEMORY, CostModel(MeasuredDevice(device.name), {}))
 
@@ -245,7 +225,7 @@ class KeptProgram(GpuProgram):
         return self._few
 
     def _lower(self, places: tuple[dict[int, int], int]) -> Lowered:
-        shapes = self._tile_shapes()
+        shapes = self.tile_shapes()
         if shapes not in self._known:
             self._known[shapes] = super()._lower(places)
         return self._known[shapes]
@@ -254,10 +234,10 @@ class KeptProgram(GpuProgram):
         self._all = lowering, code, stages
         return self.scheduled(self._launching)
 
-    def scheduled(self, launching: LaunchTuner) -> Schedule:
+    def scheduled(self, tuner: LaunchTuner) -> Schedule:
         """Return the work of a block with some launch parameters."""
         cases, chunks = (0, self.cases // self.chunk) if self.many else (self.cases, 0)
-        return items_of(*self._all, cases, chunks, launching)
+        return items_of(*self._all, cases, chunks, tuner)
 
     def block_seconds(self, schedule: Schedule) -> float:
         """Return what a block takes with some launch parameters; evidence is what the last block brought."""
@@ -279,17 +259,17 @@ def measure_gpu(
     case: CalibrationCase, device: BlockDevice, algebras: Sequence[Algebra] = (SINGLE, DOUBLE, LOG)
 ) -> list[Measured]:
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for algebra in algebras:
         program = Program(case.plan, case.network, algebra)
-        known: dict[Shapes, Lowered] = {}
+        lowered: dict[Shapes, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
             most = (FEW_OPERATIONS if few else MANY_OPERATIONS) / max(1, case.plan.case_operations)
             for rows in (rows for rows in sizes if rows == 1 or rows <= most):
                 # What does not fit a small device, or its kernels, is not what it will be asked for.
                 with suppress(MemoryError, OverflowError):
-                    found += measure_block(case, KeptProgram(program, rows, device, few, known), algebra)
-    return found
+                    measured += measure_block(case, KeptProgram(program, rows, device, few, lowered), algebra)
+    return measured
 
 
 def _tried(program: KeptProgram) -> list[LaunchTuner]:
@@ -310,12 +290,13 @@ def measure_block(case: CalibrationCase, program: KeptProgram, algebra: Algebra)
     """Measure a block with several launch parameters."""
     bring(case, program, algebra)
     name = f"{'many' if program.many else 'few'}-{algebra.name}"
-    found = []
-    for launching in _tried(program):
-        schedule = program.scheduled(launching)
+    measured = []
+    for tuner in _tried(program):
+        schedule = program.scheduled(tuner)
         seconds = program.block_seconds(schedule)
         plan = plan_work(case.plan, len(program.stages), program.cases, program.cases)
-        setting = launching.many_settings[0] if program.many else launching.few_settings[0]
+        setting = tuner.many_settings[0] if program.many else tuner.few_settings[0]
         label = f"{case.label}, {setting}"
-        found.append(_measured(name, case, label, program.cases, seconds, schedule.work, plan))
-    return found
+        work = dict(zip(BACKENDS[name].work, schedule.work.tolist(), strict=True))
+        measured.append(_measured(name, case, label, program.cases, seconds, work, plan))
+    return measured

@@ -1,4 +1,4 @@
-"""Measure how long cases in chunks take: several networks and orders, cut for tasks of several sizes."""
+"""Calibration of cases in chunks: several networks and orders, cut for tasks of several sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -16,11 +16,11 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.backends.numpy import EvidenceBlock
+from junctor.calibration import harness
 from junctor.cost.dataset import Measured
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work
 from junctor.cost.features.chunked_gpu import gpu_chunk_work
-from junctor.engine.engine import shape_of
-from junctor.generate import grid, layered
+from junctor.cost.features.plans import PLAN_WORK
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.slots import OFFSET_BYTES
@@ -31,7 +31,7 @@ from junctor.planning.chunk_search import candidates, operations_of
 from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern
+from junctor.planning.shape import Pattern, shape_of
 
 ENDLESS = 1 << 60
 # Bytes of a task, and the share of the stored tables that is in memory; on a GPU all of them are.
@@ -44,8 +44,7 @@ MOST_OPERATIONS, MOST_CONTRACTIONS = 1e9, 20_000
 GPU_OPERATIONS = 3e10
 # The same in NumPy, and in log space, where an operation takes longer.
 PLAIN_SHARE, LOG_SHARE = 0.3, 0.2
-# A measurement is the fewest seconds of so many runs, or of those that begin within some time.
-MOST_REPEATS, REPEAT_SECONDS = 5, 0.5
+REPEATS = harness.Repeats(1, 5, 0.5)
 # Orders of a network that are cut.
 ORDERS = 2
 IN_MEMORY = Path("/dev/shm")
@@ -64,33 +63,26 @@ class ChunkCase:
 
 def built_in() -> Iterator[tuple[str, Network]]:
     """Yield networks whose plans are cut, made here."""
-    for rows, columns, size in ((12, 12, 2), (8, 8, 4), (16, 16, 2), (7, 20, 3), (5, 9, 8), (9, 60, 2)):
-        yield f"grid {rows} x {columns}, {size} states", grid(rows, columns, size, seed=rows)
-    for layers, width, states, parents in ((10, 12, 2, 3), (12, 7, (2, 6), 2), (20, 9, 3, 2)):
-        name = f"layered {layers} x {width}, {states} states, {parents} parents"
-        yield name, layered(layers=layers, width=width, states=states, parents=parents, seed=layers)
+    yield from harness.grids(((12, 12, 2), (8, 8, 4), (16, 16, 2), (7, 20, 3), (5, 9, 8), (9, 60, 2)))
+    yield from harness.layered_networks(((10, 12, 2, 3), (12, 7, (2, 6), 2), (20, 9, 3, 2)))
 
 
 def large() -> Iterator[tuple[str, Network]]:
     """Yield networks that take a GPU some time."""
-    for rows, columns, size in ((20, 20, 2), (22, 22, 2), (12, 30, 3), (14, 14, 3)):
-        yield f"grid {rows} x {columns}, {size} states", grid(rows, columns, size, seed=rows)
+    yield from harness.grids(((20, 20, 2), (22, 22, 2), (12, 30, 3), (14, 14, 3)))
 
 
-def chunks_measured_here(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
+def calibrate_chunks(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
-    started = time.monotonic()
-    each = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
-    for case in _in_turns(each):
-        if time.monotonic() - started > seconds:
-            return
-        found = measure_on_gpu(case, device) if isinstance(device, CudaBlockDevice) else measure_on_cpu(case)
-        yield f"{case.name}, {case.label}", found
+    networks = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
+    for case in harness.within(seconds, _in_turns(networks)):
+        rows = measure_on_gpu(case, device) if isinstance(device, CudaBlockDevice) else measure_on_cpu(case)
+        yield f"{case.name}, {case.label}", rows
 
 
-def _in_turns(each: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
+def _in_turns(networks: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
     """Yield a case of every network before the next one of any."""
-    waiting = deque(each)
+    waiting = deque(networks)
     while waiting:
         cases = waiting.popleft()
         for case in islice(cases, 1):
@@ -100,12 +92,12 @@ def _in_turns(each: Iterable[Iterator[ChunkCase]]) -> Iterator[ChunkCase]:
 
 def plans_of(network: Network, most: float) -> list[Plan]:
     """Return plans of orders of different kinds, those with fewest of at most so many operations."""
-    found: dict[str, Plan] = {}
+    best: dict[str, Plan] = {}
     for plan in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
-        other = found.get(plan.criterion)
+        other = best.get(plan.criterion)
         if other is None or operations_of(plan) < operations_of(other):
-            found[plan.criterion] = plan
-    short = [plan for plan in found.values() if operations_of(plan) <= most]
+            best[plan.criterion] = plan
+    short = [plan for plan in best.values() if operations_of(plan) <= most]
     return sorted(short, key=operations_of)[:ORDERS]
 
 
@@ -124,12 +116,12 @@ def _cases(
 ) -> Iterator[ChunkCase]:
     for name, network in networks:
         for plan, algebra in product(plans_of(network, most), algebras):
-            known = set[object]()
+            seen = set[object]()
             for size, share in cuts:
                 chunks = cut_to(plan, size // algebra.dtype.itemsize, share)
                 key = chunks and (chunks.tasks, chunks.working, len(chunks.on_disk))
-                if chunks is not None and key not in known and contractions_of(chunks) <= MOST_CONTRACTIONS:
-                    known.add(key)
+                if chunks is not None and key not in seen and contractions_of(chunks) <= MOST_CONTRACTIONS:
+                    seen.add(key)
                     label = f"{plan.criterion}, tasks of {size:,}, {share} in memory"
                     yield ChunkCase(name, label, network, algebra, chunks)
 
@@ -147,7 +139,7 @@ def cut_to(plan: Plan, working: int, share: float) -> ChunkPlan | None:
 
 def contractions_of(chunks: ChunkPlan) -> int:
     """Return the contractions of all tasks."""
-    return sum(chunks.plan.shape.entries(each.fixed) * len(each.steps) for each in chunks.passes)
+    return sum(chunks.plan.shape.entries(pass_.fixed) * len(pass_.steps) for pass_ in chunks.passes)
 
 
 def measure_on_cpu(case: ChunkCase) -> list[Measured]:
@@ -156,7 +148,7 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
     Files are in memory where there is a folder for that: what a disk adds depends on what else it does.
     """
     operations = operations_of(case.chunks.plan) / (LOG_SHARE if case.algebra is LOG else 1)
-    found = []
+    rows = []
     for compiled in (True, False):
         if operations > MOST_OPERATIONS * (1 if compiled else PLAIN_SHARE):
             continue
@@ -165,13 +157,13 @@ def measure_on_cpu(case: ChunkCase) -> list[Measured]:
             program = ChunkedProgram(
                 case.chunks, case.network, case.algebra, how.scratch, Path(folder), entry_threads=int(compiled)
             )
-            found.append(measured(case, backend_of(case.algebra, compiled), chunk_work(case.chunks, how), program))
-    return found
+            rows.append(measured(case, backend_of(case.algebra, compiled), chunk_work(case.chunks, how), program))
+    return rows
 
 
 def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
     """Measure a case with several numbers of slots and with some or all of the stored tables on a GPU."""
-    itemsize, whole, found = case.algebra.dtype.itemsize, device.room, []
+    itemsize, whole, rows = case.algebra.dtype.itemsize, device.room, []
     slot, stored = slot_bytes(case.chunks, itemsize), case.chunks.peak(on_disk=False) * itemsize
     for slots, share in GPU_SETTINGS:
         beside = int(share * stored)
@@ -181,37 +173,45 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
             program = ChunkedProgram(case.chunks, case.network, case.algebra, gpu=gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
             setting = f"{slots} slots, {share} of the tables beside them"
-            found.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
+            rows.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
     device.room = whole
-    return found
+    return rows
 
 
 def measured(
     case: ChunkCase,
     backend: str,
-    work: Sequence[float],
+    work: Mapping[str, float],
     program: ChunkedProgram,
     clock: Callable[[], float] = time.process_time,
     setting: str = "",
 ) -> Measured:
-    """Run a case several times and return the fewest seconds, beside its counts."""
+    """Return a measurement of several runs of a case.
+
+    case: what is measured.
+    backend: its name in the registry.
+    work: its features.
+    program: what is run.
+    clock: of this process on a CPU, of the wall on a GPU.
+    setting: of the device, for people.
+    """
     plan = case.chunks.plan
-    operations, steps = float(operations_of(plan)), float(sum(len(each.steps) for each in case.chunks.passes))
+    operations, steps = float(operations_of(plan)), float(sum(len(pass_.steps) for pass_ in case.chunks.passes))
     entries, answers = float(sum(table.entries for table in plan.tables)), float(sum(plan.shape.cardinalities))
-    seconds, alone = fewest_seconds(program, clock), (1.0, steps, operations, entries, answers)
+    alone = dict(zip(PLAN_WORK, (1.0, steps, operations, entries, answers), strict=True))
     label = f"{case.label}, {setting}" if setting else case.label
-    return Measured(backend, case.name, label, 1, seconds, tuple(work), alone, (operations, steps))
+    seconds = fewest_seconds(program, clock)
+    return harness.measurement(backend, case.name, label, 1, seconds, work, alone, (operations, steps))
 
 
 def fewest_seconds(program: ChunkedProgram, clock: Callable[[], float] = time.process_time) -> float:
     """Return the fewest seconds of several runs; on a CPU those of this process alone, whatever else runs there."""
-    program.run(EvidenceBlock(1, {}, {}))
-    times: list[float] = []
-    while not times or (len(times) < MOST_REPEATS and sum(times) < REPEAT_SECONDS):
-        if "junctor_kernels.cpu.entries" in sys.modules:
-            # Whether other rows were there before must not count.
-            sys.modules["junctor_kernels.cpu.entries"].forget()
-        begun = clock()
-        program.run(EvidenceBlock(1, {}, {}))
-        times.append(clock() - begun)
-    return min(times)
+    block = EvidenceBlock(1, {}, {})
+    program.run(block)
+    return harness.fewest_seconds(lambda: program.run(block), REPEATS, clock, _forget)
+
+
+def _forget() -> None:
+    """Forget prepared contractions: rows before must not count."""
+    if "junctor_kernels.cpu.entries" in sys.modules:
+        sys.modules["junctor_kernels.cpu.entries"].forget()

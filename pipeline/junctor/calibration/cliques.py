@@ -1,49 +1,45 @@
-"""Measure how long stored clique tables take on this machine's CPU: making them, and cases."""
+"""Calibration of stored clique tables on a CPU: making them, and propagating cases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 
+from junctor.calibration import harness
 from junctor.cliques.host import HostExecutor, initial_table, kernels_for
 from junctor.cost.dataset import Measured
 from junctor.cost.features.cliques import case_work, making_work
-from junctor.engine.engine import shape_of
-from junctor.generate import grid, layered
+from junctor.cost.features.plans import PLAN_WORK
 from junctor.model.network import Network
 from junctor.planning.cliques import COMPILED_ENTRIES, StoredPlan, plan_stored
+from junctor.planning.shape import shape_of
 
 # Entries of all tables, at the most: twice as many are in memory in double precision.
 MOST_ENTRIES = 1e8
-# Shares of the variables with evidence. A measurement is the fewest seconds of so many repetitions.
-OBSERVED, REPEATS = (0.0, 0.2), 3
+# Shares of the variables with evidence.
+OBSERVED = (0.0, 0.2)
+REPEATS = harness.Repeats(3, 3, 0.0)
 
 
 def built_in() -> Iterator[tuple[str, Network]]:
     """Yield networks whose trees are worth compiled code, made here."""
-    for rows, columns, states in ((14, 14, 2), (8, 8, 4), (16, 16, 2), (8, 30, 3)):
-        yield f"grid {rows} x {columns}, {states} states", grid(rows, columns, states, seed=rows)
-    for layers, width, states, parents in ((10, 12, 2, 3), (20, 9, 3, 2)):
-        name = f"layered {layers} x {width}, {states} states, {parents} parents"
-        yield name, layered(layers=layers, width=width, states=states, parents=parents, seed=layers)
+    yield from harness.grids(((14, 14, 2), (8, 8, 4), (16, 16, 2), (8, 30, 3)))
+    yield from harness.layered_networks(((10, 12, 2, 3), (20, 9, 3, 2)))
 
 
-def stored_measured(
+def calibrate_cliques(
     networks: Iterable[tuple[str, Network]], seconds: float = float("inf")
 ) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of networks whose trees are worth compiled code; none begins after so many seconds."""
-    started = time.monotonic()
-    for name, network in networks:
+    for name, network in harness.within(seconds, networks):
         plan = plan_stored(shape_of(network))
-        if COMPILED_ENTRIES <= plan.total_entries() <= MOST_ENTRIES and time.monotonic() - started <= seconds:
-            yield (
-                f"{name}, stored tables",
-                [row for each in (DOUBLE, SINGLE) for row in _measure(name, network, plan, each)],
-            )
+        if COMPILED_ENTRIES <= plan.total_entries() <= MOST_ENTRIES:
+            rows = [row for algebra in (DOUBLE, SINGLE) for row in _measure(name, network, plan, algebra)]
+            yield f"{name}, stored tables", rows
 
 
 def _measure(name: str, network: Network, plan: StoredPlan, algebra: Algebra) -> Iterator[Measured]:
@@ -65,15 +61,12 @@ def _measure(name: str, network: Network, plan: StoredPlan, algebra: Algebra) ->
 
 
 def _measured(
-    name: str, label: str, algebra: Algebra, plan: StoredPlan, work: Sequence[float], run: Callable[[], object]
+    name: str, label: str, algebra: Algebra, plan: StoredPlan, work: Mapping[str, float], run: Callable[[], object]
 ) -> Measured:
-    """Run something several times and return the fewest seconds of this process, all of its threads together."""
+    """Return a measurement of several runs, after one that is not: seconds of all threads of this process together."""
     run()
-    times = []
-    for _ in range(REPEATS):
-        begun = time.process_time()
-        run()
-        times.append(time.process_time() - begun)
+    seconds = harness.fewest_seconds(run, REPEATS, time.process_time)
     entries, cliques = float(plan.total_entries()), float(len(plan.cliques))
-    alone = 1.0, cliques, sum(work[1:]), entries, float(sum(plan.sizes))
-    return Measured(f"stored-{algebra.name}", name, label, 1, min(times), tuple(work), alone, (entries, cliques))
+    counts = 1.0, cliques, sum(list(work.values())[1:]), entries, float(sum(plan.sizes))
+    alone = dict(zip(PLAN_WORK, counts, strict=True))
+    return harness.measurement(f"stored-{algebra.name}", name, label, 1, seconds, work, alone, (entries, cliques))

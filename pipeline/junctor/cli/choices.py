@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from junctor.engine.engine import Engine
-    from junctor.engine.forecast import Forecast
+    from junctor.engine.routes import Route, Router
 
 
-def choices(engine: Engine, found: Sequence[Forecast], stored: Mapping[str, Any]) -> dict[str, str]:
-    """Return a line for each choice; stored: what stored clique tables take. Loops are those of the most work."""
-    facts = {"device": _device(engine, found), "patterns": _patterns(found)}
-    if found and found[0].loops:
-        facts["loops"] = found[0].loops
+def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:
+    """Return a line for each choice.
+
+    routes: of a batch, that with the most work first, whose loops are named.
+    stored: what stored clique tables take.
+    """
+    facts = {"device": _device(router, routes), "patterns": _patterns(routes)}
+    if routes and routes[0].refused is None:
+        facts["loops"] = routes[0].reason
     facts["tables"] = _tables(stored)
-    if any(each.chunking is not None for each in found):
+    if any(route.chunks is not None for route in routes):
         facts["chunk variables"] = "those whose tasks take least by the prices of the device"
     return facts
 
@@ -29,24 +32,23 @@ def show_choices(facts: Mapping[str, str]) -> None:
         typer.echo(f"  {'' if number else 'chosen':<12}{name + ':':<17}{line}")
 
 
-def _device(engine: Engine, found: Sequence[Forecast]) -> str:
-    chunks = any(each.chunking is not None and each.chunking.limits.on_gpu for each in found)
-    kernels = any(each.loops.startswith("kernels") for each in found)
-    where = "GPU" if chunks or kernels else "CPU"
-    refused = any(each.refused is not None for each in found) or not found
-    if engine.device != "auto":
-        asked = refused or where.lower() == engine.device
-        return f"{str(engine.device).upper()}: asked for" if asked else f"{where}: a GPU does not do this"
-    if not engine.has_device:
+def _device(router: Router, routes: Sequence[Route]) -> str:
+    where = "GPU" if any(route.on_gpu for route in routes) else "CPU"
+    refused = any(route.refused is not None for route in routes) or not routes
+    wanted = router.options.device
+    if wanted != "auto":
+        asked = refused or where.lower() == wanted
+        return f"{wanted.upper()}: asked for" if asked else f"{where}: a GPU does not do this"
+    if not router.takes_gpu:
         return "CPU: no GPU here that could do this"
     return "GPU: one is here, and the rows are worth it" if where == "GPU" else "CPU: the rows are not worth a GPU"
 
 
-def _patterns(found: Sequence[Forecast]) -> str:
-    patterns, groups = sum(each.group.patterns for each in found), len(found)
+def _patterns(routes: Sequence[Route]) -> str:
+    patterns = sum(route.group.patterns for route in routes)
     if patterns <= 1:
         return "one"
-    plans = "a plan" if groups == 1 else f"{groups:,} groups"
+    plans = "a plan" if len(routes) == 1 else f"{len(routes):,} groups"
     return f"{patterns:,} in {plans}: least seconds of plans and rows together by prices"
 
 

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-def chunk_facts(chunking: ChunkRoute, network: Network) -> dict[str, Any]:
+def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
     """Return how a row goes through its passes, as a record for JSON; bytes and seconds of one row."""
-    chunks, limits = chunking.chunks, chunking.limits
+    chunks, limits = route.chunks, route.limits
     uses = Counter(v for each in chunks.passes for v in each.fixed)
     return {
         "device": "gpu" if limits.on_gpu else "cpu",
-        "workers": chunking.workers,
+        "workers": route.workers,
         "passes": len(chunks.passes),
         "tasks": chunks.tasks,
         "chunk_variables": [network.variables[v].name for v, _ in uses.most_common()],
         "cut_tables": sum(bool(cuts) for cuts in chunks.cuts.values()),
         "stored_tables": len(chunks.cuts),
-        "working_bytes": chunking.working,
-        "memory_bytes": chunking.memory,
-        "disk_bytes": chunking.disk,
+        "working_bytes": route.working,
+        "memory_bytes": route.memory,
+        "disk_bytes": route.disk,
         "allowed_disk_bytes": limits.disk,
         "folder": str(limits.folder),
-        "loaded_bytes": chunking.loaded,
-        "stored_bytes": chunking.stored,
-        "seconds_per_row": chunking.seconds,
+        "loaded_bytes": route.loaded,
+        "stored_bytes": route.stored,
+        "seconds_per_row": route.seconds,
     }
 
 

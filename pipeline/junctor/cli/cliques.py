@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from junctor.cli.options import AsJson, NetworkFile, NetworkFormat
+from junctor.cli.options import AsJson, NetworkFile, NetworkFormat, PrecisionOption, compute_options
 from junctor.model.options import DeviceChoice
-from junctor.model.query import Architecture, Precision
+from junctor.model.query import Architecture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ def calibrate(
         str, typer.Option("--keep-cliques", metavar="DIRECTORY", help="Directory for the calibrated clique tables.")
     ],
     given: Given = None,
-    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    precision: PrecisionOption = "double",
     memory: Annotated[
         str | None, typer.Option(help="What tables may take, such as 4GiB; 60 % of what is free.")
     ] = None,
@@ -48,21 +48,21 @@ def calibrate(
 
     evidence = _evidence(given or [])
     model = read_network(network, network_format)
-    tree = StoredTree(model, precision, memory=memory, device=device, device_memory=device_memory)
-    found = tree.propagate(evidence)
-    found.save(keep_cliques)
+    tree = StoredTree(model, precision, compute_options(memory, device=device, device_memory=device_memory))
+    cliques = tree.propagate(evidence)
+    cliques.save(keep_cliques)
     facts = {
-        "log_evidence": found.log_evidence,
-        "cliques": len(found.scopes),
+        "log_evidence": cliques.log_evidence,
+        "cliques": len(cliques.scopes),
         "entries": tree.plan.total_entries(),
-        "numbers": found.algebra.name,
+        "numbers": cliques.algebra.name,
     }
     if json:
-        typer.echo(json_module.dumps(facts | {"log_evidence": _number(found.log_evidence)}, indent=2))
+        typer.echo(json_module.dumps(facts | {"log_evidence": _number(cliques.log_evidence)}, indent=2))
     else:
         typer.echo(
             f"{keep_cliques}: {facts['cliques']:,} cliques, {facts['entries']:,} entries ({facts['numbers']}), "
-            f"log P(e) = {found.log_evidence:.9g}"
+            f"log P(e) = {cliques.log_evidence:.9g}"
         )
 
 
@@ -94,7 +94,7 @@ def joint(
         Architecture,
         typer.Option(help="By messages, from stored clique tables, or what is forecast to take less time."),
     ] = "auto",
-    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    precision: PrecisionOption = "double",
     memory: Annotated[str | None, typer.Option(help="What this may take, such as 4GiB; 60 % of what is free.")] = None,
     network_format: NetworkFormat = None,
     json: AsJson = False,
@@ -106,25 +106,29 @@ def joint(
 
     model, evidence = read_network(network, network_format), _evidence(given or [])
     wanted = [list(names_in(question)) for question in questions]
-    found = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=memory)
-    rows = [_rows(model.variables, *each) for each in zip(wanted, found.posteriors, strict=True)]
+    allowed = compute_options(memory).memory
+    answers = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=allowed)
+    tables = [
+        (names, _rows(model.variables, names, posterior))
+        for names, posterior in zip(wanted, answers.posteriors, strict=True)
+    ]
     if json:
-        answers = [{"variables": names, "posterior": _records(each)} for names, each in zip(wanted, rows, strict=True)]
-        facts = {"architecture": found.architecture, "log_evidence": found.log_evidence, "questions": answers}
+        records = [{"variables": names, "posterior": _records(rows)} for names, rows in tables]
+        facts = {"architecture": answers.architecture, "log_evidence": answers.log_evidence, "questions": records}
         typer.echo(json_module.dumps(facts, indent=2))
         return
-    typer.echo("by messages" if found.architecture == "messages" else "from stored clique tables", err=True)
-    for number, (names, each) in enumerate(zip(wanted, rows, strict=True)):
+    typer.echo("by messages" if answers.architecture == "messages" else "from stored clique tables", err=True)
+    for number, (names, rows) in enumerate(tables):
         if number:
             typer.echo()
-        _print_rows(names, each)
+        _print_rows(names, rows)
 
 
 def _rows(variables: Sequence[Variable], names: list[str], posterior: npt.NDArray[np.float64]) -> Iterator[Row]:
     of = {variable.name: variable.states for variable in variables}
     states = product(*(of[name] for name in names))
     # One at a time: as objects they take far more memory than the table.
-    return ((list(each), float(share)) for each, share in zip(states, posterior.flat, strict=True))
+    return ((list(row), float(share)) for row, share in zip(states, posterior.flat, strict=True))
 
 
 def _records(rows: Iterable[Row]) -> list[dict[str, list[str] | float]]:
@@ -145,12 +149,12 @@ def _number(log_evidence: float) -> float | None:
 
 def _evidence(given: list[str]) -> dict[str, str]:
     evidence: dict[str, str] = {}
-    for each in given:
-        name, equals, state = each.partition("=")
+    for text in given:
+        name, equals, state = text.partition("=")
         if not equals or name in evidence:
-            found = "a variable twice" if equals else "no '='"
+            fault = "a variable twice" if equals else "no '='"
             raise typer.BadParameter(
-                f"found {found} in {each!r}, expected NAME=STATE, once a variable", param_hint="--given"
+                f"found {fault} in {text!r}, expected NAME=STATE, once a variable", param_hint="--given"
             )
         evidence[name] = state
     return evidence

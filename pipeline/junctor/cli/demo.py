@@ -32,7 +32,7 @@ def demo(
     from junctor.cli.display import progress_display, show_manifest
     from junctor.cli.run import score
     from junctor.model.pumping_station import plant
-    from junctor.runs.run import Job
+    from junctor.runs.workload import Job
     from junctor.runtime.dask_cluster import Resources
 
     network, console = plant(), Console()

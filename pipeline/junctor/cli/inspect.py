@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,13 +21,14 @@ from junctor.cli.options import (
     NetworkFile,
     NetworkFormat,
     Spill,
+    compute_options,
 )
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, QueryKind
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
-    from junctor.engine.forecast import Forecast
+    from junctor.engine.routes import Route, Router
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
@@ -70,37 +71,28 @@ def inspect(
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
-    from junctor.cli.run import memory_size, split_names
+    from junctor.cli.run import split_names
     from junctor.engine.engine import Engine
     from junctor.engine.forecast import tree_of
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
     from junctor.model.query import Query
-    from junctor.runtime.machine import DEFAULT_SHARE, available_memory, usable_cores
+    from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format)
-    allowed = memory_size(memory) if memory is not None else int(DEFAULT_SHARE * available_memory())
-    engine = Engine(
-        model,
-        Query(query, split_names(targets), precision),
-        allowed,
-        threads=usable_cores(),
-        device=device,
-        device_memory=None if device_memory is None else memory_size(device_memory, "--device-memory"),
-        spill=spill,
-        disk=None if disk is None else memory_size(disk, "--disk"),
-        all_gpus=True,
-    )
+    options = compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
+    options = replace(options, memory=allowed_memory(options), all_gpus=True)
+    engine = Engine(model, Query(query, split_names(targets), precision), options)
     if workers is not None and workers > 1:
-        engine.crew = _crew(engine, workers)
-    tree = tree_of(engine.shape)
+        engine = engine.with_options(options, _workers_like(engine.router, workers))
+    tree = tree_of(engine.router.shape)
     stored = _stored_facts(engine, tree)
     record: dict[str, Any] = {
         "network": _network_facts(model),
         "variables": _variables(model),
         "tree": _tree_facts(tree, model) | {"stored": stored},
-        "allowed_bytes": allowed,
+        "allowed_bytes": engine.allowed,
         "no_evidence": _work(engine, EvidenceBatch(1), stored),
     }
     if evidence is not None:
@@ -117,15 +109,11 @@ def inspect(
         _print(network, evidence, record)
 
 
-def _crew(engine: Engine, workers: int) -> WorkerPool:
+def _workers_like(router: Router, workers: int) -> WorkerPool:
     """Return workers like the processes that a run on this machine would start."""
-    from junctor_kernels.gpu.blocks import DEVICE_SHARE
-
     from junctor.out_of_core.cluster.workers import WorkerPool
 
-    if not engine.has_device:
-        return WorkerPool(workers)
-    return WorkerPool(workers, None, engine.device_memory or int(DEVICE_SHARE * engine.speeds.device.figures["memory"]))
+    return WorkerPool(workers, None, router.gpu_room().bytes) if router.takes_gpu else WorkerPool(workers)
 
 
 def _network_facts(network: Network) -> dict[str, Any]:
@@ -154,7 +142,7 @@ def _variables(network: Network) -> list[dict[str, Any]]:
 
 
 def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
-    from junctor.engine.engine import shape_of
+    from junctor.planning.shape import shape_of
 
     shape = shape_of(network)
     largest = max(tree.cliques, key=lambda clique: shape.entries(clique.scope))
@@ -171,11 +159,11 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 
 def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
-    from junctor.cost.features.cliques import stored_forecast
+    from junctor.cost.model import stored_forecast
     from junctor.planning.cliques import stored_plan
 
-    plan, algebra = stored_plan(tree, engine.shape), engine.ladder[0]
-    found = stored_forecast(plan, frozenset(), algebra, engine.cpu_speeds.prices)
+    plan, algebra = stored_plan(tree, engine.router.shape), engine.router.ladder[0]
+    found = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs)
     return {
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
         "making_seconds": None if found is None else found.making,
@@ -192,79 +180,85 @@ def _questions(engine: Engine) -> int | None:
     from junctor.cliques.joint import JointQuestions
     from junctor.planning.cliques import plan_stored
 
-    scopes = [clique.layout[:2] for clique in plan_stored(engine.shape).cliques if len(clique.layout) > 1]
+    scopes = [clique.layout[:2] for clique in plan_stored(engine.router.shape).cliques if len(clique.layout) > 1]
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
     names = [[engine.network.variables[v].name for v in scope] for scope in asked]
-    found = JointQuestions(engine.network, names, {}, engine.query.precision, engine.allowed).forecast()
+    options = ComputeOptions(engine.allowed, device="cpu")
+    found = JointQuestions(engine.network, names, {}, engine.query.precision, options).forecast()
     return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
 
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
     from junctor.engine.forecast import forecast
 
-    found = forecast(engine, batch, refuse=False, bound=MOST_BOUND_OPERATIONS)
-    seconds = sum(each.seconds for each in found)
+    router = engine.router
+    routes = forecast(engine, batch, bound=MOST_BOUND_OPERATIONS)
+    seconds = sum(route.seconds for route in routes)
     # Rows in chunks may be left to the CPU where workers with GPUs were asked about.
-    on_gpu = engine.has_device and any(each.chunking is None or each.chunking.limits.on_gpu for each in found)
+    on_gpu = router.takes_gpu and any(route.chunks is None or route.on_gpu for route in routes)
+    refusals = [str(route.refused) for route in routes if route.refused is not None]
     return {
         "rows": batch.rows,
         "invalid_rows": len(batch.invalid),
-        "patterns": len(found),
-        "operations": sum(each.operations for each in found),
+        "patterns": len(routes),
+        "operations": sum(route.operations for route in routes),
         "seconds": seconds if math.isfinite(seconds) else None,  # JSON knows no infinity
         "forecast_for": "gpu" if on_gpu else "cpu",
-        "measured_on": (engine.speeds if on_gpu else engine.cpu_speeds).device.name,
-        "needed_bytes": max((each.least for each in found), default=0),
-        "planned_bytes": max((each.projected for each in found), default=0),
-        "fits": all(each.refused is None for each in found),
-        "refused": next((each.refused for each in found if each.refused is not None), None),
-        "plans": [_plan_facts(each, engine.network) for each in found[:SHOWN]],
-        "savings": _savings(engine, batch, found),
-        "choices": choices(engine, found, stored),
+        "measured_on": (router.costs if on_gpu else router.cpu_costs).device.name,
+        "needed_bytes": max((route.memory.needed for route in routes), default=0),
+        "planned_bytes": max((route.memory.projected for route in routes), default=0),
+        "fits": not refusals,
+        "refused": refusals[0] if refusals else None,
+        "plans": [_plan_facts(route, engine.network) for route in routes[:SHOWN]],
+        "savings": _savings(router, routes),
+        "choices": choices(router, routes, stored),
     }
 
 
-def _savings(engine: Engine, batch: EvidenceBatch, found: list[Forecast]) -> list[dict[str, Any]]:
-    """Return what the plan with the most work does not have to do, in entry operations of a row."""
-    from junctor.engine.engine import rounded
+def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
+    """Return what the plan with the most work does not have to do, in multiply-adds of a row."""
+    from junctor.engine.routes import rounded
     from junctor.planning.savings import Saving, count_savings
 
-    largest = next((each for each in found if each.plan is not None and each.plan.case_operations), None)
+    largest = next((route for route in routes if route.plan is not None and route.plan.case_operations), None)
     if largest is None or largest.plan is None:
         return []
-    plan, rows = largest.plan, rounded(engine.uses(largest.group, batch))
-    targets = None if engine.query.targets is None else engine.targets
-    explain = engine.query.kind == "mpe"
-    savings = count_savings(plan.shape, plan.pattern, targets, explain, rows)
-    in_memory = largest.refused is None and largest.chunking is None
+    plan = largest.plan
+    targets = None if router.query.targets is None else router.targets
+    explain = router.query.kind == "mpe"
+    savings = count_savings(plan.shape, plan.pattern, targets, explain, rounded(largest.uses))
+    in_memory = largest.refused is None and largest.chunks is None
     if in_memory and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
-        savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(engine, plan)))
-    return [asdict(each) for each in savings]
+        savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(router, plan)))
+    return [asdict(saving) for saving in savings]
 
 
-def _nonzero_operations(engine: Engine, plan: Plan) -> int:
-    """Return the entry operations of a row without terms that are zero whatever the evidence."""
+def _nonzero_operations(router: Router, plan: Plan) -> int:
+    """Return the multiply-adds of a row without terms that are zero whatever the evidence."""
     from junctor_kernels.tables import reference
 
     from junctor.backends.numpy import Program
 
-    algebra = reference.MAX_LOG if engine.query.kind == "mpe" else reference.DOUBLE
-    return Program(plan, engine.network, algebra).nonzero_operations
+    algebra = reference.MAX_LOG if router.query.kind == "mpe" else reference.DOUBLE
+    return Program(plan, router.network, algebra).nonzero_operations
 
 
-def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
-    pattern, plan = each.group.pattern, each.plan
-    shares = each.chunking is None
-    facts = {
-        "rows": each.rows,
-        "patterns": each.group.patterns,
-        "one_by_one": each.group.alone,
+def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
+    pattern, plan = route.group.pattern, route.plan
+    shares = plan is not None and route.chunks is None
+    facts: dict[str, Any] = {
+        "rows": route.rows,
+        "patterns": route.group.patterns,
+        "backend": route.backend.value,
+        "one_by_one": route.group.per_row,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
         "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
-        "operations_per_row": plan.case_operations if plan and shares else each.operations // each.rows,
+        "operations_per_row": plan.case_operations if plan and shares else route.operations // route.rows,
         "operations_once": plan.shared_operations if plan and shares else 0,
-        "needed_bytes": each.least,
-        "planned_bytes": each.projected,
+        "block_cases": route.block_cases,
+        "threads": route.threads,
+        "needed_bytes": route.memory.needed,
+        "planned_bytes": route.memory.projected,
     }
     if plan:
         facts |= {
@@ -274,8 +268,8 @@ def _plan_facts(each: Forecast, network: Network) -> dict[str, Any]:
             "levels": plan.levels,
             "criterion": plan.criterion,
         }
-    if each.chunking is not None:
-        facts["chunks"] = chunk_facts(each.chunking, network)
+    if route.chunks is not None:
+        facts["chunks"] = chunk_facts(route.chunks, network)
     return facts
 
 

@@ -1,12 +1,15 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the records that they make."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from junctor.model.query import LEAST_SAMPLES, Method, Sampler, Stages
+from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.query import LEAST_SAMPLES, Method, Precision, Sampler, Stages
 
 NetworkFile = Annotated[
     str,
@@ -21,6 +24,19 @@ EvidenceFile = Annotated[
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of each process; its share of the cores if not given.")
+]
+Device = Annotated[
+    DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(
@@ -35,6 +51,14 @@ Spill = Annotated[
 Disk = Annotated[
     str | None, typer.Option(help="What such tables may take there, such as 200GiB; half of what is free if not given.")
 ]
+Scheduler = Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")]
+InsecureScheduler = Annotated[
+    bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
+]
+UsePrefect = Annotated[
+    bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NetworkFormat = Annotated[
     str | None,
@@ -65,3 +89,40 @@ StagesOption = Annotated[
     Stages, typer.Option("--stages", help="Which samples count: those after learning, or all, by what they are worth.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers; the same seed, the same answers.")]
+
+
+def compute_options(
+    memory: str | None = None,
+    threads: int | None = None,
+    device: DeviceChoice | None = None,
+    device_memory: str | None = None,
+    spill: str | None = None,
+    disk: str | None = None,
+    defaults: ComputeOptions | None = None,
+) -> ComputeOptions:
+    """Return the record of what a command line says, the options under the names that they have there.
+
+    defaults: for those that are not given (None).
+    Raises BadParameter for texts that are no sizes.
+    """
+    given = {
+        "memory": memory_size(memory, "--memory"),
+        "threads": threads,
+        "device": device,
+        "device_memory": memory_size(device_memory, "--device-memory"),
+        "spill_dir": None if spill is None else Path(spill),
+        "spill_bytes": memory_size(disk, "--disk"),
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(defaults or ComputeOptions(), **chosen)  # type: ignore[arg-type]
+
+
+def memory_size(text: str | None, option: str = "--memory") -> int | None:
+    """Return the bytes that an option asks for, None for None; raises BadParameter where it is not a size."""
+    from junctor.model.errors import JunctorError
+    from junctor.planning.budget import parse_bytes
+
+    try:
+        return None if text is None else parse_bytes(text)
+    except JunctorError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

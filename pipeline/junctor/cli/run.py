@@ -11,31 +11,42 @@ import typer
 from junctor.cli.options import (
     AsJson,
     CaseId,
+    Device,
     DeviceMemory,
     Disk,
     Error,
     EvidenceFile,
     EvidenceFormat,
     IgnoreExtra,
+    InsecureScheduler,
     MethodOption,
     NetworkFile,
     NetworkFormat,
+    Overwrite,
+    PrecisionOption,
+    Quiet,
     SamplerOption,
     Samples,
+    Scheduler,
     Seed,
     Spill,
     StagesOption,
     Strict,
+    Threads,
+    UsePrefect,
+    Workers,
+    compute_options,
 )
-from junctor.model.options import DeviceChoice
-from junctor.model.query import Method, Precision, QueryKind
+from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
     from junctor.model.query import Sampling
     from junctor.runs.run import Manifest
+    from junctor.runs.workload import Workload
     from junctor.runtime.dask_cluster import Resources
     from junctor.runtime.progress import Progress
-    from junctor.runtime.settings import Settings
+
+    AsFlow = Callable[[Any, Resources, Progress], Manifest]
 
 
 def run(
@@ -44,7 +55,7 @@ def run(
     output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
     targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
-    precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
+    precision: PrecisionOption = "double",
     method: MethodOption = "exact",
     sampler: SamplerOption = "epis-bn",
     samples: Samples = None,
@@ -57,42 +68,29 @@ def run(
     network_format: NetworkFormat = None,
     evidence_format: EvidenceFormat = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
-    ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each process; its share of the cores if not given.")
-    ] = None,
+    overwrite: Overwrite = False,
+    workers: Workers = None,
+    threads: Threads = None,
     memory: Annotated[
         str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
     ] = None,
-    device: Annotated[
-        DeviceChoice | None, typer.Option(help="CPU or GPU; auto: a GPU where there is one and the work is worth it.")
-    ] = None,
+    device: Device = None,
     device_memory: DeviceMemory = None,
     spill: Spill = None,
     disk: Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="Dask scheduler whose workers do the work.")] = None,
-    insecure_scheduler: Annotated[
-        bool, typer.Option("--insecure-scheduler", help="Allow a scheduler elsewhere without TLS.")
-    ] = False,
-    prefect: Annotated[
-        bool | None, typer.Option("--prefect/--no-prefect", help="As a Prefect flow; yes if a server is configured.")
-    ] = None,
+    scheduler: Scheduler = None,
+    insecure_scheduler: InsecureScheduler = False,
+    prefect: UsePrefect = None,
     json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet files.
 
     An interrupted run goes on where it stopped when the same command is given again.
     """
-    from junctor.cli.display import progress_display, show_manifest
     from junctor.model.query import Query, Sampling
-    from junctor.runs.run import Job
+    from junctor.runs.workload import Job
     from junctor.runtime.settings import load_settings
 
     settings = load_settings()
@@ -112,61 +110,42 @@ def run(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    resources = resources_of(
-        settings,
-        workers=workers,
-        memory=memory,
-        scheduler=scheduler,
-        insecure_scheduler=insecure_scheduler,
-        threads=threads,
-        device=device,
-        device_memory=device_memory,
-        spill=spill,
-        disk=disk,
-    )
-    with progress_display(quiet) as progress:
-        manifest = score(job, resources, settings.prefect if prefect is None else prefect, progress)
-    show_manifest(job.directory, manifest, json)
+    options = compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
+    run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
 
-def resources_of(settings: Settings, insecure_scheduler: bool, **options: Any) -> Resources:
-    """Return where the work is done: what the options say, or where they are None the settings.
-
-    Raises BadParameter where a size is none.
-    """
-    from junctor.runtime.dask_cluster import Resources
-
-    for name in ("memory", "device_memory", "disk"):
-        if options[name] is not None:
-            options[name] = memory_size(options[name], f"--{name.replace('_', '-')}")
-    chosen = {name: getattr(settings, name) if value is None else value for name, value in options.items()}
-    chosen["device"] = chosen["device"] or "auto"
-    return Resources(insecure_scheduler=settings.insecure_scheduler or insecure_scheduler, **chosen)
-
-
-def _plain() -> Callable[..., Manifest]:
-    from junctor.runs.run import run as run_plainly
-
-    return run_plainly
-
-
-def _flow() -> Callable[..., Manifest]:
+def _flow() -> AsFlow:
     from junctor_flows.batch import score_as_flow
 
     return score_as_flow
 
 
+def run_and_show(
+    job: Workload, resources: Resources, prefect: bool | None, quiet: bool, as_json: bool, flow: Callable[[], AsFlow]
+) -> None:
+    """Do `job` and print what it did; arguments as of `score`."""
+    from junctor.cli.display import progress_display, show_manifest
+
+    with progress_display(quiet) as progress:
+        manifest = score(job, resources, prefect, progress, flow)
+    show_manifest(job.directory, manifest, as_json)
+
+
 def score(
-    job: Any,
+    job: Workload,
     resources: Resources,
     prefect: bool | None,
     progress: Progress,
-    plain: Callable[[], Callable[..., Manifest]] = _plain,
-    flow: Callable[[], Callable[..., Manifest]] = _flow,
+    flow: Callable[[], AsFlow] = _flow,
 ) -> Manifest:
-    """Do `job`, as a Prefect flow or plainly; None for a flow where a Prefect server is configured.
+    """Do `job`, as a Prefect flow or plainly.
 
-    plain, flow: import and return who does the job without Prefect and with it.
+    job: rows or sequences.
+    resources: where the work is done.
+    prefect: None for a flow where a Prefect server is configured.
+    progress: shown beside Prefect's.
+    flow: imports and returns what does the job with Prefect.
     """
     from junctor.cli.failures import interrupted
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
@@ -174,7 +153,9 @@ def score(
     configured = is_configured()
     try:
         if not (configured if prefect is None else prefect):
-            return plain()(job, resources, progress)
+            from junctor.runs.run import run as run_plainly
+
+            return run_plainly(job, resources, progress)
         server = None if configured else EmbeddedServer(embed(job.directory.path))
         # Imported beside the server, which takes longer to start.
         as_flow = flow()
@@ -185,20 +166,9 @@ def score(
         raise interrupted("run the same command again to go on") from None
 
 
-def memory_size(text: str, option: str = "--memory") -> int:
-    """Return the bytes that an option asks for; raises BadParameter where it is not a size."""
-    from junctor.model.errors import JunctorError
-    from junctor.planning.budget import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except JunctorError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
 def _refuse_idle(method: Method, sampling: Sampling) -> None:
     """Raise BadParameter for options that say how to sample where nothing is."""
-    idle = [each.name for each in fields(sampling) if getattr(sampling, each.name) != each.default]
+    idle = [option.name for option in fields(sampling) if getattr(sampling, option.name) != option.default]
     if method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -26,16 +25,16 @@ def tune(
     What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
-    from junctor.calibration.blocks import fewest, measured_here
-    from junctor.calibration.chunked import chunks_measured_here
-    from junctor.calibration.cliques import built_in, stored_measured
-    from junctor.cost.dataset import MeasuredDevice, file_name, write
-    from junctor.cost.model import cpu_name
-    from junctor.runtime.devices import check_device, gpu_at_hand, open_gpu
+    from junctor.calibration.blocks import calibrate_blocks
+    from junctor.calibration.chunked import calibrate_chunks
+    from junctor.calibration.cliques import built_in, calibrate_cliques
+    from junctor.calibration.harness import fewest, local_device, save
+    from junctor.cost.dataset import file_name
+    from junctor.runtime.devices import check_device, open_gpu
     from junctor.runtime.machine import own_measurements
 
     check_device(device)
-    found = MeasuredDevice(*gpu_at_hand()) if device == "gpu" else MeasuredDevice(cpu_name())
+    found = local_device(device)
     path = own_measurements() / file_name(found)
     if forget:
         path.unlink(missing_ok=True)
@@ -44,9 +43,9 @@ def tune(
     _check_writable(path.parent)
     typer.echo(f"measuring {found.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
-    in_chunks = chunks_measured_here(opened, CHUNKS_SHARE * seconds)
-    stored = stored_measured(built_in() if opened is None else (), STORED_SHARE * seconds)
-    in_one_piece = measured_here(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
+    in_chunks = calibrate_chunks(opened, CHUNKS_SHARE * seconds)
+    stored = calibrate_cliques(built_in() if opened is None else (), STORED_SHARE * seconds)
+    in_one_piece = calibrate_blocks(opened, (1 - CHUNKS_SHARE - STORED_SHARE) * seconds)
     for name, measured in chain(in_one_piece, in_chunks, stored):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
@@ -55,7 +54,7 @@ def tune(
     if networks < LEAST_NETWORKS:
         typer.echo(f"only {networks} networks in {minutes:g} minutes: too little to learn from; allow more", err=True)
         raise typer.Exit(5)
-    write(found, str(date.today()), rows, path)
+    save(found, rows, path)
     typer.echo(f"{len(rows)} measurements of {networks} networks in {path}")
 
 

@@ -18,20 +18,25 @@ import numpy.typing as npt
 
 from junctor.cliques.host import projected_bytes
 from junctor.cliques.tree import LADDERS, Evidence, StoredTree, likelihoods_of
-from junctor.cost.features.cliques import asking_work, stored_forecast
+from junctor.cost.features.cliques import asking_work
+from junctor.cost.model import stored_forecast
 from junctor.engine.engine import Engine
-from junctor.engine.forecast import Forecast, forecast
+from junctor.engine.forecast import forecast
 from junctor.engine.pattern_prices import ONCE_ENTRY_SECONDS, ONCE_TABLE_SECONDS, PLAIN_VARIABLE_SECONDS
+from junctor.engine.routes import Route
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision, Query
-from junctor.planning.budget import Budget, approximate, parse_bytes
+from junctor.planning.budget import Budget, approximate
 from junctor.planning.cliques import plan_stored
-from junctor.runtime.machine import usable_cores
+from junctor.runtime.machine import compute_options
 
 # Plans with at most so many entry operations are bound to their numbers for a forecast, which takes up to a second.
 BOUND_OPERATIONS = 10**9
+# All cores of it: questions are no work for a GPU.
+CPU = ComputeOptions(device="cpu")
 Floats = npt.NDArray[np.float64]
 
 
@@ -72,14 +77,19 @@ def joint_posteriors(
 ) -> JointPosteriors:
     """Return the joint posterior of the variables of each question.
 
-    given: evidence of the case, as for `StoredTree.propagate`. architecture: by messages, from stored clique tables
-    (whose variables have to share a clique), or what is forecast to take less time. memory: bytes that either may
-    take, None for a share of what is free. Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence
-    is impossible) and BudgetError.
+    network: bayesian or not.
+    questions: names of variables that belong together.
+    given: evidence of the case, as for `StoredTree.propagate`.
+    precision: numbers to compute with.
+    architecture: by messages, from stored clique tables (whose variables have to share a clique), or what is forecast
+        to take less time.
+    memory: bytes (or "4GiB") that either may take, None for a share of what is free.
+
+    Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible) and BudgetError.
     """
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
-    asked = JointQuestions(network, questions, given or {}, precision, memory)
+    asked = JointQuestions(network, questions, given or {}, precision, compute_options(memory, device="cpu"))
     chosen = asked.forecast().chosen if architecture == "auto" else architecture
     return asked.by_messages() if chosen == "messages" else asked.from_tables()
 
@@ -93,19 +103,21 @@ class JointQuestions:
         questions: Sequence[Sequence[str]],
         given: Evidence,
         precision: Precision = "double",
-        memory: int | str | None = None,
+        options: ComputeOptions = CPU,
     ) -> None:
-        self.network, self.precision, self.given = network, precision, given
+        self.network = network
+        self.precision = precision
+        self.given = given
+        self._options = options
         self._likelihoods = likelihoods_of(network, given)
         self._questions = [tuple(network.find(name) for name in names) for names in questions]
-        self._memory = None if memory is None else parse_bytes(str(memory))
         if not self._questions:
             raise EvidenceError("found no question, expected at least one")
         for question in self._questions:
             if len(set(question)) < max(1, len(question)) or any(v in self._likelihoods for v in question):
                 names = [network.variables[v].name for v in question]
                 raise EvidenceError(f"found {names}, expected different variables without evidence")
-        # The variable with most states of each is answered, the others are told.
+        # The variable with most states of each is answered, given the others.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
 
     def by_messages(self) -> JointPosteriors:
@@ -120,15 +132,15 @@ class JointQuestions:
             possible = np.isfinite(logs)
             shares = np.where(possible[:, None], answers.posteriors[own][rows], 0.0).astype(np.float64)
             shares *= np.exp(logs - log_evidence)[:, None]
-            told = [v for v in question if v != own]
-            shape = [self.network.cardinalities[v] for v in (*told, own)]
-            order = [(*told, own).index(v) for v in question]
+            axes = [*(v for v in question if v != own), own]
+            shape = [self.network.cardinalities[v] for v in axes]
+            order = [axes.index(v) for v in question]
             found.append((shares / shares.sum()).reshape(shape).transpose(order))
         return JointPosteriors("messages", log_evidence, tuple(found))
 
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
-        tree = StoredTree(self.network, self.precision, memory=self._memory)
+        tree = StoredTree(self.network, self.precision, self._options)
         cliques = tree.propagate(self.given)
         names = [[self.network.variables[v].name for v in question] for question in self._questions]
         posteriors = tuple(cliques.posterior(*each) for each in names)
@@ -137,44 +149,45 @@ class JointQuestions:
     def forecast(self) -> JointForecast:
         """Return what both ways take; messages are not asked about (0) where there is no other way."""
         stored, why = self._stored
-        return JointForecast(0.0 if why else self._by_messages_seconds(), stored, why)
+        return JointForecast(0.0 if why else self.messages_seconds(), stored, why)
 
-    def _by_messages_seconds(self) -> float:
+    def messages_seconds(self) -> float:
+        """Return about what messages take, infinite where they do not fit the memory."""
         if self._needed > self._engine.allowed:
             return math.inf
-        groups = forecast(self._engine, self._batch, refuse=False, bound=BOUND_OPERATIONS)
-        if any(each.refused is not None for each in groups):
+        routes = forecast(self._engine, self._batch, bound=BOUND_OPERATIONS)
+        if any(route.refused is not None for route in routes):
             return math.inf
-        return sum(each.seconds + self._preparing(each) for each in groups)
+        return sum(route.seconds + self._preparing(route) for route in routes)
 
-    def _preparing(self, each: Forecast) -> float:
+    def _preparing(self, route: Route) -> float:
         """Return about what binding the plan of a group to its numbers takes."""
-        if each.plan is None:
+        if route.plan is None:
             return 0.0
-        tables, entries = len(each.plan.tables), sum(table.entries for table in each.plan.tables if table.per_case)
+        tables, entries = len(route.plan.tables), sum(table.entries for table in route.plan.tables if table.per_case)
         return tables * ONCE_TABLE_SECONDS + min(entries, 10**30) * ONCE_ENTRY_SECONDS
 
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
         """Return what stored tables take, and why they cannot be had."""
-        plan, algebra = plan_stored(self._engine.shape), LADDERS[self.precision][0]
+        plan, algebra = plan_stored(self._engine.router.shape), LADDERS[self.precision][0]
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
             return math.inf, "variables that are asked about share no clique"
         if projected_bytes(plan, algebra, 1) > self._engine.allowed:
             return math.inf, "clique tables exceed the memory"
-        prices = self._engine.cpu_speeds.prices
-        found = stored_forecast(plan, frozenset(self._likelihoods), algebra, prices)
+        costs = self._engine.router.cpu_costs
+        found = stored_forecast(plan, frozenset(self._likelihoods), algebra, costs)
         if found is None:
             return math.inf, "small tables, and those in log space, have no forecast"
-        asking = sum(prices[f"stored-{algebra.name}"].of_work(asking_work(plan, each)) for each in self._questions)
+        asking = sum(costs.seconds(f"stored-{algebra.name}", asking_work(plan, each)) for each in self._questions)
         return found.making + found.case + asking + len(plan.sizes) * PLAIN_VARIABLE_SECONDS, None
 
     @cached_property
     def _engine(self) -> Engine:
         targets = tuple(dict.fromkeys(self.network.variables[v].name for v in self._answered))
         query = Query("posteriors", targets, self.precision)
-        return Engine(self.network, query, self._memory, self._rows[-1].stop, usable_cores(), "cpu")
+        return Engine(self.network, query, self._options, expected_rows=self._rows[-1].stop)
 
     @cached_property
     def _rows(self) -> list[slice]:
@@ -192,21 +205,21 @@ class JointQuestions:
         sizes = self.network.cardinalities
         evidence = sum(8 * (1 + sizes[v]) for v in self._likelihoods)
         answers = 8 * sum(sizes[v] for v in set(self._answered))
-        # The states of what is told lie in a grid of a question before they are those of all.
+        # The given states lie in a grid of a question before they are those of all.
         row = 4 * len(set().union(*self._questions)) + 4 * max(map(len, self._questions)) + evidence + answers
         tables = 8 * sum(math.prod(sizes[v] for v in question) for question in self._questions)
         return int(row * self._rows[-1].stop + tables)
 
     @cached_property
     def _batch(self) -> EvidenceBatch:
-        """A row for every configuration of the variables that are told, question after question; raises BudgetError."""
+        """A row for every configuration of the given variables, question after question; raises BudgetError."""
         if self._needed > self._engine.allowed:
             advice = "ask about fewer variables at once, or allow more memory (--memory)"
             where = f"asking about {approximate(self._rows[-1].stop)} combinations by messages"
             raise Budget(self._engine.allowed).refuse(self._needed, where, advice)
         sizes, count = self.network.cardinalities, self._rows[-1].stop
-        told = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
-        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(told)}
+        given = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
+        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(given)}
         for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
             others = [v for v in question if v != own]
             grid = np.indices([sizes[v] for v in others], np.int32).reshape(len(others), rows.stop - rows.start)

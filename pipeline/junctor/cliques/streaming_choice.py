@@ -1,6 +1,6 @@
 """How stored tables that exceed a GPU go through it: which pipeline, how large chunks are, how many are under way.
 
-Nothing was measured for prices, so rates stand for them, those of rows in chunks (`chunks.gpu_work`). Large chunks keep
+Nothing was measured to fit, so rates stand for coefficients (`cost.constants`). Large chunks keep
 the host out of the way; small ones leave less that nothing else is done beside: the first of a table on its way in, and
 the last one on its way out.
 """
@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from junctor.cliques.streamed import PIPELINES, PipelineName
-from junctor.cost.features.chunked_gpu import BUS, DEVICE
+from junctor.cost.constants import GPU
 from junctor.planning.cliques import CliquePass, StoredPlan, passes
 
-# Bytes a second of copies both ways at once, together (measured on an H100, as BUS).
-BOTH_WAYS = 99.7e9
-# Seconds of the host for a copy, and for a launch.
-COPY, LAUNCH = 2e-5, 2e-5
 # Chunks under way that are tried, and how often the largest chunk is halved.
 UNDER_WAY, HALVINGS = (1, 2, 3, 4, 6, 8), 8
 # Launches of a chunk: it is multiplied, it is summed.
@@ -67,21 +63,22 @@ def _sizes(plan: StoredPlan, itemsize: int, slot: int, chunk: int | None) -> Ite
 def stream_seconds(plan: StoredPlan, itemsize: int, way: Streaming) -> float:
     """Return about what a case without evidence takes, its tables streamed through a device."""
     work = (each for stage in passes(plan, frozenset()) for each in stage)
-    return sum(_pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
+    return sum(pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
 
 
-def _pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
+def pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
+    """Return what a pass over a table of `size` bytes takes, in chunks as `way` has them."""
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
     stores = each.first or bool(each.factors)
-    there = size / chunks / BUS
+    there = size / chunks / GPU.bus_rate
     back = there if stores else 0.0
-    work = size / chunks * (2 if stores else 1) / DEVICE
-    host = (1 + stores) * COPY + LAUNCHES * LAUNCH
+    work = size / chunks * (2 if stores else 1) / GPU.kernel_rate
+    host = (1 + stores) * GPU.stream_copy + LAUNCHES * GPU.stream_launch
     alone = there + work + back
     if way.pipeline == "synchronous":
         return chunks * (alone + host)
-    together = max(there, back, size / chunks * 2 / BOTH_WAYS if stores else 0.0)
+    together = max(there, back, size / chunks * 2 / GPU.bus_rate_both_ways if stores else 0.0)
     copies = there + back if way.pipeline == "one-engine" else together
     # A slot is free again when its chunk is through.
     return alone + (chunks - 1) * max(copies, work, host, alone / way.in_flight) + host

@@ -31,13 +31,13 @@ from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayou
 from junctor.cliques.streaming_choice import Streaming, streamings
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, one_of
 from junctor.planning.budget import Budget, parse_bytes
 from junctor.planning.cliques import plan_stored
 from junctor.planning.shape import Shape
 from junctor.runtime.devices import check_device, has_gpu
-from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+from junctor.runtime.machine import allowed_memory
 
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]
 Evidence = Mapping[str, Said]
@@ -55,26 +55,30 @@ DEVICE_SHARE = 0.7
 class StoredTree:
     """A network's junction tree with stored clique tables.
 
-    cases: how many there will be, for the search of a good tree. memory: bytes (or "4GiB") of this machine that tables
-    may take, None for a share of what is free. device: where the work is done; "auto" is a GPU where there is one.
-    device_memory: bytes of it, None for a share; tables that do not fit are streamed through it by `pipeline`, at most
-    `in_flight` chunks of `chunk` bytes at a time, each None for what takes least by forecast. Raises DeviceError,
-    EvidenceError for names that are not known; and
-    BudgetError, for a device at the first propagation, before any table is made.
+    network: whose tables they are.
+    precision: numbers to compute with.
+    options: memory, device and device memory for the tables; those that exceed a device are streamed through it.
+    cases: how many there will be, for the search of a good tree.
+    pipeline: of that streaming, None for what takes least by forecast.
+    in_flight: chunks that it has under way at a time, the same.
+    chunk: bytes (or "4MiB") of one, the same.
+    gpu: an opened device to use instead.
+
+    Raises DeviceError, EvidenceError for names that are not known; and BudgetError, for a device at the first
+    propagation, before any table is made.
     """
 
     def __init__(
         self,
         network: Network,
         precision: Precision = "double",
+        options: ComputeOptions = ONE_THREAD,
         *,
         cases: int = 1,
-        memory: int | str | None = None,
-        device: DeviceChoice | CliqueDevice = "cpu",
-        device_memory: int | str | None = None,
         pipeline: PipelineName | None = None,
         in_flight: int | None = None,
         chunk: int | str | None = None,
+        gpu: CliqueDevice | None = None,
     ) -> None:
         one_of("precision", precision, Precision)
         if pipeline is not None:
@@ -85,14 +89,22 @@ class StoredTree:
         shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
         self.plan = plan_stored(shape, cases)
         self._ladder = LADDERS[precision]
-        self._budget = Budget(_bytes(memory) or int(DEFAULT_SHARE * available_memory()))
-        self._device = _opened_device(device) if isinstance(device, str) else device
-        self._device_memory, self._wanted = _bytes(device_memory), (pipeline, in_flight, _bytes(chunk))
+        self._budget = Budget(allowed_memory(options))
+        self._device = gpu if gpu is not None else _opened_device(options.device)
+        self._device_memory = options.device_memory
+        self._pipeline = pipeline
+        self._in_flight = in_flight
+        self._chunk = None if chunk is None else parse_bytes(str(chunk))
         self._executor: tuple[Algebra, Executor] | None = None
         self._reusable = True
         self._case = 0
         if self._device is None:
             self._check(self._ladder[0], 1)
+
+    @property
+    def executor(self) -> Executor | None:
+        """What holds the tables: on the host, on a device or streamed through it; None before the first case."""
+        return self._executor[1] if self._executor else None
 
     def propagate(self, evidence: Evidence) -> CalibratedCliques:
         """Calibrate all tables for one case.
@@ -144,7 +156,7 @@ class StoredTree:
             )
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
-            layout, pipeline = self._streaming(algebra, allowed, device)
+            layout, pipeline = self.streaming(algebra, allowed, device)
 
         def pinned(i: int) -> Initial:
             made = initial_table(plan, network, i, algebra, kernels)
@@ -155,11 +167,12 @@ class StoredTree:
         initial = [pinned(i) for i in range(len(plan.cliques))]
         return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
 
-    def _streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
+    def streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
         """Return the fastest way through a device that fits the bytes allowed."""
-        itemsize, (pipeline, in_flight, chunk) = algebra.dtype.itemsize, self._wanted
-        entries = None if chunk is None else max(1, chunk // itemsize)
-        ways = streamings(self.plan, itemsize, allowed, device.copy_engines(), pipeline, in_flight, entries)
+        itemsize = algebra.dtype.itemsize
+        entries = None if self._chunk is None else max(1, self._chunk // itemsize)
+        engines = device.copy_engines()
+        ways = streamings(self.plan, itemsize, allowed, engines, self._pipeline, self._in_flight, entries)
         fastest: dict[int, Streaming] = {}
         for way in ways:
             fastest.setdefault(way.in_flight, way)
@@ -216,10 +229,6 @@ def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float
     if likelihood.shape != (len(states),) or not np.isfinite(likelihood).all() or (likelihood < 0).any():
         raise EvidenceError(f"found the likelihood {said} of {name!r}, expected {len(states)} numbers from 0 up")
     return likelihood
-
-
-def _bytes(size: int | str | None) -> int | None:
-    return None if size is None else parse_bytes(str(size))
 
 
 def _opened_device(choice: DeviceChoice) -> CliqueDevice | None:

@@ -1,7 +1,7 @@
-"""Measured plans: what they counted as work and how long they took, as Parquet files, shipped or of this machine.
+"""The dataset: measured plans with their features and seconds, as Parquet files, shipped or of this machine.
 
-A file is of one device. Those in the package are of devices that we had; `junctor tune` puts others into the user's
-cache directory, and these go first.
+A file is of one device. The package has some; `junctor tune` writes others into the user's cache directory, which go
+first.
 """
 
 from __future__ import annotations
@@ -15,41 +15,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from junctor.cost.features.chunked_cpu import CHUNK_WORK
-from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK
-from junctor.cost.features.cliques import STORED_WORK
-from junctor.cost.features.cpu_blocks import CPU_WORK
-from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK
+from junctor.cost.features.plans import PLAN_WORK
+from junctor.cost.features.registry import BACKENDS
 from junctor.runtime.files import aside
 from junctor.runtime.machine import own_measurements
 
 Floats = npt.NDArray[np.float64]
 
 FORMAT_VERSION = 1
-# Counts of a plan that is not bound to numbers yet.
-PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
-# What there are measurements of, and the counts of work of each: blocks in compiled code; contractions over entries and
-# NumPy, with numbers and with logarithms; few cases and many on a GPU; rows in chunks, by compiled contractions, by
-# NumPy and on a GPU; stored clique tables on a CPU.
-BACKENDS: dict[str, tuple[str, ...]] = {
-    "cpu": CPU_WORK,
-    **{f"{kind}-{name}": PLAN_WORK for kind in ("entries", "plain") for name in ("double", "log")},
-    **{f"few-{name}": FEW_WORK for name in ("single", "double", "log")},
-    **{f"many-{name}": MANY_WORK for name in ("single", "double")},
-    **{f"chunks{kind}-{name}": CHUNK_WORK for kind in ("", "-plain") for name in ("single", "double", "log")},
-    **{f"chunks-gpu-{name}": GPU_CHUNK_WORK for name in ("single", "double")},
-    **{f"stored-{name}": STORED_WORK for name in ("single", "double")},
-}
-
 logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One plan on `rows` cases: counts of its work, in the order of its backend, and seconds.
+    """One measurement: a plan on `rows` cases, its features in the order of the registry, and seconds.
 
-    network, label: what it was, for people. plan: PLAN_WORK. tree: entry operations and tables of the tree that the row
-    engine makes of its pattern.
+    backend: its name in the registry.
+    network, label: what was measured, for people; rows of a network are held out together.
+    rows: cases.
+    seconds: of all of them.
+    work, plan, tree: counts, as `FeatureSet` names them; those of a tree are of one row.
     """
 
     backend: str
@@ -64,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """A device that something was measured on; figures: numbers by which devices are alike or not."""
+    """A measured device; figures: numbers by which devices are compared, none of a CPU."""
 
     name: str
     figures: dict[str, float] = field(default_factory=dict)
@@ -93,12 +78,12 @@ def write(device: MeasuredDevice, date: str, rows: Sequence[Measured], path: Pat
 
 
 def device_of(path: Path) -> MeasuredDevice:
-    """Return the device of a file; raises ValueError for one that has no measurements, or of other counts of work."""
+    """Return the device of a file; raises ValueError where it has no measurements, or other features."""
     return _facts(path)[0]
 
 
 def backends_of(path: Path) -> frozenset[str]:
-    """Return what a file has measurements of; raises ValueError as `device_of`."""
+    """Return the backends of a file; raises ValueError as `device_of`."""
     return _facts(path)[1]
 
 
@@ -124,13 +109,14 @@ def read(path: Path, backend: str | None = None) -> list[Measured]:
 
     _facts(path)
     table, vectors = pq.read_table(path), ("work", "plan", "tree")
-    wanted = [backend in (None, each) for each in table["backend"].to_pylist()]
+    wanted = [backend in (None, name) for name in table["backend"].to_pylist()]
     rows = table.filter(pa.array(wanted, pa.bool_())).to_pylist()
     return [Measured(**{**row, **{name: tuple(row[name]) for name in vectors}}) for row in rows]
 
 
 def _counts(backends: Iterable[str]) -> dict[str, list[str]]:
-    return {**{name: list(BACKENDS.get(name, ())) for name in sorted(backends)}, "plan": list(PLAN_WORK)}
+    counts = {name: list(BACKENDS[name].work) if name in BACKENDS else [] for name in sorted(backends)}
+    return counts | {"plan": list(PLAN_WORK)}
 
 
 def shipped() -> Path:

@@ -1,16 +1,22 @@
-"""A cost model: seconds as a sum of counts of work, each with its own price, learned from measurements.
+"""The fit: seconds as a sum of counts of work, each with its own coefficient, fitted to measurements.
 
-What a plan does is counted in a handful of numbers (`cpu_work`, `gpu_work`): terms of each kind of loop, entries that
-are rescaled, steps, launches. Their prices are the non-negative numbers that fit measured seconds best. So prices mean
-something, a plan of a size that was never measured gets a sensible forecast, and fitting takes milliseconds.
+What a plan does is counted in some features (`features.registry`). Their coefficients are the non-negative numbers that
+fit measured seconds best: so they mean something, a plan of a size that was never measured gets a sensible forecast,
+and fitting takes milliseconds. Fitted when first asked for, by `FittedCoefficients`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from junctor.cost.dataset import Measured, backends_of, read
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,29 +24,120 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = 6
 # Error of a logarithm from which on a measurement weighs less.
 OUTLIER = 0.25
-# What keeps counts apart that are nearly multiples of each other; columns have a length of one.
+# What keeps features apart that are nearly multiples of each other; columns have a length of one.
 RIDGE = 1e-10
-# What a forecast may be off, as a factor, while prices are still being fitted.
+# Error of a forecast, as a factor, that the fit limits it to between its rounds.
 MOST_OFF = 3.0
 
 
-def fit(work: Floats, seconds: Floats, groups: npt.NDArray[Any]) -> Floats:
-    """Return the prices [counts] that explain `seconds` [n] of `work` [n, counts] best; none is below zero.
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds a count of each feature of a backend, one vector for each group of a `FeatureSet`.
 
-    groups: [n], measurements that belong together (of one network) weigh as much as those of any other group.
+    work: of a plan with its numbers.
+    plan: of a plan alone.
+    row: of the row engine's tree for a pattern, for each row.
+    """
+
+    work: tuple[float, ...]
+    plan: tuple[float, ...]
+    row: tuple[float, float]
+
+    def of_work(self, counts: npt.ArrayLike) -> float:
+        """Return the seconds of a plan with its numbers, counts in the order of its features."""
+        return float(np.dot(self.work, np.asarray(counts)))
+
+    def of_plan(self, counts: Sequence[float]) -> float:
+        """Return about the seconds of a plan alone, counts in the order of PLAN_WORK; infinite beyond all numbers."""
+        return float(sum(seconds * count for seconds, count in zip(self.plan, counts, strict=True)))
+
+
+class FittedCoefficients(Mapping[str, Coefficients]):
+    """Coefficients that fit measurements best, by backend; each is fitted when it is asked for.
+
+    measured: measurements, or their file.
+    base: of another device. Where that one was measured more widely, its measurements count as well, scaled by the
+        ratio of both devices.
+    """
+
+    def __init__(self, measured: Sequence[Measured] | Path, base: FittedCoefficients | None = None) -> None:
+        self._measured = measured
+        self._base = base
+        self._fitted: dict[str, Coefficients] = {}
+
+    @cached_property
+    def _backends(self) -> frozenset[str]:
+        if isinstance(self._measured, Path):
+            return backends_of(self._measured)
+        return frozenset(row.backend for row in self._measured)
+
+    def _rows(self, backend: str) -> list[Measured]:
+        if isinstance(self._measured, Path):
+            return read(self._measured, backend)
+        return [row for row in self._measured if row.backend == backend]
+
+    def __getitem__(self, backend: str) -> Coefficients:
+        if backend not in self._fitted:
+            if self._base is not None and backend not in self._backends:
+                # Nothing like it was measured here.
+                return self._base[backend]
+            if not (rows := self._rows(backend)):
+                raise KeyError(backend)
+            if self._base is not None and backend in self._base:
+                rows = [*rows, *self._base.scaled_to(backend, rows)]
+            self._fitted[backend] = coefficients_of(rows)
+        return self._fitted[backend]
+
+    def scaled_to(self, backend: str, rows: Sequence[Measured]) -> list[Measured]:
+        """Return the measurements of a backend, scaled to a device by some of its measurements."""
+        coefficients = self[backend]
+        ratio = float(np.median([row.seconds / coefficients.of_work(row.work) for row in rows]))
+        return [replace(row, seconds=ratio * row.seconds) for row in self._rows(backend)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._backends | (self._base or {}).keys()))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def coefficients_of(measured: Sequence[Measured]) -> Coefficients:
+    """Return the coefficients that fit measurements of one backend best, each group of features by itself."""
+    seconds, groups = np.array([row.seconds for row in measured]), np.array([row.network for row in measured])
+    work, plan = (np.array([getattr(row, name) for row in measured]) for name in ("work", "plan"))
+    tree = np.array([np.multiply(row.tree, row.rows) for row in measured])
+    # Where few rows were measured, the seconds of a call would count as seconds of a row.
+    many = np.array([row.rows for row in measured]) >= np.median([row.rows for row in measured])
+    operation, table = _rounded(fit(tree[many], seconds[many], groups[many]))
+    of_work, of_plan = (_rounded(fit(counts, seconds, groups)) for counts in (work, plan))
+    return Coefficients(of_work, of_plan, (operation, table))
+
+
+def _rounded(coefficients: Floats) -> tuple[float, ...]:
+    """Return coefficients to six digits: the same on machines whose linear algebra differs in the last ones."""
+    return tuple(float(f"{seconds:.6g}") for seconds in coefficients)
+
+
+def fit(work: Floats, seconds: Floats, groups: npt.NDArray[Any]) -> Floats:
+    """Return the coefficients [features] that fit measurements best, in seconds a count; none is negative.
+
+    work: [n, features], counts.
+    seconds: [n], measured.
+    groups: [n], names; all measurements of a group (a network) weigh as much as those of any other.
+
     Deterministic.
     """
     _, number, members = np.unique(groups, return_inverse=True, return_counts=True)
     share = 1 / np.sqrt(members[number])
     forecast = seconds.copy()
-    prices = np.zeros(work.shape[1])
+    coefficients = np.zeros(work.shape[1])
     for _ in range(ROUNDS):
         off = np.log(forecast / seconds)
         weight = share * np.sqrt(np.minimum(1, OUTLIER / np.maximum(OUTLIER, np.abs(off))))
-        # One step of Gauss and Newton for the logarithm of what the work takes.
-        prices = non_negative(work * (weight / forecast)[:, None], (1 - off) * weight)
-        forecast = np.clip(work @ prices, seconds / MOST_OFF, seconds * MOST_OFF)
-    return prices
+        # A Gauss-Newton step for the logarithms of the forecasts.
+        coefficients = non_negative(work * (weight / forecast)[:, None], (1 - off) * weight)
+        forecast = np.clip(work @ coefficients, seconds / MOST_OFF, seconds * MOST_OFF)
+    return coefficients
 
 
 def non_negative(a: Floats, b: Floats) -> Floats:
@@ -56,12 +153,12 @@ def non_negative(a: Floats, b: Floats) -> Floats:
             break
         free[gradient.argmax()] = True
         x = _inside(gram, wanted, x, free)
-    found: Floats = x / np.where(length > 0, length, 1)
-    return found
+    solution: Floats = x / np.where(length > 0, length, 1)
+    return solution
 
 
 def _inside(gram: Floats, wanted: Floats, x: Floats, free: npt.NDArray[np.bool_]) -> Floats:
-    """Solve for the free ones; those that would become negative are bound to zero on the way, and free no more."""
+    """Return the solution of the free unknowns; those that would become negative are fixed to zero on the way."""
     while True:
         best = np.zeros_like(x)
         best[free] = np.linalg.solve(gram[np.ix_(free, free)] + RIDGE * np.eye(free.sum()), wanted[free])

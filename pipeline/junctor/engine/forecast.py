@@ -1,4 +1,4 @@
-"""What batches of evidence will take, known before any of them is propagated."""
+"""What batches of evidence will take, known before any of them is propagated: the seconds of routes, added up."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.tables.reference import LOG, Algebra
 
 from junctor.backends.numpy import Program
-from junctor.backends.plan_memory import COMPILED_OPERATION_SECONDS, OPERATION_SECONDS, PlanMemory, ProgramCache
-from junctor.engine.chunking_choice import chosen_chunking
+from junctor.backends.plan_memory import ProgramCache
+from junctor.cost.constants import CPU
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import PatternGroup, patterns_of
+from junctor.engine.patterns import patterns_of
+from junctor.engine.routes import Backend, Route, Router
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import answer_width
-from junctor.model.errors import BudgetError
-from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.planning.budget import Budget
-from junctor.planning.chunk_search import operations_of
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.levels import stages_of
@@ -35,12 +30,8 @@ if TYPE_CHECKING:
 
 # Capped, because integers of any size do not fit a float: from there on it is forever anyway.
 MOST_OPERATIONS = 10**30
-# What a row takes beside its arithmetic: reading its evidence and writing its answers.
-ROW_SECONDS = 5e-6
-# Seconds of work in NumPy below which an outlook is not worth learning prices for: reading measurements takes a tenth.
-WORTH_SECONDS = 0.5
 # What looking for patterns in the batches after the first may take: so many seconds, or this share of the whole run.
-SURVEY_SECONDS = 5.0
+SURVEY_SECONDS = CPU.survey
 SURVEY_SHARE = 0.1
 # Rows that the order of the tree that is shown is searched for: a fraction of a second.
 TREE_ROWS = 100
@@ -51,229 +42,183 @@ SURVEYED_PATTERNS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """One group of rows: how it is answered, entry operations, bytes that it needs at least and will take, seconds.
+class RunForecast:
+    """What the batches of a run will take.
 
-    plan: None where each row has a tree of its own. operations: of the rows that are answered, not copied. seconds: of
-    one core, or of a GPU, where one is used; infinite where no number holds them. chunking: how rows whose plan exceeds
-    the memory or the device go in chunks. refused: why they cannot be answered. on_gpu: seconds of a GPU that was asked
-    about, None where the CPU would answer them all the same. loops: what answers the rows, for people.
+    needed: bytes at the least.
+    seconds: of one core.
+    gpu_seconds: of a GPU that was asked about; infinite where none was.
+    chunked_seconds: those of one core for rows in chunks.
     """
 
-    group: PatternGroup
-    plan: Plan | None
-    operations: int
-    least: int
-    projected: int
+    needed: int
     seconds: float
-    chunking: ChunkRoute | None = None
-    refused: str | None = None
-    on_gpu: float | None = None
-    loops: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the group."""
-        return len(self.group.rows)
+    gpu_seconds: float
+    chunked_seconds: float
 
 
-def survey(
-    engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None
-) -> tuple[int, float, float, float]:
-    """Return what `count` batches need: bytes at the least, seconds of one core, and of a GPU with such speeds.
+def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: CostModel | None = None) -> RunForecast:
+    """Return what `count` batches need; raises BudgetError where rows cannot be answered.
 
-    Without `gpu` the latter are infinite. At the end, the seconds of one core that are those of rows in chunks. The
-    first batch is forecast, and each one with patterns that may need more memory than those seen; the others are taken
-    to be alike. Stops looking, and reading, where that becomes a cost of its own. Raises BudgetError.
+    The first batch is forecast, and each one with patterns that may need more memory than those seen; the others are
+    taken to be alike. Stops looking, and reading, where that becomes a cost of its own.
+
+    engine: that will answer them.
+    batches: the first ones of the run, read one after the other.
+    count: of all batches.
+    gpu: cost model of a GPU that is asked about.
     """
-    least, limit, on_gpu, in_chunks = 0, math.inf, 0.0 if gpu else math.inf, 0.0
+    router = engine.router
+    needed, limit = 0, math.inf
+    on_gpu, chunked = 0.0 if gpu else math.inf, 0.0
     seconds: list[float] = []
     seen: list[Pattern] = []
     started = time.monotonic()
     for batch in batches:
         if time.monotonic() - started > limit:
             break
-        if seconds and not _has_new_patterns(engine, batch, seen):
+        if seconds and not _has_new_patterns(router, batch, seen):
             continue
-        found = forecast(engine, batch, gpu=gpu)
-        least = max((least, *(each.least for each in found)))
-        seen = sorted([*seen, *(each.group.pattern for each in found)], key=lambda each: len(each.sliced))
-        seconds.append(sum(each.seconds for each in found))
-        on_gpu += sum(each.seconds if each.on_gpu is None else each.on_gpu for each in found)
-        in_chunks += sum(each.seconds for each in found if each.chunking is not None)
+        routes = forecast(engine, batch)
+        for route in routes:
+            if route.refused is not None:
+                raise route.refused
+        needed = max((needed, *(route.memory.needed for route in routes)))
+        seen = sorted([*seen, *(route.group.pattern for route in routes)], key=lambda pattern: len(pattern.sliced))
+        seconds.append(sum(route.seconds for route in routes))
+        if gpu is not None:
+            on_gpu += sum(gpu_seconds(router, route, gpu) for route in routes)
+        chunked += sum(route.seconds for route in routes if route.chunks is not None)
         if len(seconds) == 1:
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
-    return least, share * sum(seconds), share * on_gpu, share * in_chunks
+    return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked)
 
 
-def _has_new_patterns(engine: Engine, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:
-    found = patterns_of(batch)
-    fewest = np.argsort(found.marks[:, : found.hard].sum(axis=1), kind="stable")[:SURVEYED_PATTERNS].tolist()
-    each = [(found.observed(p), found.soft(p)) for p in fewest]
-    return any(not any(_covers(engine, pattern, *marks) for pattern in seen) for marks in each)
+def _has_new_patterns(router: Router, batch: EvidenceBatch, seen: Sequence[Pattern]) -> bool:
+    patterns = patterns_of(batch)
+    fewest = np.argsort(patterns.marks[:, : patterns.hard].sum(axis=1), kind="stable")[:SURVEYED_PATTERNS].tolist()
+    evidence = [(patterns.observed(p), patterns.soft(p)) for p in fewest]
+    return any(not any(_covers(router, pattern, *marks) for pattern in seen) for marks in evidence)
 
 
-def _covers(engine: Engine, pattern: Pattern, observed: frozenset[int], soft: frozenset[int]) -> bool:
+def _covers(router: Router, pattern: Pattern, observed: frozenset[int], soft: frozenset[int]) -> bool:
     # Whatever is observed too makes tables smaller, but with targets it can also make more of the network matter.
     evidence = pattern.sliced | pattern.weighted
-    grows = engine.query.targets is not None and not (observed | soft) <= evidence
+    grows = router.query.targets is not None and not (observed | soft) <= evidence
     return pattern.sliced <= observed and not grows
 
 
-def forecast(
-    engine: Engine, batch: EvidenceBatch, refuse: bool = True, bound: int = 0, gpu: CostModel | None = None
-) -> list[Forecast]:
-    """Return a forecast for each group of rows, most work first.
+def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route]:
+    """Return the routes of a batch with their seconds, most operations first; those that are refused say so.
 
-    bound: entry operations of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
-    loops make a forecast better. gpu: speeds of a GPU that is asked about as well. Raises BudgetError where a group
-    does not fit; without `refuse` it only says what that one would need.
+    bound: multiply-adds of a case up to which a plan is bound to its numbers and lowered, because zeros and kinds of
+        loops make a forecast better.
     """
-    groups = engine.groups(batch)
-    compiled = engine.loads_compiled(groups, batch)
-    found = [
-        _row_by_row(engine, batch, group) if group.alone else _planned(engine, batch, group, compiled, refuse, bound)
-        for group in groups
-    ]
-    if gpu is not None:
-        found = [replace(each, on_gpu=_elsewhere(engine, each, gpu)) for each in found]
-    return sorted(found, key=lambda each: -each.operations)
+    routes = [estimate(engine.router, route, batch, bound) for route in engine.routes(batch)]
+    return sorted(routes, key=lambda route: -route.operations)
 
 
-def _planned(
-    engine: Engine, batch: EvidenceBatch, group: PatternGroup, compiled: bool, refuse: bool, bound: int
-) -> Forecast:
-    width = answer_width(engine.network, engine.query)
-    budget = Budget(engine.allowed, batch.rows * width)
-    rows, to_come = group.answered, engine.uses(group, batch)
-    plan = engine.plan(group.pattern, to_come)
-    memory = PlanMemory(plan, len(engine.ladder), compiles=engine.ladder[0] is not LOG)
-    operations = plan.shared_operations + rows * plan.case_operations
-    try:
-        if engine.in_chunks(group.pattern, to_come, budget.free):
-            return _chunked(engine, group, to_come, budget)
-        memory.fit(budget, budget.free, rows, to_come if compiled else 0, engine.threads, engine.working)
-    except BudgetError as error:
-        if refuse:
-            raise
-        least = memory.least + budget.reserved
-        seconds = min(operations, MOST_OPERATIONS) * OPERATION_SECONDS
-        return Forecast(group, plan, operations, least, least, seconds, None, str(error))
-    copied = 0 if group.few is None else group.few.nbytes + rows * width
-    projected = min(engine.allowed, memory.projected(engine.ladder[0].dtype.itemsize) + budget.reserved + copied)
-    once = min(plan.shared_operations, MOST_OPERATIONS) * OPERATION_SECONDS + len(group.rows) * ROW_SECONDS
-    seconds = once + _seconds(engine, memory, rows, bool(plan.case_operations <= bound), compiled)
-    least, loops = memory.least + budget.reserved, _loops(engine, memory, rows, compiled)
-    return Forecast(group, plan, operations, least, projected, seconds, loops=loops)
+def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
+    """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work."""
+    if route.refused is not None:
+        return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
+    if route.backend is Backend.ROW_TREES:
+        return _row_trees(router, route, batch)
+    if route.chunks is not None:
+        return replace(route, seconds=route.group.answered * route.chunks.seconds + route.rows * CPU.row)
+    plan = route.plan
+    assert plan is not None
+    once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
+    seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
+    reason = _kernels(router, plan, route.group.answered) if route.backend is Backend.GPU else route.reason
+    work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
+    return replace(route, seconds=seconds, reason=reason, work=work)
 
 
-def _loops(engine: Engine, memory: PlanMemory, rows: int, compiled: bool) -> str:
-    """Say what answers rows of a plan, and why."""
-    if _is_on_gpu(engine, compiled):
-        return _kernels(engine, memory.plan, rows)
-    if memory.lanes:
-        return f"compiled, blocks of {memory.lanes:,} cases: worth the loading and lowering"
-    if memory.entry_threads:
-        return "compiled where tables are large, over entries: too few rows for blocks"
-    return "NumPy: too little work for compiled code"
-
-
-def _kernels(engine: Engine, plan: Plan, rows: int) -> str:
-    """Say which kernels answer rows of a plan on a GPU, and why."""
+def _kernels(router: Router, plan: Plan, rows: int) -> str:
+    """Return which kernels answer rows of a plan on a GPU, and why."""
     from junctor.backends.gpu_plan import chunk_of, few_are_faster
 
-    algebra = engine.ladder[0]
+    algebra = router.ladder[0]
     if algebra is LOG:
         return "kernels for few cases: all that log space has"
     if rows > (chunk := chunk_of(algebra)):
         return f"kernels for many cases: more rows than the {chunk} of a warp"
-    few = few_are_faster(plan, algebra, engine.speeds, rows, stages_of(plan).count)
+    few = few_are_faster(plan, algebra, router.costs, rows, stages_of(plan).count)
     return f"kernels for {'few' if few else 'many'} cases: less seconds by the prices of the device"
 
 
-def _is_on_gpu(engine: Engine, compiled: bool) -> bool:
-    """Tell whether a GPU answers rows, which takes about as long to come into play as compiled code."""
-    return engine.has_device and (engine.device != "auto" or compiled)
-
-
-def _seconds(engine: Engine, memory: PlanMemory, rows: int, bind: bool, compiled: bool) -> float:
-    """Return what rows of a plan take on the backend that will answer them."""
-    plan, first = memory.plan, engine.ladder[0]
-    if not bind and rows * plain_seconds(plan) < WORTH_SECONDS:
+def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
+    """Return what rows of a plan take on the backend of their route."""
+    sizes, rows, first = route.sizes, route.group.answered, router.ladder[0]
+    assert sizes is not None
+    if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
-    if _is_on_gpu(engine, compiled):
-        return _on_gpu(engine, memory, rows, bind)
-    if not memory.lanes:
-        backend = f"{'entries' if memory.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
-        work = plan_work(plan, len(plan.steps), memory.cases(first.dtype.itemsize), rows)
-        return engine.speeds.prices[backend].of_plan(work)
-    if engine.query.kind == "mpe":
-        return min(rows * plan.case_operations, MOST_OPERATIONS) * COMPILED_OPERATION_SECONDS
-    prices = engine.speeds.prices["cpu"]
+    if route.backend is Backend.GPU:
+        return _on_gpu(router, route, plan, bind)
+    if route.backend is not Backend.CPU:
+        backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
+        work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
+        return router.costs.seconds(backend, work)
+    if router.query.kind == "mpe":
+        return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
     if not bind:
-        return prices.of_plan(plan_work(plan, len(plan.steps), memory.lanes, rows))
-    prepared = ProgramCache(engine.network, plan, engine.ladder)
-    prepared.memory = memory
-    program = prepared.compiled()
+        return router.costs.seconds("cpu", plan_work(plan, len(plan.steps), sizes.lanes, rows))
+    programs = ProgramCache(router.network, plan, router.ladder, sizes.memory)
+    programs.use(sizes)
+    program = programs.compiled()
     assert program is not None
-    return prices.of_work(program.work(rows))
+    return router.costs.seconds("cpu", program.work(rows))
 
 
-def _on_gpu(engine: Engine, memory: PlanMemory, rows: int, bind: bool) -> float:
+def _on_gpu(router: Router, route: Route, plan: Plan, bind: bool) -> float:
     """Return what rows of a plan take on a GPU, which need not be here."""
     from junctor.backends.gpu_plan import GpuBlocks
 
-    plan, algebra, speeds = memory.plan, engine.ladder[0], engine.speeds
+    rows, algebra, costs = route.group.answered, router.ladder[0], router.costs
     if not bind:
-        return _plan_on_gpu(plan, algebra, rows, speeds)
-    room = engine.device_memory or int(DEVICE_SHARE * speeds.device.figures["memory"])
-    return GpuBlocks(Program(plan, engine.network, algebra), rows, room, memory.room, speeds).seconds(rows)
+        return _plan_on_gpu(plan, algebra, rows, costs)
+    assert route.sizes is not None
+    program = Program(plan, router.network, algebra)
+    return GpuBlocks(program, rows, router.gpu_room().bytes, route.sizes.room, costs).seconds(rows)
 
 
-def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, speeds: CostModel) -> float:
+def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
-    from junctor.cost.model import plan_work
+    from junctor.cost.features.plans import plan_work
 
     backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
-    return speeds.prices[backend].of_plan(plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
+    return costs.seconds(backend, plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
-def _elsewhere(engine: Engine, each: Forecast, gpu: CostModel) -> float | None:
-    """Return what a GPU would take for a group of rows, None where it would not answer them."""
-    if each.plan is None or each.chunking is not None or engine.query.kind == "mpe":
-        return None
-    seconds = _plan_on_gpu(each.plan, engine.ladder[0], each.group.answered, gpu)
-    return seconds + each.rows * ROW_SECONDS
+def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
+    """Return what a GPU would take for a route, or the route's own seconds where no GPU would answer its rows.
+
+    gpu: cost model of that GPU, which need not be the router's.
+    """
+    if route.plan is None or route.chunks is not None or router.query.kind == "mpe":
+        return route.seconds
+    return _plan_on_gpu(route.plan, router.ladder[0], route.group.answered, gpu) + route.rows * CPU.row
 
 
-def _chunked(engine: Engine, group: PatternGroup, uses: int, budget: Budget) -> Forecast:
-    """Return the forecast of rows that go in chunks, in the first number format; raises BudgetError."""
-    algebra = engine.ladder[0]
-    on_gpu = engine.has_device if engine.crew is None else engine.chunks_on_gpu(algebra)
-    chunking = chosen_chunking(engine, group.pattern, uses, algebra, budget.free, on_gpu)
-    plan, bytes_ = chunking.chunks.plan, chunking.memory + budget.reserved
-    seconds = group.answered * chunking.seconds + len(group.rows) * ROW_SECONDS
-    way = "slots of a GPU" if chunking.limits.on_gpu else "compiled" if chunking.entry_threads else "NumPy"
-    loops, operations = f"in chunks, {way}: the plan exceeds the memory", group.answered * operations_of(plan)
-    return Forecast(group, plan, operations, bytes_, bytes_, seconds, chunking, loops=loops)
-
-
-def _row_by_row(engine: Engine, batch: EvidenceBatch, group: PatternGroup) -> Forecast:
-    """Return the forecast of rows that are answered one by one, from the trees of some of them."""
+def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
+    """Return the forecast of rows with a tree of their own, from the trees of some of them."""
     from junctor.backends.row_trees import room_bytes
 
+    group, row_engine = route.group, router.row_engine
     sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
-    trees = [engine.row_engine.work(each.pattern.sliced, each.pattern.weighted) for each in sample]
-    seconds = [engine.row_engine.seconds(each.pattern.sliced, each.pattern.weighted) for each in sample]
+    trees = [row_engine.work(one.pattern.sliced, one.pattern.weighted) for one in sample]
+    seconds = [row_engine.seconds(one.pattern.sliced, one.pattern.weighted) for one in sample]
     share = group.answered / len(sample)
-    entries = max((entries for _, entries, _ in trees if entries <= engine.row_engine.entries), default=0)
-    bytes_ = room_bytes(engine.network, int(entries)) + batch.rows * answer_width(engine.network, engine.query)
-    operations = sum(operations for operations, _, _ in trees if math.isfinite(operations))
-    loops = "row by row, a tree for each: their patterns have too little in common"
-    return Forecast(group, None, int(share * operations), bytes_, bytes_, share * sum(seconds), loops=loops)
+    entries = max((entries for _, entries, _ in trees if entries <= row_engine.entries), default=0)
+    size = room_bytes(router.network, int(entries)) + route.memory.reserved
+    operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
+    memory = replace(route.memory, needed=size, projected=size)
+    work = {"operations": float(operations), "tables": float(share * sum(tables for _, _, tables in trees))}
+    return replace(route, operations=operations, memory=memory, seconds=share * sum(seconds), work=work)
 
 
 def tree_of(shape: Shape) -> JunctionTree:

@@ -1,7 +1,6 @@
 """What rows take, in seconds of one core, before any of them is planned: the prices that a choice of groups asks for.
 
-What a row takes was measured (`speeds`); the constants here are coarse: medians over networks of ten to a thousand
-variables, good to a factor of two.
+What a row takes was measured (`speeds`); the constants (`cost.constants`) are coarse, good to a factor of two.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from junctor.backends.plan_memory import OPERATION_SECONDS
+from junctor.cost.constants import CPU
 from junctor.engine.patterns import PatternPricer, Patterns
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern
@@ -20,15 +19,10 @@ if TYPE_CHECKING:
 # Entry operations of a tree of the row engine, entries of its messages, and tables.
 Work = tuple[float, float, float]
 
-# Planning for NumPy and binding, for each variable that is left, and what the steps of a block take beside its cases.
-PLAIN_VARIABLE_SECONDS = 4e-4
-# What NumPy takes for each entry of the tables of a case, to find the largest and smallest and to divide by a scale.
-ENTRY_SECONDS = 5e-9
-# What planning, binding and lowering take, for each of its tables and their entries.
-ONCE_TABLE_SECONDS = 1.6e-4
-ONCE_ENTRY_SECONDS = 3e-8
-# What bringing the evidence of a cell into the form of a likelihood takes.
-LIKELIHOOD_SECONDS = 1e-7
+# Preparation of a plan; tests replace them.
+PLAIN_VARIABLE_SECONDS = CPU.numpy_variable
+ONCE_TABLE_SECONDS = CPU.compiling_table
+ONCE_ENTRY_SECONDS = CPU.compiling_entry
 # Patterns that are looked at for what a row of its own takes.
 SAMPLED_PATTERNS = 16
 
@@ -37,7 +31,7 @@ def plain_seconds(plan: Plan) -> float:
     """Return the seconds that a case takes in NumPy: its operations, and what scales and bounds take of its tables."""
     entries = sum(table.entries for table in plan.tables if table.per_case)
     # Capped, because integers of any size do not fit a float.
-    return min(plan.case_operations, 10**30) * OPERATION_SECONDS + min(entries, 10**30) * ENTRY_SECONDS
+    return min(plan.case_operations, 10**30) * CPU.numpy_operation + min(entries, 10**30) * CPU.numpy_entry
 
 
 def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable[[Pattern], bool]) -> PatternPricer:
@@ -60,7 +54,7 @@ def compiled_prices(
 
     def row(pattern: Pattern) -> float:
         operations, _, tables = work(pattern)
-        likelihoods = len(pattern.weighted) * LIKELIHOOD_SECONDS
+        likelihoods = len(pattern.weighted) * CPU.likelihood
         return operations * speed[0] + tables * speed[1] + likelihoods
 
     def once(pattern: Pattern) -> float:

@@ -64,21 +64,21 @@ class Patterns:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PatternGroup:
-    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`alone`).
+    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`per_row`).
 
-    few: the different ones among the rows, where only those are answered.
+    unique: the unique rows among them, where only those are answered.
     """
 
     pattern: Pattern
     rows: Rows
     patterns: int = 1
-    alone: bool = False
-    few: UniqueRows | None = None
+    per_row: bool = False
+    unique: UniqueRows | None = None
 
     @property
     def answered(self) -> int:
         """How many rows are answered, and not copied from others."""
-        return len(self.rows) if self.few is None else self.few.batch.rows
+        return len(self.rows) if self.unique is None else self.unique.batch.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from junctor.formats._bytes import decode, publish, read_bytes
+from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import Network
 

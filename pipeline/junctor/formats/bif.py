@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats._text import (
+from junctor.formats.text import (
     Shapes,
     SourceText,
     TextBlock,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from junctor.formats._bytes import publish, read_bytes
+from junctor.formats.files import publish, read_bytes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
 from junctor.runtime.arrow import number_array, numbers_of, string_array, string_list_array
@@ -88,10 +88,11 @@ def to_bytes(network: Network) -> bytes:
                 writer.write_table(_factor_rows(network, factors))
     except UnicodeEncodeError:
         raise ModelError("a name has characters that no file can hold (half of a surrogate pair)") from None
-    return _sealed(bytes(sink.getvalue()))
+    return sealed(bytes(sink.getvalue()))
 
 
-def _sealed(data: bytes) -> bytes:
+def sealed(data: bytes) -> bytes:
+    """Return a file with the digest of its content in place of the seal."""
     digits = _seal_digits(data)
     assert digits is not None
     start, end = digits
@@ -141,7 +142,7 @@ def _variable_rows(network: Network) -> pa.Table:
         "name": string_array([variable.name for variable in network.variables]),
         "states": string_list_array([variable.states for variable in network.variables]),
     }
-    return _rows(count, columns)
+    return rows_of(count, columns)
 
 
 def _factor_rows(network: Network, factors: list[Factor]) -> pa.Table:
@@ -152,10 +153,11 @@ def _factor_rows(network: Network, factors: list[Factor]) -> pa.Table:
         "scope": string_list_array([[network.variables[i].name for i in factor.scope] for factor in factors]),
         "values": pa.ListArray.from_arrays(number_array(offsets), number_array(values)),
     }
-    return _rows(len(factors), columns)
+    return rows_of(len(factors), columns)
 
 
-def _rows(count: int, columns: dict[str, pa.Array]) -> pa.Table:
+def rows_of(count: int, columns: dict[str, pa.Array]) -> pa.Table:
+    """Return `count` rows of a file; columns that are not given are null."""
     arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in _SCHEMA]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
 

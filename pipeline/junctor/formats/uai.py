@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats._bytes import place_at, title_of
-from junctor.formats._numbers import BadNumber, parse_numbers, shown
+from junctor.formats.files import place_at, title_of
+from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network, table_size
 

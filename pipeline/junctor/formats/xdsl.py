@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats._bytes import title_of
-from junctor.formats._numbers import shown
-from junctor.formats._xml import Element, parse_xml
+from junctor.formats.files import title_of
+from junctor.formats.numbers import shown
+from junctor.formats.xml import Element, parse_xml
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import ROW_SUM_TOLERANCE, DraftTable, DraftVariable, Network, build_network, table_size
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats._bytes import title_of
-from junctor.formats._xml import Element, parse_xml
+from junctor.formats.files import title_of
+from junctor.formats.xml import Element, parse_xml
 from junctor.formats.xmlbif_unbbayes import read_unbbayes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network

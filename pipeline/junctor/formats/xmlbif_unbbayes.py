@@ -5,8 +5,8 @@ Main function: `read_unbbayes`, called by `junctor.formats.xmlbif`.
 
 from __future__ import annotations
 
-from junctor.formats._numbers import BadNumber, parse_numbers, shown
-from junctor.formats._xml import Element
+from junctor.formats.numbers import BadNumber, parse_numbers, shown
+from junctor.formats.xml import Element
 from junctor.model.errors import ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision
-from junctor.planning.budget import parse_bytes
 from junctor.runtime.devices import check_device
-from junctor.runtime.machine import usable_cores
+from junctor.runtime.machine import compute_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,16 +30,22 @@ def viterbi(
 ) -> pa.Table:
     """Return the most probable path of each sequence, and log P(path, sequence).
 
-    model: a model, or the path of a model file. sequences: a list of lists, an Arrow list array, or a table with one
-    list column; symbols by name or index, null where nothing was observed, or lists of log-likelihoods of the states.
-    memory: bytes for rows of the trellis, None for a share of what is free; device_memory: of them on a GPU; spill,
-    disk: folder and bytes of files for rows beyond. threads: None for all cores.
+    model: a model, or the path of a model file.
+    sequences: a list of lists, an Arrow list array, or a table with one list column; symbols by name or index, null
+        where nothing was observed, or lists of log-likelihoods of the states.
+    precision: numbers to compute with.
+    memory: bytes (or "4GiB") for rows of the trellis, None for a share of what is free.
+    threads: None for all cores.
+    device: "auto" is a GPU where there is one and the sequences are worth it.
+    device_memory: bytes for rows of the trellis on a GPU.
+    spill: folder for rows that exceed the memory.
+    disk: bytes of files there.
 
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
     smaller state, the same on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
-    limits = _limits(device_memory, spill, disk)
-    return _answer(model, sequences, "viterbi", precision, memory, threads, device, limits)
+    options = compute_options(memory, threads, device, device_memory, spill, disk)
+    return _answer(model, sequences, "viterbi", precision, options)
 
 
 def posteriors(
@@ -59,19 +64,8 @@ def posteriors(
 
     Arguments and errors as for `viterbi`. The columns are `case_id`, `posterior`, `log_likelihood`, `status`, `reason`.
     """
-    limits = _limits(device_memory, spill, disk)
-    return _answer(model, sequences, "posteriors", precision, memory, threads, device, limits)
-
-
-def _limits(
-    device_memory: int | str | None, spill: str | os.PathLike[str] | None, disk: int | str | None
-) -> dict[str, Any]:
-    folder = None if spill is None else str(spill)
-    return {"device_memory": _size(device_memory), "disk": _size(disk), "spill": folder}
-
-
-def _size(size: int | str | None) -> int | None:
-    return parse_bytes(str(size)) if size is not None else None
+    options = compute_options(memory, threads, device, device_memory, spill, disk)
+    return _answer(model, sequences, "posteriors", precision, options)
 
 
 def _answer(
@@ -79,10 +73,7 @@ def _answer(
     sequences: Any,
     kind: SequenceKind,
     precision: Precision,
-    memory: int | str | None,
-    threads: int | None,
-    device: DeviceChoice,
-    limits: dict[str, Any],
+    options: ComputeOptions,
 ) -> pa.Table:
     from junctor.hmm.formats import read_model
     from junctor.hmm.results import answers_table
@@ -90,8 +81,7 @@ def _answer(
 
     if not isinstance(model, HiddenMarkovModel):
         model = read_model(model)
-    check_device(device)
-    threads = usable_cores() if threads is None else threads
-    engine = SequenceEngine(model, kind, precision, _size(memory), threads, device, **limits)
+    check_device(options.device)
+    engine = SequenceEngine(model, kind, precision, options)
     encoded = encode_sequences(sequences, model)
     return answers_table(engine.answer(encoded.batch), encoded.case_ids, model)

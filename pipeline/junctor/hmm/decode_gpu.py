@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.gpu.device import address_of
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import viterbi_gpu
 from junctor_kernels.hmm.device import SequenceLaunch, stride_of
@@ -19,9 +20,9 @@ from junctor.hmm.decode import emissions_of
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import by_columns, emission_rows, in_format, log_transitions, logarithms, padded_rows
 from junctor.hmm.packing import Lockstep, SequenceBatch
-from junctor.model.errors import BudgetError, DeviceError
+from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes
-from junctor.runtime.devices import check_device
+from junctor.runtime.devices import check_device, gpu_errors
 
 Array = npt.NDArray[Any]
 PROGRAM = viterbi_gpu.PROGRAM
@@ -37,10 +38,8 @@ BESIDE = 16
 def open_device(dtype: npt.DTypeLike) -> Any:
     """Return this process's GPU for sequences, the first that it sees; raises DeviceError, in words for users."""
     check_device("gpu")
-    try:
+    with gpu_errors():
         return hmm_gpu.ChainDevice(dtype)
-    except ImportError as error:
-        raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
 
 
 class GpuDecoder:
@@ -145,8 +144,3 @@ class GpuDecoder:
         fields = {name: 0 if array is None else address_of(array) for name, array in self._model.items()}
         fields |= {"starts": address_of(self._held["starts"]), "trellis": address_of(memory), "path": 0, "which": 0}
         return fields | {"states": self.states, "stride": self.stride, "ticks": len(starts) - 1, "going_on": 0}
-
-
-def address_of(array: Any) -> int:
-    """Return where an array of the device begins."""
-    return int(array.data.ptr)

@@ -19,10 +19,10 @@ from junctor.hmm.packing import EMPTY, Lockstep, SequenceBatch
 from junctor.hmm.smooth import GpuLimits, Smoother
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK
 from junctor.model.errors import BudgetError, DeviceError, EvidenceError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Precision
 from junctor.runtime.devices import has_gpu
-from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder
+from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.threads import in_threads
 
 SequenceKind = Literal["viterbi", "posteriors"]
@@ -41,9 +41,12 @@ logger = logging.getLogger("junctor")
 class SequenceAnswers:
     """Answers to a batch of sequences; those whose status is not OK hold no numbers to be read.
 
-    starts: int64 [sequences + 1], where the steps of each begin. status: int8 [sequences]. log_value: float64
-    [sequences], natural log of P(path, sequence), or of P(sequence). states: [steps], the smallest unsigned type; None
-    for posteriors: float [steps, states]. reasons: sequence -> why it is not OK.
+    starts: int64 [sequences + 1], where the steps of each begin.
+    status: int8 [sequences].
+    log_value: float64 [sequences], natural log of P(path, sequence), or of P(sequence).
+    states: [steps], the smallest unsigned type; None for posteriors.
+    posteriors: float [steps, states]; None for paths.
+    reasons: sequence -> why it is not OK.
     """
 
     starts: npt.NDArray[np.int64]
@@ -58,20 +61,17 @@ class SequenceAnswers:
 class SequenceEngine:
     """Answers batches of one model.
 
-    memory: bytes for rows and posteriors beside the model and the sequences, None for a share of what is free. threads:
-    no answer depends on it, nor on the device. device_memory: bytes for model and rows on a GPU. spill, disk: folder
-    and bytes of files for rows that exceed the memory.
+    model: start, transitions, emissions.
+    kind: of answers.
+    precision: numbers to compute with.
+    options: memory for rows and posteriors beside the model and the sequences, device memory for model and rows, disk
+        for rows that exceed the memory; no answer depends on threads, nor on the device.
     """
 
     model: HiddenMarkovModel
     kind: SequenceKind = "viterbi"
     precision: Precision = "double"
-    memory: int | None = None
-    threads: int = 1
-    device: DeviceChoice = "cpu"
-    device_memory: int | None = None
-    spill: str | None = None
-    disk: int | None = None
+    options: ComputeOptions = ONE_THREAD
 
     def answer(self, batch: SequenceBatch) -> SequenceAnswers:
         """Answer a batch. Raises BudgetError where the memory is too small, DiskError, DeviceError."""
@@ -90,7 +90,7 @@ class SequenceEngine:
             answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
         else:
             gpu = self._limits if self._on_gpu(int(batch.lengths[found].sum())) else None
-            posteriors = self._smoother.answer(batch, found, self._allowed, self.threads, log_value, gpu)
+            posteriors = self._smoother.answer(batch, found, self._allowed, self._threads, log_value, gpu)
             answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
         for n in found[log_value[found] == -np.inf].tolist():
             status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
@@ -98,15 +98,20 @@ class SequenceEngine:
 
     @cached_property
     def _allowed(self) -> int:
-        return self.memory if self.memory is not None else int(DEFAULT_SHARE * available_memory())
+        return allowed_memory(self.options)
+
+    @cached_property
+    def _threads(self) -> int:
+        return self.options.threads or usable_cores()
 
     @cached_property
     def _folder(self) -> Path:
-        return spill_folder(self.spill)
+        return spill_folder(self.options.spill_dir)
 
     @cached_property
     def _files(self) -> int:
-        return allowed_disk(self._folder) if self.disk is None else self.disk
+        disk = self.options.spill_bytes
+        return allowed_disk(self._folder) if disk is None else disk
 
     @cached_property
     def _numbers(self) -> PathNumbers:
@@ -119,13 +124,15 @@ class SequenceEngine:
 
     @property
     def _limits(self) -> GpuLimits:
-        return GpuLimits(self.device_memory, self._folder, self._files)
+        return GpuLimits(self.options.device_memory, self._folder, self._files)
 
     @cached_property
     def _gpu(self) -> Any:
         from junctor.hmm.decode_gpu import GpuDecoder
 
-        return GpuDecoder(self.model, np.float32 if self.precision == "single" else np.float64, self.device_memory)
+        return GpuDecoder(
+            self.model, np.float32 if self.precision == "single" else np.float64, self.options.device_memory
+        )
 
     def _decode(self, batch: SequenceBatch, found: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
         if not len(found):
@@ -139,9 +146,9 @@ class SequenceEngine:
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
             return
         room = TrellisMemory(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
-        if len(found) < 2 * self.threads:
+        if len(found) < 2 * self._threads:
             # Too few to go round: threads share the ticks.
-            machine = CpuDecoder(self._numbers, self.threads)
+            machine = CpuDecoder(self._numbers, self._threads)
             for steps in fitting(batch, found, TOGETHER, COMPANY, machine.row_bytes, room):
                 self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
         else:
@@ -152,15 +159,15 @@ class SequenceEngine:
     ) -> None:
         machine, each = (
             CpuDecoder(self._numbers),
-            TrellisMemory(room.here // self.threads, 0, room.disk // self.threads),
+            TrellisMemory(room.here // self._threads, 0, room.disk // self._threads),
         )
         # Every thread gets as many groups, of whole tiles of four.
-        groups = self.threads * -(-len(found) // (TOGETHER * self.threads))
+        groups = self._threads * -(-len(found) // (TOGETHER * self._threads))
         together = -(-len(found) // groups // 4) * 4
         in_threads(
             lambda steps, _: self._put(decode(machine, batch, steps, each, self._folder), batch, steps, states),
             list(fitting(batch, found, together, COMPANY, machine.row_bytes, each)),
-            self.threads,
+            self._threads,
         )
 
     def _put(
@@ -169,8 +176,8 @@ class SequenceEngine:
         states[steps.steps(batch.starts, 0, steps.ticks - 1)] = path
 
     def _on_gpu(self, steps: int) -> bool:
-        if self.device != "auto":
-            return self.device == "gpu"
+        if self.options.device != "auto":
+            return self.options.device == "gpu"
         if steps * _entries(self.model) < DEVICE_TERMS or not has_gpu():
             return False
         try:

@@ -1,38 +1,43 @@
-"""A run of sequences through a hidden Markov model, from files to files: the steps of `junctor.run`, one for one.
-
-ingest_model -> ingest_sequences -> plan -> decode (decode_partition for each) -> finalise
-"""
+"""Runs of sequences through a hidden Markov model: what they have of their own in the frame of `junctor.runs.run`."""
 
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.model.errors import BudgetError, RunError
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision
-from junctor.runs import run as steps
-from junctor.runs.partition import Part, StageTimings, read_part, refuse_strange_worker
+from junctor.runs.partition import PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested
-from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.files import aside, explained, write_json
-from junctor.runtime.progress import Progress, Silence
+from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.files import explained
+from junctor.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from junctor.hmm.sequences import EncodedSequences
+    from junctor.out_of_core.cluster.workers import WorkerPool
 
 # A partition has at most this many sequences, and this many bytes of answers, or one longer sequence.
 PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
-# Transitions times steps that one core does in a second.
-TERMS_A_SECOND = 2e10
+# The share of the memory that answers may take while they are written beside the next partition: rows of the trellis
+# that find no room go to the disk, which costs more than to wait.
+WAITING_SHARE = 1 / 4
 
 logger = logging.getLogger("junctor")
 
@@ -64,12 +69,62 @@ class SequenceDirectory(Directory[SequenceSpec]):
         return SequenceSpec(**record)
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceJob:
-    """What the user asks of a run; paths as they were given.
+class SequenceTask(PartitionTask[SequenceSpec]):
+    """Sequences to answer."""
 
-    partition_rows: sequences in one part at the most. column, case_id: of the table of sequences. overwrite: replace a
-    different run that lies in `output`. model_format, sequences_format: where names do not say it.
+    __slots__ = ()
+    advice = "--memory or --partition-rows"
+
+    @property
+    def home(self) -> SequenceDirectory:
+        """The run directory."""
+        return SequenceDirectory(Path(self.directory))
+
+    def read(self) -> EncodedSequences:
+        """Return the encoded sequences."""
+        from junctor.hmm.results import read_sequences
+
+        return read_sequences(self.home.evidence_part(self.part))
+
+    def answer_bytes(self) -> int:
+        """Return the bytes of the answers to a whole partition, at the most as a rule."""
+        return PARTITION_BYTES
+
+    def answer(
+        self, inputs: EncodedSequences, options: ComputeOptions, reserved: int, workers: WorkerPool | None
+    ) -> pa.Table:
+        """Return the table of answers."""
+        from junctor.hmm.results import answers_table
+
+        assert options.memory is not None
+        if reserved > WAITING_SHARE * options.memory:
+            raise BudgetError(f"{self}: little memory beside answers that are written")
+        engine = _engine(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
+        return answers_table(engine.answer(inputs.batch), inputs.case_ids, engine.model)
+
+    def write(self, answers: pa.Table, path: Path) -> None:
+        """Write the table of answers."""
+        from junctor.hmm.results import write_table
+
+        write_table(answers, path)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceJob(Workload):
+    """A run of sequences; paths as they were given.
+
+    model: file of it.
+    sequences: file or folder of them.
+    output: run directory.
+    query: paths or posteriors.
+    precision: numbers to compute with.
+    partition_rows: sequences in one part at the most.
+    column: of lists, in the table of sequences.
+    case_id: column that names them.
+    strict: whether the first invalid sequence ends the run.
+    overwrite: whether a different run in `output` is replaced.
+    model_format: where the name of the file does not say it.
+    sequences_format: the same.
     """
 
     model: str
@@ -85,181 +140,92 @@ class SequenceJob:
     model_format: str | None = None
     sequences_format: str | None = None
 
+    words = Words("model", "sequences", "decoding")
+
     @property
     def directory(self) -> SequenceDirectory:
         """Where the run lies."""
         return SequenceDirectory(Path(self.output).absolute())
 
+    @property
+    def title(self) -> str:
+        """The sequences and the model, in Markdown."""
+        return f"`{self.sequences}` on `{self.model}`"
 
-@dataclass(frozen=True, slots=True)
-class SequenceTask:
-    """One partition to answer: all that a worker has to be told. Others as for `SequenceEngine`."""
+    def read_model(self) -> HiddenMarkovModel:
+        """Return the model; raises InputError."""
+        from junctor.hmm.formats import read_model
 
-    directory: str
-    part: int
-    spec: SequenceSpec
-    threads: int | None
-    device: str
-    device_memory: int | None
-    spill: str | None
-    disk: int | None
+        return read_model(self.model, self.model_format)
 
-    def __str__(self) -> str:
-        return f"partition {self.part}"
+    def spec_of(self, model: HiddenMarkovModel) -> SequenceSpec:
+        """Return all that the answers depend on."""
+        from junctor.evidence.read import digest_of
 
+        return SequenceSpec(
+            model_digest=model.digest,
+            sequences_digest=digest_of(self.sequences),
+            query=self.query,
+            precision=self.precision,
+            partition_rows=self.partition_rows or PARTITION_ROWS,
+            column=self.column,
+            case_id=self.case_id,
+            strict=self.strict,
+            junctor_version=version("junctor"),
+        )
 
-def run(job: SequenceJob, resources: Resources | None = None, progress: Progress | None = None) -> steps.Manifest:
-    """Answer a whole file of sequences; goes on where an earlier call of the same job stopped.
+    def keep_model(self, model: HiddenMarkovModel) -> None:
+        """Put the model into the run directory."""
+        from junctor.hmm.formats import write_model
 
-    Raises InputError for what is wrong with model or sequences, BudgetError where something does not fit, and RunError
-    for the directory: another run in it, no space, in use.
-    """
-    progress = progress or Silence()
-    resources = resources or Resources()
-    started = time.monotonic()
-    steps.check_resources(resources)
-    with job.directory.locked():
-        ingest_model(job, progress)
-        ingest_sequences(job, progress)
-        outlook = plan(job, resources)
-        work = decode(job, resources, outlook, progress)
-        return finalise(job, work, time.monotonic() - started, progress)
+        write_model(model, self.directory.network)
 
+    def input_parts(self) -> Iterator[InputPart]:
+        """Yield the sequences, encoded, in partitions; at the end one without any."""
+        from junctor.hmm.results import write_sequences
+        from junctor.hmm.sequences import encode_sequences, open_sequences
 
-def ingest_model(job: SequenceJob, progress: Progress) -> SequenceSpec:
-    """Read and check the model, claim the run directory for this job, and put the model there as Parquet."""
-    from junctor.evidence.read import digest_of
-    from junctor.hmm.formats import read_model, write_model
+        spec, model = self._spec_and_model()
+        source = open_sequences(
+            self.sequences,
+            model,
+            column=spec.column,
+            case_id=spec.case_id,
+            strict=spec.strict,
+            format=self.sequences_format,
+        )
+        nothing = replace(encode_sequences([], model), case_ids=source.no_case_ids)
+        partitions = source.partitions(spec.partition_rows, _partition_steps(model, spec.query))
+        for partition in chain(partitions, [nothing]):
+            yield InputPart(len(partition.batch), partial(write_sequences, partition))
 
-    progress.stage("reading the model")
-    model = read_model(job.model, job.model_format)
-    spec = SequenceSpec(
-        model_digest=model.digest,
-        sequences_digest=digest_of(job.sequences),
-        query=job.query,
-        precision=job.precision,
-        partition_rows=job.partition_rows or PARTITION_ROWS,
-        column=job.column,
-        case_id=job.case_id,
-        strict=job.strict,
-        junctor_version=version("junctor"),
-    )
-    job.directory.claim(spec, job.overwrite)
-    if not job.directory.network.exists():
-        write_model(model, job.directory.network)
-    return spec
+    def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
+        """Return what the partitions that are left will take; a scheduler's workers see for themselves."""
+        if (self.query, self.precision, resources.compute.device) == ("posteriors", "log", "gpu"):
+            logger.warning("posteriors in logarithms stay on the CPU")
+        if resources.scheduler is not None:
+            return RunEstimate()
+        _, model = self._spec_and_model()
+        transition = model.transition
+        entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
+        total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
+        # The matrix in both forms that kernels read; rows go in blocks where they have to.
+        return RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
 
+    def rows_in(self, parts: Sequence[int]) -> int:
+        """Return the sequences of some partitions."""
+        return sum(_rows_of(self.directory.evidence_part(i)) for i in parts)
 
-def ingest_sequences(job: SequenceJob, progress: Progress) -> Ingested:
-    """Encode the sequences, one file a partition; files that are there already are kept."""
-    from junctor.hmm.results import write_sequences
-    from junctor.hmm.sequences import encode_sequences, open_sequences
+    def task(self, part: int, spec: SequenceSpec, counts: Ingested, compute: ComputeOptions) -> SequenceTask:
+        """Return what a worker needs to know of a partition."""
+        return SequenceTask(str(self.directory.path), part, spec, counts, compute)
 
-    directory = job.directory
-    known = directory.read_ingested()
-    if known is not None:
-        return known
-    spec = directory.read_spec()
-    progress.stage("reading the sequences")
-    model = _model(str(directory.network), spec.model_digest)
-    source = open_sequences(
-        job.sequences,
-        model,
-        column=spec.column,
-        case_id=spec.case_id,
-        strict=spec.strict,
-        format=job.sequences_format,
-    )
-    rows = partitions = 0
-    # A file without rows is one partition without rows: readers of the answers find their columns.
-    nothing = [replace(encode_sequences([], model), case_ids=source.no_case_ids)]
-    for partition in chain(source.partitions(spec.partition_rows, _partition_steps(model, spec.query)), nothing):
-        if not len(partition.batch) and partitions:
-            continue
-        path = directory.evidence_part(partitions)
-        if not path.exists():
-            write_sequences(partition, path)
-        rows, partitions = rows + len(partition.batch), partitions + 1
-        progress.advance(len(partition.batch))
-    done = Ingested(rows, partitions)
-    write_json(directory.ingested, asdict(done))
-    return done
+    def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
+        spec = self.directory.read_spec()
+        return spec, _model(str(self.directory.network), spec.model_digest)
 
 
-def plan(job: SequenceJob, resources: Resources) -> steps.RunEstimate:
-    """Return what the partitions that are left will take; a scheduler's workers see for themselves."""
-    directory, spec = job.directory, job.directory.read_spec()
-    pending = steps.unanswered(directory, spec.query, steps.ingested(directory).partitions)
-    if not pending or resources.scheduler is not None:
-        return steps.RunEstimate()
-    model = _model(str(directory.network), spec.model_digest)
-    transition = model.transition
-    entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
-    total = sum(_steps_of(directory.evidence_part(i), model.states) for i in pending)
-    # The matrix in both forms that kernels read; rows go in blocks where they have to.
-    return steps.RunEstimate(2 * 8 * entries, entries * total / TERMS_A_SECOND)
-
-
-def decode(job: SequenceJob, resources: Resources, outlook: steps.RunEstimate, progress: Progress) -> steps.RunStats:
-    """Answer all partitions that have no part yet."""
-    directory, spec = job.directory, job.directory.read_spec()
-    there = steps.ingested(directory)
-    pending = steps.unanswered(directory, spec.query, there.partitions)
-    if pending:
-        # It would list parts that are gone.
-        with explained(directory.manifest):
-            directory.manifest.unlink(missing_ok=True)
-    rows = {i: read_rows(directory.evidence_part(i)) for i in pending}
-    progress.stage("decoding", there.rows, there.rows - sum(rows.values()))
-    if (spec.query, spec.precision, resources.device) == ("posteriors", "log", "gpu"):
-        logger.warning("posteriors in logarithms stay on the CPU")
-    resources = replace(resources, device=steps.device_for(resources, outlook))
-    resources = replace(resources, workers=steps.workers_for(resources, outlook))
-    workers = min(resources.workers or 1, len(pending))
-    limits = (resources.device_memory, resources.spill, steps.disk_for(resources, workers))
-    threads = threads_for(resources, workers)
-    tasks = [SequenceTask(str(directory.path), i, spec, threads, resources.device, *limits) for i in pending]
-    total = StageTimings()
-    for part, stages in distribute(decode_partition, tasks, resources):
-        progress.advance(part.rows)
-        total += stages
-    return steps.RunStats(there.partitions - len(pending), total.rounded())
-
-
-def decode_partition(task: SequenceTask, memory: int) -> tuple[Part, StageTimings]:
-    """Answer one partition with at most `memory` bytes for rows and posteriors; the part is whole or not there.
-
-    Raises BudgetError where something does not fit, RunError where files cannot be read or written.
-    """
-    from junctor.hmm.results import answers_table, read_sequences, write_table
-
-    directory, stages, spec = SequenceDirectory(Path(task.directory)), StageTimings(), task.spec
-    refuse_strange_worker(spec.junctor_version, directory)
-    with stages.time("reading"):
-        encoded = read_sequences(directory.evidence_part(task.part))
-    threads = task.threads or threads_here()
-    limits = (task.device_memory, task.spill, task.disk)
-    try:
-        # Threads of a worker with a GPU share it; they read and write beside each other.
-        with _one_at_a_time, stages.time("propagating"):
-            engine = _engine(str(directory.network), spec, memory, threads, task.device, *limits)
-            answers = engine.answer(encoded.batch)
-        table = answers_table(answers, encoded.case_ids, engine.model)
-    except MemoryError as error:
-        raise BudgetError(f"{task} ran out of memory ({error}): lower --memory or --partition-rows") from error
-    with stages.time("writing"):
-        with aside(directory.answers_part(spec.query, task.part)) as temporary:
-            write_table(table, temporary)
-        return read_part(directory, spec.query, task.part), stages
-
-
-def finalise(job: SequenceJob, work: steps.RunStats, seconds: float, progress: Progress) -> steps.Manifest:
-    """Check that all parts are there and write the manifest; raises RunError with all that is missing."""
-    directory, spec = job.directory, job.directory.read_spec()
-    return steps.finished(directory, spec, spec.query, work, seconds, progress)
-
-
-def read_rows(path: Path) -> int:
+def _rows_of(path: Path) -> int:
     """Return the sequences of an encoded partition."""
     from pyarrow import parquet
 
@@ -283,9 +249,6 @@ def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
     return max(1, PARTITION_BYTES // max(width, 8 if model.emission is not None else 8 * model.states))
 
 
-_one_at_a_time = Lock()
-
-
 @lru_cache(maxsize=1)
 def _model(path: str, digest: str) -> HiddenMarkovModel:
     from junctor.hmm.formats import read_model
@@ -297,16 +260,6 @@ def _model(path: str, digest: str) -> HiddenMarkovModel:
 
 
 @lru_cache(maxsize=1)
-def _engine(
-    path: str,
-    spec: SequenceSpec,
-    memory: int,
-    threads: int,
-    device: Any,
-    device_memory: int | None,
-    spill: str | None,
-    disk: int | None,
-) -> SequenceEngine:
+def _engine(path: str, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
     """Return an engine, kept for the next partition of the same run in this process."""
-    model = _model(path, spec.model_digest)
-    return SequenceEngine(model, spec.query, spec.precision, memory, threads, device, device_memory, spill, disk)
+    return SequenceEngine(_model(path, spec.model_digest), spec.query, spec.precision, options)

@@ -74,7 +74,7 @@ class Smoother:
         left = memory - answers
         longest = int(batch.lengths[found].max(initial=0))
         if left < 0:
-            rows = self._format(0).row_bytes * (longest + SPARE_ROWS) if gpu is None else 0
+            rows = self.numbers_of(0).row_bytes * (longest + SPARE_ROWS) if gpu is None else 0
             raise _too_little(memory, steps, answers + rows)
         posteriors = np.zeros((steps, self.model.states), dtype)
         for rung in range(len(_LADDER[self.precision])):
@@ -85,21 +85,22 @@ class Smoother:
                 assert gpu is not None
                 found = machine.answer(batch, found, gpu.room(left), gpu.folder, posteriors, log_value)
                 continue
-            numbers = self._format(rung)
+            numbers = self.numbers_of(rung)
             # All rows of a sequence are there at once, in each thread those of one.
             each = numbers.row_bytes * (int(batch.lengths[found].max()) + SPARE_ROWS)
             if each > left:
                 raise _too_little(memory, steps, answers + each)
             side_by_side = min(threads, len(found), left // each)
             allowed = left // side_by_side // numbers.row_bytes - SPARE_ROWS
-            found = self._climb(numbers, batch, found, posteriors, log_value, side_by_side, allowed)
+            found = self.smooth(numbers, batch, found, posteriors, log_value, side_by_side, allowed)
         return posteriors
 
     def on_gpu(self, gpu: GpuLimits) -> bool:
         """Tell whether a GPU has a place for the model; raises BudgetError or DeviceError where not."""
         return self._gpu(0, gpu) is not None
 
-    def _format(self, rung: int) -> SumNumbers:
+    def numbers_of(self, rung: int) -> SumNumbers:
+        """Return the model in the format of a rung of the ladder, 0 the narrowest."""
         if rung not in self._numbers:
             dtype, logs = _LADDER[self.precision][rung]
             self._numbers[rung] = SumNumbers(self.model, dtype, logs)
@@ -122,7 +123,7 @@ class Smoother:
                 self._gpus[rung] = None
         return self._gpus[rung]
 
-    def _climb(
+    def smooth(
         self,
         numbers: SumNumbers,
         batch: SequenceBatch,

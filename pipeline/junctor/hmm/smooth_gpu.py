@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.gpu.device import address_of
 from junctor_kernels.hmm import forward_backward_gpu
 from junctor_kernels.hmm.device import SequenceLaunch, stride_of
 from junctor_kernels.hmm.forward_backward_cpu import LN2
@@ -20,7 +21,7 @@ from junctor_kernels.hmm.products_cpu import Matrix, dense
 
 from junctor.hmm.blocks import TickBlock, TrellisMemory, fitting
 from junctor.hmm.decode import sweep
-from junctor.hmm.decode_gpu import BESIDE, COMPANY, DEVICE_SHARE, RESULTS, TOGETHER, address_of, open_device
+from junctor.hmm.decode_gpu import BESIDE, COMPANY, DEVICE_SHARE, RESULTS, TOGETHER, open_device
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.packing import Lockstep, SequenceBatch

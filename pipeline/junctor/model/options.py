@@ -32,3 +32,7 @@ class ComputeOptions:
     spill_dir: Path | None = None
     spill_bytes: int | None = None
     all_gpus: bool = False
+
+
+# What an engine of its own gets without options: answers need no more, and a caller's other threads stay free.
+ONE_THREAD = ComputeOptions(threads=1, device="cpu")

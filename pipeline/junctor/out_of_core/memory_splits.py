@@ -6,7 +6,6 @@ divided into slots for tasks under way; what is left keeps stored tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,13 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.plan_memory import STEP_BYTES
+from junctor.cost.constants import CPU
+from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work, least_work
 from junctor.cost.features.chunked_gpu import GPU_CHUNK_WORK, gpu_chunk_work, least_gpu_work
-from junctor.cost.model import Coefficients
+from junctor.cost.features.registry import BACKENDS
+from junctor.cost.fit import Coefficients
+from junctor.cost.model import CostModel
 from junctor.out_of_core.gpu.slots import MOST_KEPT, OFFSET_BYTES, STAGING_BYTES
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import MemorySplit
@@ -44,14 +47,10 @@ NUMPY_ENTRY, MASK_BYTES = reference.SCRATCH_ARRAYS * 8, 1
 INTERPRETER_BYTES = 1 << 19
 # A launch that is kept for the next case, with what Python takes for it.
 LAUNCH_BYTES = 3072
-# Seconds that compiled contractions have to save to be worth being loaded, which takes 0.4 s here.
-COMPILED_SECONDS = 0.5
-# Seconds of a byte to a disk or from there, beside what the process does for it; not measured, as disks differ.
-DISK_SECONDS = 1e-9
-
 
 # A GPU of which nothing was measured in chunks: what is busiest of a pass takes as long as its rates say.
-NOMINAL = Coefficients(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+_NOMINAL = Coefficients(tuple(float(name in ("busiest", "behind")) for name in GPU_CHUNK_WORK), (0.0,) * 5, (0.0, 0.0))
+NOMINAL = CostModel(MeasuredDevice("rates"), {name: _NOMINAL for name in BACKENDS if name.startswith("chunks-gpu")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,11 @@ class CpuSplit(MemorySplit):
 
 
 class CpuSplits:
-    """Ways to divide the memory of this machine. prices: of its CPU, by backend. rows: cases to come."""
+    """Ways to divide the memory of this machine. costs: of its CPU. rows: cases to come."""
 
-    def __init__(self, limits: MemoryLimits, algebra: Algebra, prices: Mapping[str, Coefficients], rows: int) -> None:
+    def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, rows: int) -> None:
         self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
-        self._prices = {compiled: prices[backend_of(algebra, compiled)] for compiled in (True, False)}
+        self._costs, self._algebra = costs, algebra
 
     @staticmethod
     def fixed(plan: Plan) -> int:
@@ -101,7 +100,7 @@ class CpuSplits:
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
         found: list[CpuSplit] = []
         for task in sizes:
-            kept = compiled_bytes(task) if saved > COMPILED_SECONDS else task
+            kept = compiled_bytes(task) if saved > CPU.compiled_saving else task
             if kept < task:
                 threads = min(self._limits.threads, (kept - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES)
                 found.append(self._room(free, task, kept, reference.SCRATCH_ENTRIES, threads))
@@ -122,12 +121,13 @@ class CpuSplits:
 
     def _least(self, plan: Plan, compiled: bool) -> float:
         how = Arithmetic(self._itemsize, reference.SCRATCH_ENTRIES, compiled)
-        return self._prices[compiled].of_work(least_work(plan, how))
+        return self._costs.seconds(backend_of(self._algebra, compiled), least_work(plan, how))
 
     def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
         """Return about what a case takes on one thread."""
         assert isinstance(room, CpuSplit)
-        work = self._prices[room.arithmetic.compiled].of_work(chunk_work(chunks, room.arithmetic))
+        backend = backend_of(self._algebra, room.arithmetic.compiled)
+        work = self._costs.seconds(backend, chunk_work(chunks, room.arithmetic))
         return work + disk_seconds(chunks, self._itemsize)
 
     def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
@@ -139,11 +139,12 @@ class CpuSplits:
 
 
 class GpuSplits:
-    """Ways to divide the memory of GPUs that share the tasks. prices: of one of them, by backend."""
+    """Ways to divide the memory of GPUs that share the tasks. costs: of one of them."""
 
-    def __init__(self, limits: MemoryLimits, algebra: Algebra, prices: Mapping[str, Coefficients], gpus: int) -> None:
+    def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int) -> None:
         self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
-        self._prices = prices.get(f"chunks-gpu-{algebra.name}", NOMINAL)
+        self._backend = f"chunks-gpu-{algebra.name}"
+        self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
 
     @staticmethod
@@ -161,7 +162,7 @@ class GpuSplits:
 
     def least(self, plan: Plan) -> float:
         """Return about what a case of a plan takes at the least."""
-        return self._prices.of_work(least_gpu_work(plan, self._itemsize))
+        return self._costs.seconds(self._backend, least_gpu_work(plan, self._itemsize))
 
     def seconds(self, chunks: ChunkPlan, room: MemorySplit) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
@@ -178,7 +179,7 @@ class GpuSplits:
 
     def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
-        work = self._prices.of_work(gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
+        work = self._costs.seconds(self._backend, gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
         return work + disk_seconds(chunks, self._itemsize)
 
     def chunking(self, chunks: ChunkPlan, room: MemorySplit) -> ChunkRoute:
@@ -234,7 +235,7 @@ class ChunkRoute:
 
 def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
     """Return about what a disk takes to write and read the tables that go there."""
-    return 2 * itemsize * DISK_SECONDS * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
+    return 2 * itemsize * CPU.disk_byte * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
 
 
 def compiled_bytes(task: int) -> int:
@@ -244,7 +245,7 @@ def compiled_bytes(task: int) -> int:
 
 
 def backend_of(algebra: Algebra, compiled: bool) -> str:
-    """Return the name of the prices of a CPU for contractions that are compiled, or NumPy's."""
+    """Return the name in the registry of rows in chunks on a CPU, by compiled contractions or NumPy's."""
     return f"chunks-{'' if compiled else 'plain-'}{algebra.name}"
 
 

@@ -7,7 +7,7 @@ not fit goes into files. Everything is settled before anything runs, and determi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import block_of, write, write_tables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
@@ -34,7 +35,7 @@ from junctor.planning.plan import Plan
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import CudaBlockDevice
 
-    from junctor.cost.model import Coefficients
+    from junctor.cost.model import CostModel
 
 Rows = npt.NDArray[np.int64]
 
@@ -43,24 +44,25 @@ def cut(
     problem: Problem,
     algebra: Algebra,
     limits: MemoryLimits,
-    prices: Mapping[str, Coefficients],
+    costs: CostModel,
     rows: int = 1,
     gpus: int = 1,
 ) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
-    prices: of the device, by backend. rows: cases to come, which bound the search. gpus: that share the tasks.
+    costs: of the device. rows: cases to come, which bound the search. gpus: that share the tasks.
     """
     taken: list[int] = []
     ways: GpuSplits | CpuSplits
-    ways = GpuSplits(limits, algebra, prices, gpus) if limits.on_gpu else CpuSplits(limits, algebra, prices, rows)
+    ways = GpuSplits(limits, algebra, costs, gpus) if limits.on_gpu else CpuSplits(limits, algebra, costs, rows)
 
     def rooms(plan: Plan) -> Sequence[MemorySplit]:
         taken.append(ways.fixed(plan))
         return ways.rooms(plan)
 
     try:
-        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, ChunkPrices(ways.least, ways.seconds), rows)
+        pricing = ChunkPrices(ways.least, ways.seconds, CPU.cutting_step)
+        found = cheapest_chunks(problem, algebra.dtype.itemsize, rooms, pricing, rows)
     except TooSmallError as error:
         raise _refusal(error, limits, min(taken)) from None
     except TooLongError as error:

@@ -100,7 +100,7 @@ def mapped_file(folder: Path | None, shape: tuple[int, ...], dtype: npt.DTypeLik
     try:
         # Reserved at once: a full disk is found out here, not by a signal when a page is written.
         with tempfile.TemporaryFile(dir=folder) as file:
-            _reserve(file.fileno(), size)
+            reserve(file.fileno(), size)
             return np.memmap(file, dtype, "r+", shape=shape)
     except OSError as error:
         raise DiskError(
@@ -109,7 +109,8 @@ def mapped_file(folder: Path | None, shape: tuple[int, ...], dtype: npt.DTypeLik
         ) from error
 
 
-def _reserve(descriptor: int, size: int) -> None:
+def reserve(descriptor: int, size: int) -> None:
+    """Have `size` bytes of the disk for a file; raises OSError where there are none."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:

@@ -25,17 +25,18 @@ RESIDENT_PIECE = 1 << 12
 MOST_RESIDENT = 256
 # Times that tables are placed anew, together with one that finds no room.
 MOST_PLACED_ANEW = 16
-# Bytes a second over the bus, one way, and on a device, read and written: their ratio counts.
-BUS_RATE, DEVICE_RATE = 55e9, 3e12
 
 # A pass, and what it moves of a table, in entries over the bus: in, out, and on the device (none).
 _Crossing = tuple[int, tuple[float, ...]]
 
 
-def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Shardings) -> dict[int, Residency]:
+def resident_places(
+    chunks: ChunkPlan, itemsize: int, room: int, dealt: Shardings, *, bus: float, device: float
+) -> dict[int, Residency]:
     """Return the stored tables that stay on GPUs.
 
-    room: bytes on each GPU. First come those that bring down most what the busiest way of every pass takes: bytes into
+    room: bytes on each GPU. bus, device: bytes a second over the bus, one way, and on a GPU, read and written; only
+    their ratio counts. First come those that bring down most what the busiest way of every pass takes: bytes into
     the GPUs, out of them, or read and written there. A table that finds no room while it waits for its readers may
     still stay from the first of them to the last. What the host reads or makes is left to it.
     """
@@ -44,7 +45,7 @@ def resident_places(chunks: ChunkPlan, itemsize: int, room: int, dealt: Sharding
     free = [t for t in lives if t not in on_host | chunks.on_disk and chunks.piece(t) * itemsize >= RESIDENT_PIECE]
     # The others are small against these.
     largest = sorted(free, key=lambda table: (-sizes[table], table))[:MOST_RESIDENT] if room else []
-    traffic = _Traffic(chunks, largest)
+    traffic = _Traffic(chunks, largest, bus, device)
     candidates = [
         each
         for table in largest
@@ -163,7 +164,7 @@ class _Traffic:
     crossings: for each table the passes that it crosses the bus for, and what then.
     """
 
-    def __init__(self, chunks: ChunkPlan, tables: Iterable[int]) -> None:
+    def __init__(self, chunks: ChunkPlan, tables: Iterable[int], bus: float, device: float) -> None:
         plan = chunks.plan
         self._passes: list[tuple[float, ...]] = []
         self.crossings: dict[int, list[_Crossing]] = {table: [] for table in tables}
@@ -171,8 +172,8 @@ class _Traffic:
             loads = {table: float(loaded_entries(plan, each, [table])) for table in each.loads}
             stores = {table: float(plan.tables[table].entries) for table in each.stores}
             touched = plan.shape.entries(each.fixed) * touched_entries(chunks, each)
-            device = touched * BUS_RATE / DEVICE_RATE
-            self._passes.append((sum(loads.values()), sum(stores.values()), device))
+            there = touched * bus / device
+            self._passes.append((sum(loads.values()), sum(stores.values()), there))
             for table in self.crossings.keys() & (loads.keys() | stores.keys()):
                 self.crossings[table].append((n, (loads.get(table, 0.0), stores.get(table, 0.0), 0.0)))
 

@@ -16,8 +16,6 @@ from junctor.planning.shape import mask_of
 HOPELESS_ENTRIES = 1e17
 # A plan is not cut where what has to wait is so many times what there is room for.
 FAR_MORE = 2
-# About what it takes to cut a plan for a room and to count its work, for each of its steps.
-CUT_SECONDS = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +24,12 @@ class ChunkPrices:
 
     least: of a plan, about, however it is cut; what takes longer than another one that is cut already is left out.
     seconds: of a cut plan in the room that it was cut for.
+    cutting: of a step, to cut a plan for a room and to count its work.
     """
 
     least: Callable[[Plan], float]
     seconds: Callable[[ChunkPlan, MemorySplit], float]
+    cutting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def cheapest_chunks(
         if best is not None:
             ways = ways[max(0, best[1] - 1) : best[1] + 2]
             # Not where it could not save what cutting takes.
-            if rows * (best[0] - pricing.least(plan)) <= len(ways) * len(plan.steps) * CUT_SECONDS:
+            if rows * (best[0] - pricing.least(plan)) <= len(ways) * len(plan.steps) * pricing.cutting:
                 continue
         waiting = waiting_entries(plan)
         for number, room in ways:

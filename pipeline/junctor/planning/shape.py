@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from junctor.model.network import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class Pattern:
 
     sliced: frozenset[int]
     weighted: frozenset[int]
+
+
+def shape_of(network: Network) -> Shape:
+    """Return what planning needs to know of a network."""
+    return Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
 
 
 def bits(mask: int) -> Iterator[int]:

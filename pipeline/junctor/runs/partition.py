@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import DeviceChoice
-from junctor.model.query import Query
-from junctor.runs.storage import Directory, RunDirectory
+from junctor.model.options import ComputeOptions
+from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import aside, explained, read_json
-from junctor.runtime.machine import spill_folder, usable_cores
+from junctor.runtime.machine import usable_cores
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,34 +49,114 @@ PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
-class PartTask:
-    """One partition to answer: all that a worker has to be told.
+class PartitionTask(ABC, Generic[Spec]):
+    """One partition to answer, and how: all that a worker needs to know.
 
-    rows: of all partitions together. partition_rows: of a whole one. threads: to use; None for all of a Dask worker.
-    device: to use, "auto" where the worker shall see for itself; device_memory: bytes of it. spill, disk: folder and
-    bytes of files for tables that exceed the memory.
+    directory: of the run; it is on a disk that all workers share.
+    part: number of the partition.
+    spec: what the run answers.
+    counts: rows and partitions of the whole run.
+    compute: `threads` None for all of a Dask worker, `device` "auto" where the worker shall see for itself; how much
+        memory there is whoever calls says.
     """
 
     directory: str
     part: int
-    query: Query
-    network_digest: str
-    junctor_version: str
-    rows: int
-    partition_rows: int
-    threads: int | None = 1
-    device: DeviceChoice = "cpu"
-    device_memory: int | None = None
-    spill: str | None = None
-    disk: int | None = None
+    spec: Spec
+    counts: Ingested
+    compute: ComputeOptions
+
+    # What a user may lower where the memory of the process is too small after all.
+    advice = "--memory, --workers or --partition-rows"
 
     def __str__(self) -> str:
         return f"partition {self.part}"
 
+    @property
+    @abstractmethod
+    def home(self) -> Directory[Spec]:
+        """The run directory."""
+
+    @abstractmethod
+    def read(self) -> Any:
+        """Return the encoded inputs; raises RunError."""
+
+    @abstractmethod
+    def answer_bytes(self) -> int:
+        """Return the bytes of the answers to a whole partition."""
+
+    @abstractmethod
+    def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
+        """Return the table of answers.
+
+        inputs: what `read` returned.
+        options: of this process, with its memory and threads.
+        reserved: bytes of that memory that answers of earlier partitions take while they are written.
+        workers: share the tasks of rows in chunks, if there are any.
+
+        Raises BudgetError where they do not fit, or where they would once nothing is reserved.
+        """
+
+    @abstractmethod
+    def write(self, answers: pa.Table, path: Path) -> None:
+        """Write the table of answers."""
+
+
+class PartTask(PartitionTask[RunSpec]):
+    """Rows of evidence to answer."""
+
+    __slots__ = ()
+
+    @property
+    def home(self) -> RunDirectory:
+        """The run directory."""
+        return RunDirectory(Path(self.directory))
+
+    def read(self) -> EncodedPartition:
+        """Return the encoded evidence."""
+        from junctor.evidence.encoded import read_partition
+
+        return read_partition(self.home.evidence_part(self.part))
+
+    def answer_bytes(self) -> int:
+        """Return the bytes of the answers to a whole partition."""
+        from junctor.model.answers import answer_width
+
+        network = network_for(str(self.home.network), self.spec.network_digest)
+        return self.spec.partition_rows * answer_width(network, self.spec.as_query())
+
+    def answer(
+        self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
+    ) -> pa.Table:
+        """Return the table of answers, exact or from samples."""
+        from junctor.runs.results import answers_table
+
+        answers: Answers
+        if self.spec.method == "exact":
+            engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
+            answers = engine.answer(inputs.batch, reserved)
+        else:
+            sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
+            answers = sampler.answer(inputs.batch, reserved, inputs.first_row)
+        network = network_for(str(self.home.network), self.spec.network_digest)
+        return answers_table(answers, inputs.case_ids, network, self.spec.as_query())
+
+    def write(self, answers: pa.Table, path: Path) -> None:
+        """Write the table of answers."""
+        from junctor.runs.results import write_answers
+
+        write_answers(answers, path)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One finished part: `file` relative to the run directory, its rows, bytes and rows of each status."""
+    """One finished part.
+
+    file: relative to the run directory.
+    rows: in it.
+    bytes: on disk.
+    statuses: rows of each status.
+    """
 
     file: str
     rows: int
@@ -113,7 +193,7 @@ class StageTimings:
             setattr(self, stage, getattr(self, stage) + time.perf_counter() - started)
 
 
-def propagate_partition(task: PartTask, memory: int) -> tuple[Part, StageTimings]:
+def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, StageTimings]:
     """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
 
     Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
@@ -134,14 +214,18 @@ def propagate_partition(task: PartTask, memory: int) -> tuple[Part, StageTimings
 
 
 def propagate_here(
-    tasks: Sequence[PartTask], memory: int, crew: WorkerPool | None = None
+    tasks: Sequence[PartitionTask[Any]], memory: int, workers: WorkerPool | None = None
 ) -> Iterator[tuple[Part, StageTimings]]:
     """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
 
+    tasks: partitions of one run.
+    memory: bytes for propagation, and for answers on their way to the disk.
+    workers: share the tasks of rows in chunks.
+
     Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
-    crew: workers that share the tasks of rows in chunks.
     """
-    partitions = [_Partition(task, crew is None, crew) for task in tasks]
+    # Nobody else has the GPUs where there are no other workers.
+    partitions = [_Partition(task, workers is None, workers) for task in tasks]
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
     at_once = max(WRITERS, min(writers, usable_cores() // 2))
@@ -161,13 +245,17 @@ def propagate_here(
 
 
 def propagate_over(
-    tasks: Sequence[PartTask], resources: Resources, threads: int | None
+    tasks: Sequence[PartitionTask[Any]], resources: Resources, threads: int | None
 ) -> Iterator[tuple[Part, StageTimings]]:
     """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
     from junctor.out_of_core.cluster.workers import memory_here, open_crew
 
-    with open_crew(resources, threads) as crew:
-        yield from propagate_here(tasks, memory_here(crew, resources), crew)
+    with open_crew(resources, threads) as workers:
+        try:
+            yield from propagate_here(tasks, memory_here(workers, resources), workers)
+        finally:
+            # The next cluster may look the same, but has another client.
+            engine_for.cache_clear()
 
 
 def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
@@ -187,72 +275,47 @@ def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
 
 
 class _Partition:
-    """A partition under way; holds its evidence until it is answered, and its answers until they are written."""
+    """A partition under way; holds its inputs until it is answered, and its answers until they are written."""
 
-    def __init__(self, task: PartTask, all_gpus: bool = False, crew: WorkerPool | None = None) -> None:
-        self.task, self._crew = task, crew
-        # Nobody else has them where there are no other workers.
-        self._all_gpus = all_gpus
+    def __init__(self, task: PartitionTask[Any], all_gpus: bool = False, workers: WorkerPool | None = None) -> None:
+        self.task = task
         self.stages = StageTimings()
-        self._directory = RunDirectory(Path(task.directory))
-        self._evidence: EncodedPartition | None = None
+        self._all_gpus = all_gpus
+        self._workers = workers
+        self._inputs: Any = None
         self._answers: pa.Table | None = None
 
     def read(self) -> None:
-        from junctor.evidence.encoded import read_partition
-
-        refuse_strange_worker(self.task.junctor_version, self._directory)
+        _refuse_strange_worker(self.task)
         with self.stages.time("reading"):
-            self._evidence = read_partition(self._directory.evidence_part(self.task.part))
+            self._inputs = self.task.read()
 
     def answer(self, memory: int, waiting: int = 0) -> None:
         """Propagate with `memory` bytes, of which answers that wait to be written take `waiting` partitions' worth."""
-        from junctor.model.answers import answer_width
-        from junctor.runs.results import answers_table
-
-        task, evidence = self.task, self._evidence
-        assert evidence is not None
+        task, threads = self.task, self.task.compute.threads or threads_here()
+        options = replace(task.compute, memory=memory, threads=threads, all_gpus=self._all_gpus)
         with self.stages.time("propagating"):
-            what = str(self._directory.network), task.network_digest, task.query, memory, task.rows
-            network = network_for(*what[:2])
-            held = waiting * task.partition_rows * answer_width(network, task.query)
+            reserved = waiting * task.answer_bytes() if waiting else 0
             try:
-                answers = self._answer(evidence, (*what, task.threads or threads_here()), held)
-                self._answers = answers_table(answers, evidence.case_ids, network, task.query)
+                self._answers = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
-                raise BudgetError(
-                    f"{task} ran out of memory ({error}): lower --memory, --workers or --partition-rows"
-                ) from error
-        self._evidence = None
-
-    def _answer(self, evidence: EncodedPartition, what: tuple[str, str, Query, int, int, int], held: int) -> Answers:
-        task = self.task
-        if task.query.method != "exact":
-            _, sampler = sampler_for(*what)
-            where = task.device, task.device_memory, task.spill, task.disk, self._directory.path
-            sampler.configure(*where, all_gpus=self._all_gpus)
-            return sampler.answer(evidence.batch, held, evidence.first_row)
-        _, engine = engine_for(*what)
-        engine.device, engine.device_memory = task.device, task.device_memory
-        engine.all_gpus, engine.crew = self._all_gpus, self._crew
-        engine.spill, engine.disk = spill_folder(task.spill), task.disk
-        return engine.answer(evidence.batch, held)
+                raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
+        self._inputs = None
 
     def writers(self, memory: int) -> int:
         """Return how many partitions may be written at a time: as many as the memory has room for."""
-        from junctor.model.answers import answer_width
-
-        network = network_for(str(self._directory.network), self.task.network_digest)
-        each = self.task.partition_rows * answer_width(network, self.task.query)
-        return max(WRITERS, min(MOST_WRITERS, int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, each))))
+        fitting = int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, self.task.answer_bytes()))
+        return max(WRITERS, min(MOST_WRITERS, fitting))
 
     def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int = WRITERS) -> None:
         """Propagate while others are written, or after that where the memory is too short for all of them.
 
-        wait_for_others: until no answers but these are in memory. writers: those that may be at work. What is held back
-        does not depend on how far those others are: a run has to repeat itself.
+        memory: bytes for both.
+        wait_for_others: until no answers but these are in memory.
+        writers: those that may be at work. What is reserved does not depend on how far they are: a run has to repeat
+            itself.
         """
-        alone = self.task.rows <= self.task.partition_rows
+        alone = self.task.counts.partitions <= 1
         try:
             self.answer(memory, waiting=0 if alone else writers)
         except BudgetError:
@@ -266,14 +329,12 @@ class _Partition:
             return writing.result()
 
     def write(self) -> tuple[Part, StageTimings]:
-        from junctor.runs.results import write_answers
-
-        task = self.task
+        directory, kind, part = self.task.home, self.task.spec.query, self.task.part
         with self.stages.time("writing"):
-            with aside(self._directory.answers_part(task.query.kind, task.part)) as temporary:
-                write_answers(self._answers, temporary)
+            with aside(directory.answers_part(kind, part)) as temporary:
+                self.task.write(self._answers, temporary)
             self._answers = None
-            return read_part(self._directory, task.query.kind, task.part), self.stages
+            return read_part(directory, kind, part), self.stages
 
 
 class _Writing:
@@ -299,8 +360,8 @@ class _Writing:
 
 
 def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, StageTimings]]]) -> None:
-    for each in writing:
-        partition.wait_for(each)
+    for part in writing:
+        partition.wait_for(part)
 
 
 _writing = _Writing()
@@ -320,52 +381,71 @@ def network_for(network_file: str, digest: str) -> Network:
 
 
 @lru_cache(maxsize=1)
-def engine_for(
-    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
-) -> tuple[Network, Engine]:
-    """Return network and engine, kept for the next partition of the same run in this process."""
+def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
+    """Return an engine, kept for the next partition of a run in this process; `with_options` is what answers.
+
+    directory: has the network, and the costs of devices to go by.
+    spec: what the run answers.
+    rows: of all partitions together.
+    """
     from junctor.engine.engine import Engine
 
-    network, speeds = network_for(network_file, digest), partial(_speeds_of, Path(network_file).parent)
-    return network, Engine(network, query, memory, rows, threads, speeds=speeds)
+    network = network_for(str(directory.network), spec.network_digest)
+    return Engine(network, spec.as_query(), ComputeOptions(), partial(_costs_of, directory), rows)
 
 
 when_gpu_is_needed(engine_for.cache_clear)
 
 
-def _speeds_of(directory: Path) -> CostModels:
-    """Return the speeds that a run began with: those of the package where it has none of its own."""
-    from junctor.cost.model import speeds_here, speeds_of
+def _costs_of(directory: RunDirectory) -> CostModels:
+    """Return the cost models that a run began with: those of the package where it has none of its own."""
+    from junctor.cost.model import cost_models_from_record, local_cost_models
 
-    path = RunDirectory(directory).speeds
-    record = read_json(path)
+    record = read_json(directory.speeds)
     try:
-        return speeds_here(own=False) if record is None else speeds_of(record)
+        return local_cost_models(own=False) if record is None else cost_models_from_record(record)
     except (KeyError, TypeError) as error:
-        raise RunError(f"{path}: not the speeds of devices ({error}): start afresh with --overwrite") from error
+        raise RunError(
+            f"{directory.speeds}: not the speeds of devices ({error}): start afresh with --overwrite"
+        ) from error
 
 
-@lru_cache(maxsize=1)
+# The engine of the run that was worked on last.
+_samplers: dict[tuple[RunDirectory, RunSpec, int], SamplingEngine | AutoEngine] = {}
+
+
 def sampler_for(
-    network_file: str, digest: str, query: Query, memory: int, rows: int, threads: int
-) -> tuple[Network, SamplingEngine | AutoEngine]:
-    """Return network and engine of a run that samples rows, or those that exact answers do not fit."""
+    directory: RunDirectory, spec: RunSpec, rows: int, options: ComputeOptions
+) -> SamplingEngine | AutoEngine:
+    """Return the engine of a run that samples rows, or those that exact answers do not fit; kept as above.
+
+    directory: has the network, the costs of devices, and with `auto` the budget of exact answers.
+    spec: what the run answers.
+    rows: of all partitions together.
+    options: of this process; the first ones settle the budget where there is none yet.
+    """
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
-    network = network_for(network_file, digest)
-    if query.method == "auto":
-        speeds = partial(_speeds_of, Path(network_file).parent)
-        return network, AutoEngine(network, query, memory, rows, threads, speeds)
-    return network, SamplingEngine(network, query, memory, threads)
+    key, query = (directory, spec, rows), spec.as_query()
+    if key not in _samplers:
+        network = network_for(str(directory.network), spec.network_digest)
+        _samplers.clear()
+        if query.method == "auto":
+            costs = partial(_costs_of, directory)
+            _samplers[key] = AutoEngine(network, query, options, costs, rows, directory.budget)
+        else:
+            _samplers[key] = SamplingEngine(network, query, options)
+    _samplers[key] = _samplers[key].with_options(options)
+    return _samplers[key]
 
 
-def refuse_strange_worker(junctor_version: str, directory: Directory[Any]) -> None:
+def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
     """Raise RunError where this process has another version than the run, or does not see its directory."""
-    found = version("junctor")
-    if found != junctor_version:
-        raise RunError(f"a worker has junctor {found}, this run needs {junctor_version}: install the same on all")
-    if not directory.network.exists():
+    here, needed = version("junctor"), task.spec.junctor_version
+    if here != needed:
+        raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
+    if not task.home.network.exists():
         raise RunError(
-            f"{directory.network} is not there for this worker: the run directory has to be on a disk that all share"
+            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share"
         )

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, ClassVar, Generic, TypeVar
+from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
 from junctor.model.errors import RunError
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
@@ -74,14 +74,35 @@ class Ingested:
     partitions: int
 
 
-Spec = TypeVar("Spec")
+class AnySpec(Protocol):
+    """What specs of all kinds of runs say."""
+
+    @property
+    def query(self) -> str:
+        """The kind of answers, and the name of their folder."""
+
+    @property
+    def precision(self) -> Precision:
+        """Numbers to compute with."""
+
+    @property
+    def partition_rows(self) -> int:
+        """Rows in one part at the most."""
+
+    @property
+    def junctor_version(self) -> str:
+        """The version that began the run."""
+
+
+Spec = TypeVar("Spec", bound=AnySpec)
 
 
 @dataclass(frozen=True)
 class Directory(Generic[Spec]):
     """The files of one run, whatever it is of. Making one touches nothing.
 
-    model_file, inputs: names of the file of the model and of the folder of its inputs.
+    model_file: name of the file of the network or model.
+    inputs: name of the folder of evidence or sequences.
     """
 
     path: Path
@@ -132,19 +153,30 @@ class Directory(Generic[Spec]):
 
     def read_spec(self) -> Spec:
         """Return what the run answers; raises RunError where there is no run or it cannot be read."""
-        found = self._read_spec()
-        if found is None:
+        spec = self._read_spec()
+        if spec is None:
             raise RunError(f"{self.path}: no run here (run.json is missing)")
-        return found
+        return spec
 
     def read_ingested(self) -> Ingested | None:
         """Return how much evidence is encoded, or None while it is not complete."""
-        found = read_json(self.ingested)
-        return Ingested(**found) if found is not None else None
+        record = read_json(self.ingested)
+        return Ingested(**record) if record is not None else None
+
+    def counts(self) -> Ingested:
+        """Return how much there is to answer; raises RunError while that is not known."""
+        ingested = self.read_ingested()
+        if ingested is None:
+            raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
+        return ingested
+
+    def unanswered(self, kind: str) -> list[int]:
+        """Return the numbers of the partitions without answers of a kind."""
+        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i).exists()]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory for this process; raises RunError while another one holds it.
+        """Context manager: the directory is this process's; raises RunError while it is another one's.
 
         The kernel drops the lock with its process, however that ends. What a killed process left unfinished is removed.
         """
@@ -164,13 +196,13 @@ class Directory(Generic[Spec]):
             replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
-            found = self._read_spec()
-            if found is None:
+            there = self._read_spec()
+            if there is None:
                 if not replaced:
                     self._refuse_foreign_files()
                 write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
-            elif found != spec:
-                raise RunError(_difference(self.path, found, spec))
+            elif there != spec:
+                raise RunError(_difference(self.path, there, spec))
 
     def _lock(self) -> IO[str]:
         with explained(self.path):
@@ -225,17 +257,17 @@ class Directory(Generic[Spec]):
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
-        found = read_json(path)
-        if found is None:
+        record = read_json(path)
+        if record is None:
             return None
-        version = found.get("format_version")
+        version = record.get("format_version")
         if version != FORMAT_VERSION:
             raise RunError(
                 f"{path}: found format_version {version!r}, expected {FORMAT_VERSION}: another version of junctor "
                 "wrote it; name another directory with --output, or start afresh with --overwrite"
             )
         try:
-            spec: Spec = self.parse(found)
+            spec: Spec = self.parse(record)
             return spec
         except (TypeError, KeyError) as error:
             raise RunError(

@@ -9,16 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from junctor.model.errors import DeviceError, JunctorError, RunError
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions
 from junctor.runtime.devices import count_gpus
-from junctor.runtime.machine import DEFAULT_SHARE, available_memory, usable_cores
+from junctor.runtime.machine import DEFAULT_SHARE, allowed_memory, usable_cores
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -57,26 +57,22 @@ class Resources:
     """Where the partitions are worked on.
 
     workers: processes on this machine; None for as many as the work is worth, 0 or 1 for this process itself, without
-    Dask.
-    memory: bytes that propagation may take in all workers together; None for a share of what is free.
+        Dask.
     scheduler: address of a Dask scheduler whose workers are used instead.
-    threads: of each process; None for its share of the cores, on a scheduler's worker for those it was started with.
-    device: "auto" is a GPU where there is one and the work is worth it; with several, each worker process has one.
-    device_memory: bytes that blocks and tasks may take of each GPU, None for a share of what is free there; on CPUs
-    what their tables may take, None for no limit beside `memory`.
-    spill: folder for tables that exceed the memory, None for each machine's temporary one. disk: bytes of files there,
-    of all processes of this machine together, of each worker of a scheduler; None for half of what is free.
+    insecure_scheduler: whether one elsewhere may be used without TLS.
+    compute: `memory` of all workers together; `threads` of each process, None for its share of the cores, on a
+        scheduler's worker for those that it was started with; `device_memory` of each GPU, one for each worker process
+        where there are several; `spill_bytes` of all processes of this machine together, of each worker of a scheduler.
     """
 
     workers: int | None = None
-    memory: int | None = None
     scheduler: str | None = None
     insecure_scheduler: bool = False
-    threads: int | None = None
-    device: DeviceChoice = "auto"
-    device_memory: int | None = None
-    spill: str | None = None
-    disk: int | None = None
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
+
+    def with_compute(self, **changes: Any) -> Resources:
+        """Return the same with other values of some compute options."""
+        return replace(self, compute=replace(self.compute, **changes))
 
 
 class WorkersLostError(Exception):
@@ -95,9 +91,12 @@ def distribute(
 ) -> Iterator[Result]:
     """Yield `function(task, memory)` for every task, in the order in which they finish.
 
-    memory: the bytes that one call may take. here: does all tasks in this process, where that is what is asked for; by
-    default one after the other. Functions, tasks and results have to be small and picklable. A
-    JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
+    function: answers a task with at most so many bytes; it, tasks and results have to be small and picklable.
+    tasks: any number of them.
+    resources: this process, workers of this machine or of a scheduler.
+    here: does all tasks in this process, where that is what is asked for; by default one after the other.
+
+    A JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
     worker that dies goes to another one. Raises RunError where no worker survives.
     """
     if not tasks:
@@ -105,12 +104,12 @@ def distribute(
     if resources.scheduler is not None:
         yield from _on_scheduler(function, tasks, resources, resources.scheduler)
         return
-    allowed = allowed_memory(resources)
+    allowed, gpus = allowed_memory(resources.compute), resources.compute.device == "gpu"
     workers = min(usable_cores() if resources.workers is None else resources.workers, len(tasks))
-    if resources.device == "gpu":
+    if gpus:
         workers = min(workers, count_gpus())
     if workers > 1:
-        yield from _on_this_machine(function, tasks, workers, allowed // workers, resources.device == "gpu")
+        yield from _on_this_machine(function, tasks, workers, allowed // workers, gpus)
     elif here is not None:
         yield from here(tasks, allowed)
     else:
@@ -119,8 +118,8 @@ def distribute(
 
 def threads_for(resources: Resources, workers: int) -> int | None:
     """Return the threads of each of so many worker processes; None where each has to see for itself."""
-    if resources.threads is not None or resources.scheduler is not None:
-        return resources.threads
+    if resources.compute.threads is not None or resources.scheduler is not None:
+        return resources.compute.threads
     return max(1, usable_cores() // max(1, workers))
 
 
@@ -132,11 +131,6 @@ def threads_here() -> int:
         return int(get_worker().state.nthreads)
     except ValueError:
         return 1
-
-
-def allowed_memory(resources: Resources) -> int:
-    """Return the bytes that propagation may take in all workers together."""
-    return resources.memory if resources.memory is not None else int(DEFAULT_SHARE * available_memory())
 
 
 def check_scheduler(address: str, insecure: bool = False) -> None:
@@ -212,15 +206,12 @@ def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
 
 @contextmanager
 def cluster_client(resources: Resources) -> Iterator[Client]:
-    """Have the workers that are asked for: those of a scheduler, or processes of this machine.
-
-    Raises RunError where there are none.
-    """
+    """Context manager: the workers asked for, of a scheduler or of this machine; raises RunError without any."""
     if resources.scheduler is not None:
         with _scheduler_client(resources, resources.scheduler) as client:
             yield client
         return
-    workers, gpus = resources.workers or 1, resources.device == "gpu"
+    workers, gpus = resources.workers or 1, resources.compute.device == "gpu"
     with silent_dask(), local_client(min(workers, count_gpus()) if gpus else workers, gpus) as client:
         client.wait_for_workers(1, timeout=PATIENCE)
         yield client
@@ -236,7 +227,7 @@ def _lost(suspect: object, who: str) -> str:
 
 @contextmanager
 def local_client(workers: int, gpus: bool) -> Iterator[Client]:
-    """Have a cluster of processes on this machine, each of one thread, or of one GPU."""
+    """Context manager: a cluster of processes on this machine, each of one thread, or of one GPU."""
     import dask
     from distributed import Client
 
@@ -276,7 +267,7 @@ def _cluster_class(gpus: bool) -> Any:
 
 @contextmanager
 def silent_dask() -> Iterator[None]:
-    """Keep Dask from telling of its own."""
+    """Context manager: Dask without messages of its own."""
     # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
     import distributed  # noqa: F401
 
@@ -334,7 +325,7 @@ def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -
 
 
 def result_of(future: Future, task: object) -> Any:
-    """Wait for what a future found; raises WorkersLostError where `task` killed its workers, RunError without Dask."""
+    """Return the result of a future; raises WorkersLostError where `task` killed its workers, RunError without Dask."""
     from distributed import CancelledError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
@@ -374,6 +365,6 @@ def memory_of_each(workers: Collection[dict[str, Any]], resources: Resources) ->
     """Return the bytes that propagation may take in each worker of a scheduler."""
     # The same number for all workers, so that all make the same plan.
     limits = [worker["memory_limit"] for worker in workers if worker.get("memory_limit")]
-    if resources.memory is None and limits:
+    if resources.compute.memory is None and limits:
         return int(DEFAULT_SHARE * min(limits))
-    return allowed_memory(resources) // len(workers)
+    return allowed_memory(resources.compute) // len(workers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def count_gpus() -> int:
 
 @cache
 def gpu_at_hand() -> tuple[str, dict[str, float]]:
-    """Return name and figures of the first GPU as `CudaBlockDevice` has them, without CuPy; none without a GPU."""
+    """Return name and figures of the first GPU as `CudaDevice` has them, without CuPy; none without a GPU."""
     if not count_gpus():
         return "no GPU", {}
     driver = ctypes.CDLL("libcuda.so.1")
@@ -55,7 +56,7 @@ def gpu_at_hand() -> tuple[str, dict[str, float]]:
 
 
 def has_gpu() -> bool:
-    """Tell whether there is a GPU, and CuPy to use it with."""
+    """Return True if there is a GPU, and CuPy to use it with."""
     from importlib.util import find_spec
 
     return count_gpus() > 0 and find_spec("cupy") is not None
@@ -113,17 +114,28 @@ def open_other_gpus(memory: int | None = None) -> tuple[CudaBlockDevice, ...]:
 
 def open_one(number: int, memory: int | None) -> CudaBlockDevice:
     """Return a GPU of this process with a piece of memory of its own; raises DeviceError."""
-    try:
-        import cupy
+    with gpu_errors():
         from junctor_kernels.gpu.blocks import CudaBlockDevice
+        from junctor_kernels.gpu.device import CudaDevice
 
-        capability = int(cupy.cuda.Device(number).compute_capability)
+        # Asked before anything is allocated or compiled, which would fail in other words.
+        capability = CudaDevice(number).capability
         if capability < LEAST_CAPABILITY:
             raise DeviceError(f"found a GPU of compute capability {capability / 10}, expected 7.5 or later")
         return CudaBlockDevice(number, memory)
+
+
+@contextmanager
+def gpu_errors() -> Iterator[None]:
+    """Context manager: what goes wrong where a GPU is opened becomes DeviceError, in words for users."""
+    from junctor_kernels.gpu.device import CudaError, cuda_errors
+
+    try:
+        with cuda_errors():
+            yield
     except ImportError as error:
         raise DeviceError(f"CuPy cannot be loaded ({error}): {_INSTALL}") from error
-    except cupy.cuda.memory.OutOfMemoryError as error:
+    except MemoryError as error:
         raise DeviceError(f"the GPU has too little free memory ({error}): see nvidia-smi, or --device cpu") from error
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+    except CudaError as error:
         raise DeviceError(f"the GPU cannot be used ({error}): its driver may be too old; {_INSTALL}") from error

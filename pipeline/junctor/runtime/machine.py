@@ -7,6 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.planning.budget import parse_bytes
+
 # Share of the memory that is free now which Junctor allows itself when nobody says how much.
 DEFAULT_SHARE = 0.6
 
@@ -28,6 +31,39 @@ def available_memory() -> int:
     cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
     used = int(_control("memory.current") or "0") - int(cached)
     return max(0, min(free, int(limit or free) - used))
+
+
+def compute_options(
+    memory: int | str | None = None,
+    threads: int | None = None,
+    device: DeviceChoice = "auto",
+    device_memory: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    disk: int | str | None = None,
+) -> ComputeOptions:
+    """Return the record of options given in Python; sizes in bytes, or as text such as "4GiB".
+
+    spill: `spill_dir` of the record.
+    disk: `spill_bytes` of the record.
+    Others under their names there. Raises BudgetError for texts that are no sizes.
+    """
+    return ComputeOptions(
+        memory=_size(memory),
+        threads=threads,
+        device=device,
+        device_memory=_size(device_memory),
+        spill_dir=None if spill is None else Path(spill),
+        spill_bytes=_size(disk),
+    )
+
+
+def _size(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(str(size))
+
+
+def allowed_memory(options: ComputeOptions) -> int:
+    """Return the bytes that propagation may take: those given, or a share of what is free now."""
+    return options.memory if options.memory is not None else int(DEFAULT_SHARE * available_memory())
 
 
 def spill_folder(named: str | os.PathLike[str] | None) -> Path:

@@ -16,8 +16,9 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from junctor.model.errors import InputError, JunctorError, Place, nearest
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.dask_cluster import Resources
 
 PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
@@ -33,7 +34,7 @@ def _bytes(value: object) -> object:
 
 
 class Settings(BaseSettings):
-    """Where the work is done; None where nobody said."""
+    """Where the work is done, under the names that users give; None where nobody said."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
 
@@ -47,6 +48,29 @@ class Settings(BaseSettings):
     spill: str | None = None
     disk: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     prefect: bool | None = None
+
+    @property
+    def compute(self) -> ComputeOptions:
+        """What a computation may use if options do not say otherwise."""
+        return ComputeOptions(
+            memory=self.memory,
+            threads=self.threads,
+            device=self.device or "auto",
+            device_memory=self.device_memory,
+            spill_dir=None if self.spill is None else Path(self.spill),
+            spill_bytes=self.disk,
+        )
+
+    def resources_with(
+        self, compute: ComputeOptions, workers: int | None, scheduler: str | None, insecure_scheduler: bool
+    ) -> Resources:
+        """Return where the work is done; where options are None, what the settings say."""
+        return Resources(
+            self.workers if workers is None else workers,
+            self.scheduler if scheduler is None else scheduler,
+            self.insecure_scheduler or insecure_scheduler,
+            compute,
+        )
 
     @classmethod
     def settings_customise_sources(
@@ -70,13 +94,13 @@ def _from_file() -> dict[str, Any]:
     if CONFIG not in os.environ and not path.exists():
         return {}
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the settings: {error}", Place(str(path))) from error
-    for name in found:
+    for name in settings:
         if name not in Settings.model_fields:
             raise InputError(_unknown(name), Place(str(path)))
-    return found
+    return settings
 
 
 def _refuse_misspelt() -> None:

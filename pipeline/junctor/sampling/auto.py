@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.tables.reference import Algebra
 
-from junctor.engine.engine import Engine, rounded
-from junctor.engine.forecast import Forecast, forecast
+from junctor.cost.constants import CPU
+from junctor.engine.engine import Engine
+from junctor.engine.forecast import forecast
 from junctor.engine.patterns import PatternGroup, patterns_of
+from junctor.engine.routes import Route
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.model.answers import Answers, SampledAnswers
-from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
-from junctor.out_of_core.memory_splits import ChunkRoute
-from junctor.planning.shape import Pattern
-from junctor.runs.storage import RunDirectory
 from junctor.runtime.files import read_json, write_json
-from junctor.runtime.machine import allowed_disk, spill_folder
+from junctor.runtime.machine import allowed_disk
 from junctor.sampling.engine import SamplingEngine
 
 if TYPE_CHECKING:
     from junctor.cost.model import CostModels
 
-# Seconds of one core that an exact answer to a row may take.
-MOST_SECONDS = 60.0
+# Seconds of one core that an exact answer to a row may take; tests replace it.
+MOST_SECONDS = CPU.exact_row
 
 Rows = npt.NDArray[np.int64]
 
@@ -51,44 +49,42 @@ class RowsBeyondBudget:
     reason: str
 
 
-class _Judge(Engine):
-    """An engine that is only asked; it remembers what it refused, because a refusal takes as long as a plan."""
-
-    def __init__(
-        self, network: Network, query: Query, memory: int, rows: int, speeds: Callable[[], CostModels] | None
-    ) -> None:
-        super().__init__(network, query, memory, rows, speeds=speeds)
-        self._refused: dict[tuple[object, ...], BudgetError] = {}
-
-    def chunking(self, pattern: Pattern, uses: int, algebra: Algebra, free: int, on_gpu: bool = False) -> ChunkRoute:
-        """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot."""
-        key = pattern, rounded(uses), algebra.name, free, self.disk
-        if key in self._refused:
-            raise self._refused[key]
-        try:
-            return super().chunking(pattern, uses, algebra, free, on_gpu)
-        except BudgetError as error:
-            self._refused[key] = error
-            raise
-
-
 class AutoEngine:
-    """Answers batches of evidence exactly where that fits, by sampling elsewhere. Errors as of both engines."""
+    """Answers batches of evidence exactly where that fits, by sampling elsewhere. Errors as of both engines.
+
+    network, query: what is asked.
+    options: what the process may use.
+    costs: returns the cost models of devices; those of this machine if not given.
+    expected_rows: how many rows are to come in all batches together, 0 where that is not known.
+    budget_file: with the memory and disk that decide which rows are sampled; the first who comes writes it.
+    """
 
     def __init__(
         self,
         network: Network,
         query: Query,
-        memory: int | None = None,
-        rows: int = 0,
-        threads: int = 1,
-        speeds: Callable[[], CostModels] | None = None,
+        options: ComputeOptions = ONE_THREAD,
+        costs: Callable[[], CostModels] | None = None,
+        expected_rows: int = 0,
+        budget_file: Path | None = None,
     ) -> None:
-        self.network, self.query = network, query
-        self._exact = Engine(network, query, memory, rows, threads, speeds=speeds)
-        self._judge = _Judge(network, query, self._exact.allowed, rows, speeds)
-        self._memory, self._threads = self._exact.allowed, threads
-        self._samples: SamplingEngine | None = None
+        self.network = network
+        self.query = query
+        self._exact = Engine(network, query, options, costs, expected_rows)
+        budget = _budget(self._exact, budget_file)
+        judged = ComputeOptions(budget["memory"], threads=1, device="cpu", spill_bytes=budget["disk"])
+        # An engine that is only asked: what it says must not depend on the machine.
+        self._judge = Engine(network, query, judged, costs, expected_rows)
+        self._made_sampler: SamplingEngine | None = None
+
+    def with_options(self, options: ComputeOptions) -> AutoEngine:
+        """Return an engine with other options that shares what was planned, and the budget."""
+        if options == self._exact.options:
+            return self
+        engine = copy(self)
+        engine._exact = self._exact.with_options(options)
+        engine._made_sampler = None
+        return engine
 
     @property
     def least(self) -> int:
@@ -99,87 +95,76 @@ class AutoEngine:
         """Return about what so many rows take if all are sampled; coarse."""
         return self._sampler.seconds(rows) if self.network.kind == "bayes" else 0.0
 
-    def configure(
-        self,
-        device: DeviceChoice,
-        device_memory: int | None = None,
-        spill: str | None = None,
-        disk: int | None = None,
-        directory: Path | None = None,
-        all_gpus: bool = False,
-    ) -> None:
-        """Settle where the work is done, and which budget decides: the first who comes to a directory writes it."""
-        self._exact.device, self._exact.device_memory, self._exact.all_gpus = device, device_memory, all_gpus
-        if self._samples is not None:
-            self._samples.configure(device, device_memory, all_gpus=all_gpus)
-        self._exact.spill, self._exact.disk = spill_folder(spill), disk
-        kept = None if directory is None else read_json(RunDirectory(directory).budget)
-        if kept is None:
-            folder = spill_folder(spill)
-            kept = {"memory": self._judge.allowed, "disk": allowed_disk(folder) if disk is None else disk}
-            if directory is not None:
-                write_json(RunDirectory(directory).budget, kept)
-        self._judge.allowed, self._judge.disk = kept["memory"], kept["disk"]
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
+        """Return the answers to all rows of a batch.
 
-    def answer(self, batch: EvidenceBatch, held: int = 0, first_row: int = 0) -> SampledAnswers:
-        """Return the answers to all rows of a batch, whose first one has the number `first_row`."""
+        batch: some rows of the run.
+        reserved: bytes of earlier answers.
+        first_row: number of the first row, which random numbers depend on.
+        """
         beyond = np.zeros(batch.rows, dtype=np.bool_)
-        for found in self.beyond(batch):
-            beyond[found.rows] = True
-        answers = as_sampled(self._exact.answer(without(batch, beyond), held))
+        for refused in self.beyond(batch):
+            beyond[refused.rows] = True
+        answers = as_sampled(self._exact.answer(without(batch, beyond), reserved))
         if beyond.any():
-            sampled = self._sampler.answer(without(batch, ~beyond), held, first_row)
+            sampled = self._sampler.answer(without(batch, ~beyond), reserved, first_row)
             take(sampled, answers, np.flatnonzero(beyond))
         return answers
 
     def beyond(self, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield the rows of a batch that are sampled, by their reasons."""
-        for each in forecast(self._judge, batch, refuse=False):
-            if each.group.alone:
-                yield from self._beyond_alone(each.group, batch)
-            elif reason := why(each):
-                yield RowsBeyondBudget(each.group.rows, reason)
+        for route in forecast(self._judge, batch):
+            if route.group.per_row:
+                yield from self._trees_beyond(route.group, batch)
+            elif reason := why(route):
+                yield RowsBeyondBudget(route.group.rows, reason)
 
-    def _beyond_alone(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
+    def _trees_beyond(self, group: PatternGroup, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield those of the rows with a tree of their own whose tree is too large, and whose plan is as well."""
-        engine = self._judge.row_engine
-        large = [
-            each
-            for each in patterns_of(batch).exact(group.rows)
-            if engine.work(each.pattern.sliced, each.pattern.weighted)[1] > engine.entries
-        ]
-        for each in large:
+        row_engine = self._judge.router.row_engine
+        for exact in patterns_of(batch).exact(group.rows):
+            if row_engine.work(exact.pattern.sliced, exact.pattern.weighted)[1] <= row_engine.entries:
+                continue
             # A batch of these rows alone has one group.
             keep = np.ones(batch.rows, dtype=np.bool_)
-            keep[each.rows] = False
-            for found in forecast(self._judge, without(batch, keep), refuse=False):
-                if reason := why(found):
-                    yield RowsBeyondBudget(each.rows, reason)
+            keep[exact.rows] = False
+            for route in forecast(self._judge, without(batch, keep)):
+                if reason := why(route):
+                    yield RowsBeyondBudget(exact.rows, reason)
 
     @property
     def _sampler(self) -> SamplingEngine:
-        if self._samples is None:
-            exact = self._exact
-            device = exact.device if isinstance(exact.device, str) else "cpu"
-            self._samples = SamplingEngine(self.network, self.query, self._memory, self._threads)
-            self._samples.configure(device, exact.device_memory, all_gpus=exact.all_gpus)
-        return self._samples
+        if self._made_sampler is None:
+            options = replace(self._exact.options, memory=self._exact.allowed)
+            self._made_sampler = SamplingEngine(self.network, self.query, options)
+        return self._made_sampler
 
 
-def why(found: Forecast) -> str | None:
-    """Return why rows of a forecast are sampled, None where they are answered exactly."""
-    if found.refused is not None:
-        return found.refused
-    each = found.seconds / max(1, found.group.answered)
-    if each > MOST_SECONDS:
-        return f"an exact answer would take about {each:.2g} s, {MOST_SECONDS:g} s are allowed"
+def _budget(engine: Engine, file: Path | None) -> dict[str, int]:
+    """Return the memory and disk, in bytes, that decide which rows are sampled."""
+    kept = None if file is None else read_json(file)
+    if kept is None:
+        disk = engine.options.spill_bytes
+        kept = {"memory": engine.allowed, "disk": allowed_disk(engine.router.spill_dir) if disk is None else disk}
+        if file is not None:
+            write_json(file, kept)
+    return kept
+
+
+def why(route: Route) -> str | None:
+    """Return why rows of a route are sampled, None where they are answered exactly."""
+    if route.refused is not None:
+        return str(route.refused)
+    seconds = route.seconds / max(1, route.group.answered)
+    if seconds > MOST_SECONDS:
+        return f"an exact answer would take about {seconds:.2g} s, {MOST_SECONDS:g} s are allowed"
     return None
 
 
 def explain(engine: AutoEngine, batch: EvidenceBatch) -> None:
     """Log how many rows of a batch are sampled, and why."""
-    for found in engine.beyond(batch):
-        logger.warning("%d of %d rows are sampled: %s", len(found.rows), batch.rows, found.reason)
+    for refused in engine.beyond(batch):
+        logger.warning("%d of %d rows are sampled: %s", len(refused.rows), batch.rows, refused.reason)
 
 
 # The reason of a row that another engine answers, while this one passes over it.
@@ -191,7 +176,7 @@ def without(batch: EvidenceBatch, left_out: npt.NDArray[np.bool_]) -> EvidenceBa
     if not left_out.any():
         return batch
     passed = {int(row): _ELSEWHERE for row in np.flatnonzero(left_out)}
-    likelihoods = {v: _kept(each, ~left_out) for v, each in batch.likelihoods.items()}
+    likelihoods = {v: _kept(likelihood, ~left_out) for v, likelihood in batch.likelihoods.items()}
     states = {v: np.where(left_out, np.int32(-1), column) for v, column in batch.states.items()}
     return EvidenceBatch(batch.rows, states, likelihoods, {**passed, **batch.invalid})
 

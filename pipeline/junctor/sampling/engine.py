@@ -13,15 +13,16 @@ import numpy as np
 from junctor_kernels.sampling.layout import STATES, Floats, SampledCase, Sums
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
+from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, OK, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.network import Network
-from junctor.model.options import DeviceChoice
+from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query, target_names
 from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import has_gpu
-from junctor.runtime.machine import DEFAULT_SHARE, available_memory
+from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, slots_of
 from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
@@ -46,8 +47,6 @@ ERROR_LEARNING = 50_000
 PLAIN_LIMIT = 340.0
 # Bytes of an entry of a table: probabilities, logarithms, chances, ratios, order, thresholds, scores.
 SHARED_BYTES, ROW_BYTES = 64, 32
-# Seconds that a draw takes on a core and on a GPU; coarse, for forecasts.
-DRAW_SECONDS, DEVICE_DRAW_SECONDS = 1.5e-9, 1e-11
 KEPT_LAYOUTS = 256
 
 logger = logging.getLogger("junctor")
@@ -56,37 +55,30 @@ logger = logging.getLogger("junctor")
 class SamplingEngine:
     """Answers batches of evidence on one directed network by importance sampling.
 
-    memory: bytes that it may use (None: a share of what is free now). threads: answers do not depend on how many.
-    device: "auto" is a GPU where there is one; all_gpus: whether many samples of a row take all that this process sees.
-    What a row's answer depends on: network, its evidence, targets, how it
-    is sampled, its number and the seed; not on what else is in the batch. Raises ModelError for Markov networks and
-    variables of too many states, EvidenceError for unknown targets and explanations, BudgetError where the tables do
-    not fit.
+    network: directed.
+    query: what is asked of every row, and how it is sampled.
+    options: what the process may use; a GPU is used where there is one, all of them for many samples of a row.
+
+    What a row's answer depends on: network, its evidence, targets, how it is sampled, its number and the seed; not on
+    what else is in the batch, nor on threads. Raises ModelError for Markov networks and variables of too many states,
+    EvidenceError for unknown targets and explanations, BudgetError where the tables do not fit.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        query: Query,
-        memory: int | None = None,
-        threads: int = 1,
-        device: DeviceChoice = "cpu",
-        device_memory: int | None = None,
-    ) -> None:
+    def __init__(self, network: Network, query: Query, options: ComputeOptions = ONE_THREAD) -> None:
         refuse(network)
         if query.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
-        self.network, self.query, self.threads = network, query, threads
-        self.device, self.device_memory, self.all_gpus = device, device_memory, False
+        self.network = network
+        self.query = query
+        self.options = options
+        self.threads = options.threads or usable_cores()
         self.targets = tuple(network.index[name] for name in target_names(network, query))
-        self.allowed = memory if memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self.allowed = allowed_memory(options)
         self._check_memory()
 
-    def configure(
-        self, device: DeviceChoice, device_memory: int | None = None, *_: object, all_gpus: bool = False
-    ) -> None:
-        """Settle where the work is done."""
-        self.device, self.device_memory, self.all_gpus = device, device_memory, all_gpus
+    def with_options(self, options: ComputeOptions) -> SamplingEngine:
+        """Return an engine with other options."""
+        return self if options == self.options else SamplingEngine(self.network, self.query, options)
 
     @property
     def least(self) -> int:
@@ -96,14 +88,16 @@ class SamplingEngine:
     def seconds(self, rows: int) -> float:
         """Return about what so many rows take on one core; coarse, and for an error what the first samples take."""
         samples = self._learning + self._main
-        return rows * samples * len(self.network.variables) * DRAW_SECONDS
+        return rows * samples * len(self.network.variables) * CPU.draw
 
-    def answer(self, batch: EvidenceBatch, held: int = 0, first_row: int = 0) -> SampledAnswers:
-        """Return the answers to all rows of a batch, whose first one has the number `first_row`.
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, first_row: int = 0) -> SampledAnswers:
+        """Return the answers to all rows of a batch.
 
-        held: bytes that earlier answers take; sampling needs no more for it.
+        batch: some rows of the run.
+        reserved: bytes of earlier answers; sampling needs no more for it.
+        first_row: number of the first row, which random numbers depend on.
         """
-        del held
+        del reserved
         if first_row + batch.rows > MOST_ROWS:
             raise EvidenceError(f"row {first_row + batch.rows:,}: sampling numbers at most {MOST_ROWS:,} rows")
         dtype = np.float32 if self.query.precision == "single" else np.float64
@@ -111,15 +105,15 @@ class SamplingEngine:
         rows = [row for row in range(batch.rows) if row not in batch.invalid]
         evidence = evidence_of(batch)
         begin = partial(self._begin_row, evidence, sheet, first_row)
-        if self._device is self._cpu:
+        if self._device is self.cpu:
             # Threads share a row, or each has rows of its own, with an importance function of its own.
             at_once = min(self.threads, self._rows_at_once)
             at_once = at_once if len(rows) >= at_once else 1
             threads = self.threads if at_once == 1 else 1
-            in_threads(lambda row, _: begin(threads, self._cpu, row)(), rows, at_once)
+            in_threads(lambda row, _: begin(threads, self.cpu, row)(), rows, at_once)
         else:
             for row in rows:
-                begin(self.threads, self._gpu, row)()
+                begin(self.threads, self.gpu, row)()
         self._report(sheet.answers)
         return sheet.answers
 
@@ -137,7 +131,8 @@ class SamplingEngine:
         return sampled_network(self.network)
 
     @cached_property
-    def _cpu(self) -> CpuSampling:
+    def cpu(self) -> CpuSampling:
+        """The tables on the CPU, and where importance functions begin."""
         return CpuSampling(self.sampled)
 
     @cached_property
@@ -159,15 +154,16 @@ class SamplingEngine:
 
     @property
     def _device(self) -> SampleDevice:
-        if self.device == "cpu" or (self.device == "auto" and not has_gpu()):
-            return self._cpu
-        return self._gpu
+        if self.options.device == "cpu" or (self.options.device == "auto" and not has_gpu()):
+            return self.cpu
+        return self.gpu
 
     @cached_property
-    def _gpu(self) -> GpuSampling:
+    def gpu(self) -> GpuSampling:
+        """The tables on a GPU. Raises DeviceError and BudgetError."""
         from junctor.sampling.gpu import gpu_sampling
 
-        return gpu_sampling(self._cpu, self.device_memory, self.all_gpus)
+        return gpu_sampling(self.cpu, self.options.device_memory, self.options.all_gpus)
 
     @property
     def _weighs(self) -> bool:

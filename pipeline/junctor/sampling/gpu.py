@@ -15,10 +15,10 @@ from junctor_kernels.sampling.gpu import SEVERAL, SUMMED, THREADS, WAVE_THREADS,
 from junctor_kernels.sampling.layout import STATES, WEIGHED, Function, Sums, add
 from junctor_kernels.sampling.philox import RandomStream
 
-from junctor.model.errors import BudgetError, DeviceError
+from junctor.model.errors import BudgetError
 from junctor.model.query import Sampler
 from junctor.planning.budget import format_bytes
-from junctor.runtime.devices import check_device, count_gpus
+from junctor.runtime.devices import check_device, count_gpus, gpu_errors
 from junctor.sampling.epis import SWEEPS, LoopyMessages
 from junctor.sampling.estimate import pieces_of
 from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SamplingRequest
@@ -357,15 +357,9 @@ def gpu_sampling(starts: CpuSampling, memory: int | None = None, all_gpus: bool 
 
 def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling:
     network = starts.network
-    try:
-        import cupy
-
+    with gpu_errors():
         device = sampling_gpu.CudaSampling(number)
         free = device.free()
-    except ImportError as error:
-        raise DeviceError(f"CuPy cannot be loaded ({error}): install junctor[cuda12] or junctor[cuda13]") from error
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(f"the GPU cannot be used ({error}): its driver may be too old") from error
     allowed, needed = min(free, memory if memory is not None else free), device_bytes(network)
     if needed > allowed:
         raise BudgetError(

@@ -129,8 +129,8 @@ class CpuRow:
         return lambda: total
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
-        """Draw samples and learn from them."""
-        samples = self._draw(stream, count)
+        """Move the importance function by a share `rate` towards what `count` samples say."""
+        samples = self.draw(stream, count)
         totals = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
         top = sampling_cpu.largest(samples)
         # Nothing to learn where all weights are zero.
@@ -140,7 +140,8 @@ class CpuRow:
             in_threads(partial(self._learn, samples, top, rate), nodes, self._threads)
         return None if totals is None else lambda: totals
 
-    def _draw(self, stream: RandomStream, count: int) -> Samples:
+    def draw(self, stream: RandomStream, count: int) -> Samples:
+        """Draw samples from number 0 on."""
         blocks = blocks_of(count)
         # All samples of a stage are kept until every node has learned from them.
         samples = Samples(np.empty((blocks, len(self._case.nodes), BLOCK), np.uint8), np.empty((blocks, BLOCK)))

@@ -1,1 +1,1 @@
-"""Counts of work by which the cost model is fitted, one module for each backend."""
+"""Features of the cost model: counts of work, a module for each backend; `registry` lists them."""

@@ -1,4 +1,4 @@
-"""What a case in chunks takes of a CPU, in counts whose prices a cost model learns; from a cut plan alone."""
+"""Features of a case in chunks on a CPU, counted from a cut plan alone."""
 
 from __future__ import annotations
 
@@ -32,55 +32,60 @@ ONCE = ("prepared", "tabulated")
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How contractions are done: bytes of an entry, entries of a block in NumPy, whether large ones are compiled."""
+    """How contractions are done.
+
+    itemsize: bytes of an entry.
+    scratch: entries of a block in NumPy.
+    compiled: whether large ones are done by compiled code.
+    """
 
     itemsize: int
     scratch: int
     compiled: bool
 
 
-def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> tuple[float, ...]:
-    """Return what a case takes, in the order of CHUNK_WORK."""
-    plan, found, known = chunks.plan, Counter[str](), dict[Contraction, dict[str, int]]()
+def chunk_work(chunks: ChunkPlan, how: Arithmetic) -> dict[str, float]:
+    """Return CHUNK_WORK of a case."""
+    plan, counts, contractions = chunks.plan, Counter[str](), dict[Contraction, dict[str, int]]()
     steps = [step for step in plan.steps if isinstance(step, Reduce)]
     leaves = {table for step in steps for table in step.operands} - {step.out for step in steps}
-    found["cases"] = 1
-    found["leaf_entries"] = sum(plan.tables[table].entries for table in leaves)
-    found["stored"] = chunks.stored
-    found["files"] = len(chunks.on_disk)
-    found["spilled"] = sum(plan.tables[table].entries for table in chunks.on_disk)
-    for each in chunks.passes:
-        found.update(_pass_work(chunks, each, how, known))
-    return tuple(float(found[name]) for name in CHUNK_WORK)
+    counts["cases"] = 1
+    counts["leaf_entries"] = sum(plan.tables[table].entries for table in leaves)
+    counts["stored"] = chunks.stored
+    counts["files"] = len(chunks.on_disk)
+    counts["spilled"] = sum(plan.tables[table].entries for table in chunks.on_disk)
+    for pass_ in chunks.passes:
+        counts.update(_pass_work(chunks, pass_, how, contractions))
+    return {name: float(counts[name]) for name in CHUNK_WORK}
 
 
-def least_work(plan: Plan, how: Arithmetic) -> tuple[float, ...]:
-    """Return what a case takes at the least, however its plan is cut: every contraction once, its tables at hand."""
+def least_work(plan: Plan, how: Arithmetic) -> dict[str, float]:
+    """Return a lower bound of CHUNK_WORK, however a plan is cut: every contraction once, its tables at hand."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),), {}, frozenset(), 0) if steps else None
-    found = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
-    return tuple(0.0 if name == "far" else float(found.get(name, 0)) for name in CHUNK_WORK)
+    counts = _pass_work(whole, whole.passes[0], how, {}) if whole else {}
+    return {name: 0.0 if name == "far" else float(counts.get(name, 0)) for name in CHUNK_WORK}
 
 
 def _pass_work(
-    chunks: ChunkPlan, each: ChunkPass, how: Arithmetic, known: dict[Contraction, dict[str, int]]
+    chunks: ChunkPlan, pass_: ChunkPass, how: Arithmetic, contractions: dict[Contraction, dict[str, int]]
 ) -> dict[str, int]:
-    """Return what the tasks of a pass take; known: what contractions of the case take, those of the pass are added."""
-    plan, fixed, sizes = chunks.plan, frozenset(each.fixed), dict(enumerate(chunks.plan.shape.cardinalities))
-    parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
-    task, once = Counter[str](tasks=1, contractions=len(each.steps)), Counter[str](passes=1, steps=len(each.steps))
-    task["added"] = parts[each.out] if each.summed else 0
-    for step in each.steps:
+    """Return the counts of all tasks of a pass; contractions: counts of each so far, to which new ones are added."""
+    plan, fixed, sizes = chunks.plan, frozenset(pass_.fixed), dict(enumerate(chunks.plan.shape.cardinalities))
+    parts = {table: part(plan, table, fixed) for step in pass_.steps for table in (*step.operands, step.out)}
+    task, once = Counter[str](tasks=1, contractions=len(pass_.steps)), Counter[str](passes=1, steps=len(pass_.steps))
+    task["added"] = parts[pass_.out] if pass_.summed else 0
+    for step in pass_.steps:
         tables = parts[step.out] + sum(parts[table] for table in step.operands)
         task["entries"] += parts[step.out]
         task["far"] += max(0, tables - CACHE // how.itemsize)
         what = _lowered(chunks, step, fixed, sizes)
-        if what not in known:
-            known[what] = _work(what, how)
+        if what not in contractions:
+            contractions[what] = _work(what, how)
             # What is prepared is remembered for other tasks, and for other steps that lie alike.
-            once.update({name: known[what].pop(name, 0) for name in ONCE})
-        task.update(known[what])
-    tasks = plan.shape.entries(each.fixed)
+            once.update({name: contractions[what].pop(name, 0) for name in ONCE})
+        task.update(contractions[what])
+    tasks = plan.shape.entries(pass_.fixed)
     return {name: tasks * count for name, count in task.items()} | once
 
 
@@ -103,6 +108,6 @@ def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapp
 
 
 def scatters(cuts: Sequence[int], fixed: frozenset[int]) -> bool:
-    """Tell whether a part lies in several pieces: a chunk variable that varies comes before one that is constant."""
+    """Return True if a slice lies in several pieces: a chunk variable that varies comes before one that is fixed."""
     varies = [v not in fixed for v in cuts]
     return any(varies[n] and not varies[n + 1] for n in range(len(varies) - 1))

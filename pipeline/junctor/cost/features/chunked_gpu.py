@@ -1,8 +1,8 @@
-"""What a case in chunks takes of a GPU, in counts whose prices a cost model learns; from a cut plan alone.
+"""Features of a case in chunks on a GPU, counted from a cut plan alone.
 
-While a task computes, another one comes in and a third one goes out: of copies in, copies out and the device, the
-busiest counts in every pass, and what the others take is hidden behind it as far as there are slots. The host hands all
-of it in ahead, so only what it takes longer than everything else together counts.
+While a task computes, the next one is copied to the device and the one before to the host: in every pass the busiest of
+both copies and the device counts, and hides the others as far as there are slots. The host submits all of it ahead, so
+only the seconds that it takes longer than everything else count. Rates say which is busiest; coefficients correct them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 
 from junctor_kernels.gpu.entries import MANY_ENTRIES, MOST_IN_QUADS, NEAR, TERMS_WORTH_THREADS
 
+from junctor.cost.constants import GPU
 from junctor.placement.fusion import groups_of
 from junctor.placement.placement import Resident, crosses, leaf_places, outer_variables, spreads
 from junctor.placement.residency import resident_places
@@ -19,55 +20,55 @@ from junctor.placement.sharding import Sharding, agreement, deals
 from junctor.planning.chunks import ChunkPass, ChunkPlan, loaded_entries, part
 from junctor.planning.plan import Plan, Reduce
 
-# About the rates of a GPU: bytes of copies over its bus either way, from another GPU, and on it; loads of its kernels;
-# seconds of the host for a launch, a copy, a pass. They settle what is busiest; prices say what that comes to.
-BUS, LINK, DEVICE, LOADS = 55e9, 300e9, 2.2e12, 2e12
-LAUNCH, COPY, PASS = 4e-5, 4e-5, 1.5e-4
 # Loads for an entry of what a chain of eliminations makes.
 CHAIN_LOADS = 4
-# What has a price: a case, seconds of the busiest way of each pass, and by how much the host takes longer. More counts
-# forecast what was measured no better, and other plans worse.
+# A case, seconds of the busiest way of each pass, and by how much the host takes longer. More features forecast what
+# was measured no better, and other plans worse.
 GPU_CHUNK_WORK = ("cases", "busiest", "behind")
 
 
-def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> tuple[float, ...]:
-    """Return what a case takes, in the order of GPU_CHUNK_WORK; others as for `gpu_counts`."""
-    found = gpu_counts(chunks, itemsize, slots, room, gpus)
-    return tuple(found[name] for name in GPU_CHUNK_WORK)
+def gpu_chunk_work(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
+    """Return GPU_CHUNK_WORK of a case; arguments as of `gpu_counts`."""
+    counts = gpu_counts(chunks, itemsize, slots, room, gpus)
+    return {name: counts[name] for name in GPU_CHUNK_WORK}
 
 
 def gpu_counts(chunks: ChunkPlan, itemsize: int, slots: int, room: int, gpus: int = 1) -> dict[str, float]:
-    """Return the counts of a case, of several GPUs those of the one that has most.
+    """Return all counts of a case, of several GPUs those of the busiest one.
 
-    slots: groups of tasks under way at once. room: bytes beside them, where stored tables may stay.
+    chunks: its cut plan.
+    itemsize: bytes of an entry.
+    slots: groups of tasks in flight.
+    room: bytes of the device in addition to the slots, where stored tables may stay.
+    gpus: devices that share the tasks.
     """
     plan, (leaves, size) = chunks.plan, leaf_places(chunks, itemsize, room)
-    dealt = deals(chunks, [outer_variables(chunks, each, itemsize) for each in chunks.passes], gpus)
-    resident = resident_places(chunks, itemsize, room - size, dealt)
-    found = defaultdict[str, float](float, cases=1.0)
+    dealt = deals(chunks, [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes], gpus)
+    resident = resident_places(chunks, itemsize, room - size, dealt, bus=GPU.bus_rate, device=GPU.copy_rate)
+    counts = defaultdict[str, float](float, cases=1.0)
     host = 0.0
-    for n, (each, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
+    for n, (pass_, deal) in enumerate(zip(chunks.passes, dealt.passes, strict=True)):
         there = leaves.keys() | {table for table in resident if not crosses(resident, table, n)}
-        whole = plan.shape.entries(each.fixed)
+        whole = plan.shape.entries(pass_.fixed)
         tasks = whole * deal.most / deal.count
-        task = _task_work(chunks, each, itemsize, there)
-        host += whole * (task["launches"] * LAUNCH + task["copies"] * COPY) + PASS
+        task = _task_work(chunks, pass_, itemsize, there)
+        host += whole * (task["launches"] * GPU.chunk_launch + task["copies"] * GPU.chunk_copy) + GPU.chunk_pass
         # As much as the bus would bring while others send that.
-        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * BUS / LINK
+        task["loaded"] += _exchanged(chunks, n, deal, resident) * itemsize / whole * GPU.bus_rate / GPU.link_rate
         for name, count in task.items():
-            found[name] += tasks * count
-        groups = tasks if spreads(chunks, each, itemsize) else tasks // plan.shape.entries(each.summed)
-        found["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
-    found["behind"] = max(0.0, host - found["busiest"])
-    return found
+            counts[name] += tasks * count
+        groups = tasks if spreads(chunks, pass_, itemsize) else tasks // plan.shape.entries(pass_.summed)
+        counts["busiest"] += _overlapped(task, tasks, max(1, min(slots, groups)))
+    counts["behind"] = max(0.0, host - counts["busiest"])
+    return counts
 
 
 def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Resident) -> float:
     """Return the entries that the tasks of a pass copy from other devices."""
-    each = chunks.passes[number]
+    pass_ = chunks.passes[number]
     return sum(
-        loaded_entries(chunks.plan, each, [table]) * (1 - agreement(resident[table].deal, deal))
-        for table in each.loads
+        loaded_entries(chunks.plan, pass_, [table]) * (1 - agreement(resident[table].deal, deal))
+        for table in pass_.loads
         if not crosses(resident, table, number) and deal.gpus > 1
     )
 
@@ -75,46 +76,50 @@ def _exchanged(chunks: ChunkPlan, number: int, deal: Sharding, resident: Residen
 def _overlapped(task: Mapping[str, float], tasks: float, slots: float) -> float:
     """Return the seconds of a pass whose tasks overlap in so many slots."""
     loads = task["quads"] + task["entries"] + task["terms"]
-    ways = task["loaded"] / BUS, task["stored"] / BUS, max(task["touched"] / DEVICE, loads / LOADS)
+    ways = (
+        task["loaded"] / GPU.bus_rate,
+        task["stored"] / GPU.bus_rate,
+        max(task["touched"] / GPU.kernel_rate, loads / GPU.load_rate),
+    )
     busiest, one = max(ways), sum(ways)
     # The first task comes in and the last one goes out alone.
     return max(tasks * busiest, tasks * one / slots) + one - busiest
 
 
-def _task_work(chunks: ChunkPlan, each: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:
+def _task_work(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int, there: Container[int]) -> dict[str, float]:
     """Return what one task of a pass takes, the mean over them; there: tables that are used where they are."""
-    plan, fixed = chunks.plan, frozenset(each.fixed)
-    parts = {table: part(plan, table, fixed) for step in each.steps for table in (*step.operands, step.out)}
+    plan, fixed = chunks.plan, frozenset(pass_.fixed)
+    parts = {table: part(plan, table, fixed) for step in pass_.steps for table in (*step.operands, step.out)}
     task = dict.fromkeys(("launches", "copies", "loaded", "stored", "touched", "quads", "entries", "terms"), 0.0)
     # Results that are added up on the device go out once.
-    added = plan.shape.entries(each.summed) if each.summed and not spreads(chunks, each, itemsize) else 1
-    for way, tables in (("loaded", each.loads), ("stored", each.stores)):
+    added = plan.shape.entries(pass_.summed) if pass_.summed and not spreads(chunks, pass_, itemsize) else 1
+    for way, tables in (("loaded", pass_.loads), ("stored", pass_.stores)):
         for table in tables:
-            times = 1 / added if way == "stored" and table == each.out else 1.0
+            times = 1 / added if way == "stored" and table == pass_.out else 1.0
             if table not in there:
                 task["copies"] += times
                 task[way] += itemsize * parts[table] * times
-    for group in groups_of(chunks, each):
+    for group in groups_of(chunks, pass_):
         task["launches"] += 1
         task["touched"] += itemsize * sum(parts[table] for table in (*group.operands, group.out))
         if group.chain is not None:
             task["quads"] += parts[group.out] * CHAIN_LOADS
             continue
-        step = each.steps[group.steps.start]
+        step = pass_.steps[group.steps.start]
         terms = plan.shape.entries(v for v in step.eliminated if v not in fixed)
         task[kind_of(parts[step.out], terms, len(step.operands))] += parts[step.out] * terms * len(step.operands)
     return task
 
 
 def kind_of(entries: int, terms: int, operands: int) -> str:
-    """Return which loop a contraction has, as far as its sizes tell (`entries_gpu.launches_of`)."""
+    """Return the loop of a contraction, as far as its sizes tell (`junctor_kernels.gpu.entries.launches_of`)."""
     if entries < MANY_ENTRIES and terms > max(NEAR, entries // TERMS_WORTH_THREADS):
         return "terms"
     return "quads" if terms <= NEAR and operands <= MOST_IN_QUADS else "entries"
 
 
-def least_gpu_work(plan: Plan, itemsize: int) -> tuple[float, ...]:
-    """Return what a case takes at the least, however its plan is cut: every contraction once, nothing over the bus."""
+def least_gpu_work(plan: Plan, itemsize: int) -> dict[str, float]:
+    """Return a lower bound of GPU_CHUNK_WORK, however a plan is cut: every contraction once, nothing over the bus."""
     steps = tuple(step for step in plan.steps if isinstance(step, Reduce))
     whole = ChunkPlan(plan, (ChunkPass(steps, (), (), (), ()),) if steps else (), {}, frozenset(), 0)
     return gpu_chunk_work(whole, itemsize, 1, 0)

@@ -1,18 +1,12 @@
-"""What stored clique tables take on a CPU, in counts whose prices a cost model learns: making them, and a case."""
+"""Features of stored clique tables on a CPU: making them, and propagating a case."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from itertools import chain
 
-from junctor_kernels.tables.reference import Algebra
-
-from junctor.planning.cliques import CHUNK, COMPILED_ENTRIES, StoredPlan, passes
-
-if TYPE_CHECKING:
-    from junctor.cost.model import Coefficients
+from junctor.planning.cliques import CHUNK, StoredPlan, passes
 
 STORED_WORK = (
     # Making tables: cliques, their entries, those times factors, those brought into another order, and times its swaps.
@@ -23,58 +17,41 @@ STORED_WORK = (
 )
 
 
-def making_work(plan: StoredPlan) -> tuple[float, ...]:
-    """Return what making all tables takes, in the order of STORED_WORK."""
-    found = dict.fromkeys(STORED_WORK, 0)
+def making_work(plan: StoredPlan) -> dict[str, float]:
+    """Return STORED_WORK of making all tables."""
+    counts = dict.fromkeys(STORED_WORK, 0)
     for i, clique in enumerate(plan.cliques):
         entries = plan.entries(i)
-        found["cliques"] += 1
-        found["made"] += entries
-        found["multiplied"] += entries * len(clique.factors)
-        found["kernels"] += len(clique.factors) * -(-entries // CHUNK)
-        found["permuted"] += entries if clique.swaps else 0
-        found["swapped"] += entries * len(clique.swaps)
-    return tuple(map(float, found.values()))
+        counts["cliques"] += 1
+        counts["made"] += entries
+        counts["multiplied"] += entries * len(clique.factors)
+        counts["kernels"] += len(clique.factors) * -(-entries // CHUNK)
+        counts["permuted"] += entries if clique.swaps else 0
+        counts["swapped"] += entries * len(clique.swaps)
+    return {name: float(count) for name, count in counts.items()}
 
 
-def case_work(plan: StoredPlan, observed: frozenset[int]) -> tuple[float, ...]:
-    """Return what calibrating all tables takes for a case with evidence on some variables."""
-    found = dict.fromkeys(STORED_WORK, 0)
-    found["cases"] = 1
-    for each in (each for stage in passes(plan, observed) for each in stage):
-        entries = plan.entries(each.clique)
-        found["passes"] += 1
-        found["kernels"] += (len(each.factors) + len(each.sums)) * -(-entries // CHUNK)
-        found["copied"] += entries if each.first else 0
-        found["scattered"] += entries * len(each.factors)
-        found["reduced"] += entries * len(each.sums)
-        found["separators"] += sum(plan.separator_entries(i) for i in each.sums)
-    return tuple(map(float, found.values()))
+def case_work(plan: StoredPlan, observed: frozenset[int]) -> dict[str, float]:
+    """Return STORED_WORK of calibrating all tables for a case with evidence on some variables."""
+    counts = dict.fromkeys(STORED_WORK, 0)
+    counts["cases"] = 1
+    for pass_ in chain.from_iterable(passes(plan, observed)):
+        entries = plan.entries(pass_.clique)
+        counts["passes"] += 1
+        counts["kernels"] += (len(pass_.factors) + len(pass_.sums)) * -(-entries // CHUNK)
+        counts["copied"] += entries if pass_.first else 0
+        counts["scattered"] += entries * len(pass_.factors)
+        counts["reduced"] += entries * len(pass_.sums)
+        counts["separators"] += sum(plan.separator_entries(i) for i in pass_.sums)
+    return {name: float(count) for name, count in counts.items()}
 
 
-def asking_work(plan: StoredPlan, wanted: Sequence[int]) -> tuple[float, ...]:
-    """Return what a joint posterior of variables that share a clique takes: the smallest such table is summed."""
+def asking_work(plan: StoredPlan, wanted: Sequence[int]) -> dict[str, float]:
+    """Return STORED_WORK of a joint posterior of variables that share a clique: the smallest such table is summed."""
     holding = [i for i, clique in enumerate(plan.cliques) if set(wanted) <= set(clique.layout)]
     entries = min(plan.entries(i) for i in holding)
-    found = dict.fromkeys(STORED_WORK, 0)
-    found["kernels"], found["reduced"] = -(-entries // CHUNK), entries
-    found["separators"] = math.prod(plan.sizes[v] for v in wanted)
-    return tuple(map(float, found.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredForecast:
-    """Seconds of a core: to make all tables, and for each case."""
-
-    making: float
-    case: float
-
-
-def stored_forecast(
-    plan: StoredPlan, observed: frozenset[int], algebra: Algebra, prices: Mapping[str, Coefficients]
-) -> StoredForecast | None:
-    """Return what stored tables take on a CPU; None for small ones, in log space, and where nothing was measured."""
-    known = prices.get(f"stored-{algebra.name}")
-    if known is None or plan.total_entries() < COMPILED_ENTRIES:
-        return None
-    return StoredForecast(known.of_work(making_work(plan)), known.of_work(case_work(plan, observed)))
+    counts = dict.fromkeys(STORED_WORK, 0)
+    counts["kernels"] = -(-entries // CHUNK)
+    counts["reduced"] = entries
+    counts["separators"] = math.prod(plan.sizes[v] for v in wanted)
+    return {name: float(count) for name, count in counts.items()}

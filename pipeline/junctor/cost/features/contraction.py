@@ -1,4 +1,4 @@
-"""What one contraction of a task takes of a CPU: the loops that NumPy or compiled code goes through, counted."""
+"""Features of one contraction of a task on a CPU: the loops of NumPy or compiled code, counted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numpy_work(what: Contraction, scratch: int) -> dict[str, int]:
     eliminated, more = _box([what.eliminated[n] for n in used], max(1, scratch // math.prod(kept)))
     sizes, blocks = (*eliminated, *kept), boxes * more
     axes = [axis for axis, size in enumerate(sizes) if size > 1]
-    tables = [(*(each.eliminated[n] for n in used), *each.kept) for each in what.operands]
+    tables = [(*(operand.eliminated[n] for n in used), *operand.kept) for operand in what.operands]
     runs, made = 0, tables[0] if tables else (0,) * len(sizes)
     order = sorted((axis for axis in axes if made[axis]), key=lambda axis: -made[axis])
     for table in tables[1:]:
@@ -44,8 +44,8 @@ def numpy_work(what: Contraction, scratch: int) -> dict[str, int]:
         made = _strides(sizes, order)
     order = [*(axis for axis in axes if axis not in order), *order]
     products = max(0, len(tables) - 1)
-    found = {"blocks": 1, "products": products, "runs": runs, **_sum_work(sizes, order, len(eliminated))}
-    return {name: blocks * count for name, count in found.items()}
+    counts = {"blocks": 1, "products": products, "runs": runs, **_sum_work(sizes, order, len(eliminated))}
+    return {name: blocks * count for name, count in counts.items()}
 
 
 def _box(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
@@ -63,7 +63,7 @@ def _box(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
 
 def _used(what: Contraction) -> list[int]:
     """Return the eliminated axes that some operand has."""
-    return [n for n in range(len(what.eliminated)) if any(each.eliminated[n] for each in what.operands)]
+    return [n for n in range(len(what.eliminated)) if any(operand.eliminated[n] for operand in what.operands)]
 
 
 def _laid_out(axes: Sequence[int], tables: Sequence[Sequence[int]]) -> list[int]:
@@ -103,16 +103,16 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 def _sum_work(sizes: Sequence[int], order: Sequence[int], eliminated: int) -> dict[str, int]:
     """Return what summing a block over its first `eliminated` axes takes; order: in which the block lies."""
-    found = dict.fromkeys(("taken", "summed", "copied", "lines", "folded"), 0)
+    counts = dict.fromkeys(("taken", "summed", "copied", "lines", "folded"), 0)
     entries, kept = math.prod(sizes), math.prod(sizes[eliminated:])
     if entries == kept:
-        return found | {"taken": kept}
+        return counts | {"taken": kept}
     places = [order.index(axis) for axis in sorted(order) if axis < eliminated]
     within = _entries(sizes, order[places[-1] + 1 :])
     if any(after != before + 1 for before, after in pairwise(places)):
-        found["copied"], within = entries, kept
+        counts["copied"], within = entries, kept
     kind, count = ("folded", kept) if within == 1 else ("lines", entries // within)
-    return found | {"summed": entries, kind: count}
+    return counts | {"summed": entries, kind: count}
 
 
 def _entries(sizes: Sequence[int], axes: Sequence[int]) -> int:
@@ -122,13 +122,13 @@ def _entries(sizes: Sequence[int], axes: Sequence[int]) -> int:
 def compiled_work(what: Contraction, itemsize: int) -> dict[str, int]:
     """Return COMPILED_WORK of a contraction, as `junctor_kernels.entries` does it."""
     kept, panel, _, terms = _panels(what)
-    found = dict.fromkeys(COMPILED_WORK, 0)
-    found["calls"] = found["prepared"] = 1
-    found["tabulated"] = math.prod(panel) * len(what.operands)
-    found["wide"] = kept if kept > what.kept_entries else 0
+    counts = dict.fromkeys(COMPILED_WORK, 0)
+    counts["calls"] = counts["prepared"] = 1
+    counts["tabulated"] = math.prod(panel) * len(what.operands)
+    counts["wide"] = kept if kept > what.kept_entries else 0
     for kind in reads(what, itemsize):
-        found[kind] += kept * terms
-    return found
+        counts[kind] += kept * terms
+    return counts
 
 
 def _panels(what: Contraction) -> tuple[int, tuple[int, ...], list[tuple[int, ...]], int]:
@@ -142,7 +142,7 @@ def _panels(what: Contraction) -> tuple[int, tuple[int, ...], list[tuple[int, ..
             terms *= what.eliminated[n]
     # One axis more, so that there is one where nothing is kept.
     sizes = (1, *what.kept, *(what.eliminated[n] for n in more))
-    tables = [(0, *each.kept, *(each.eliminated[n] for n in more)) for each in what.operands]
+    tables = [(0, *operand.kept, *(operand.eliminated[n] for n in more)) for operand in what.operands]
     box, _ = _box(sizes, PANEL)
     line = next((axis for axis, size in enumerate(box) if size > 1), len(box) - 1)
     return kept, box[line:], [table[line:] for table in tables], terms
@@ -154,12 +154,12 @@ def reads(what: Contraction, itemsize: int) -> list[str]:
     width, entries, terms = VECTOR_BYTES // itemsize, math.prod(panel), min(terms, MOST_TERMS)
     row = panel[-1] if panel[-1] >= 2 * width else entries
     room = COPY_BYTES // (max(1, len(tables)) * itemsize)
-    found = []
+    kinds = []
     for strides in tables:
         kind, distinct = _lies(panel, strides, width, row)
         copied = terms >= COPY_FROM and COPY_FROM * distinct <= entries and distinct * terms <= room
-        found.append("near" if kind == "apart" and copied else kind)
-    return found
+        kinds.append("near" if kind == "apart" and copied else kind)
+    return kinds
 
 
 def _lies(panel: Sequence[int], strides: Sequence[int], width: int, row: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What a block of cases takes of the compiled CPU backend, in counts whose prices a cost model learns."""
+"""Features of blocks of cases on the compiled CPU backend."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ CPU_WORK = (
 )
 
 
-def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes: int, rows: int) -> Floats:
-    """Return what answering cases in blocks takes, in the order of CPU_WORK.
+def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes: int, rows: int) -> dict[str, float]:
+    """Return CPU_WORK of cases in blocks.
 
     code: the lowered `plan`.
     lanes: cases of a block.
@@ -67,23 +67,23 @@ def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes:
         _loads(code, plan, lanes * itemsize) * vectors,
         _traffic(plan, arena_bytes) * vectors,
     ]
-    return np.concatenate(parts)
+    return dict(zip(CPU_WORK, np.concatenate(parts).tolist(), strict=True))
 
 
 def spans(reductions: Ints, code: Bytecode) -> Ints:
     """Return the terms that the tiles (or entries) of each reduction have together."""
     listed = reductions[:, STRIDE] > 0
     last = np.where(listed, reductions[:, SPAN] + reductions[:, TILES], 0)
-    found: Ints = np.where(
+    terms: Ints = np.where(
         listed, code.span[last] - code.span[reductions[:, SPAN]], reductions[:, TILES] * reductions[:, TERMS]
     )
-    return found
+    return terms
 
 
 def reductions_of(code: Bytecode) -> Ints:
     """Return the steps that are contractions."""
-    found: Ints = code.steps[code.steps[:, KIND] == REDUCE]
-    return found
+    steps: Ints = code.steps[code.steps[:, KIND] == REDUCE]
+    return steps
 
 
 def _terms(code: Bytecode) -> Floats:
@@ -130,8 +130,9 @@ def _steps(code: Bytecode, blocks: int, lanes: int, rows: int) -> Floats:
 def _loads(code: Bytecode, plan: Plan, width: int) -> Floats:
     """Return the loads of steps whose tables exceed each cache, then those tables; width: bytes of an entry."""
     steps = reductions_of(code)
-    each = np.where(steps[:, HOW] == PAIRS, 5, np.where(steps[:, HOW] == LINES, 1, np.maximum(1, steps[:, COUNT] - 1)))
-    loads, tables = spans(steps, code) * each, _tables(plan)
+    how, operands = steps[:, HOW], steps[:, COUNT]
+    vectors = np.where(how == PAIRS, 5, np.where(how == LINES, 1, np.maximum(1, operands - 1)))
+    loads, tables = spans(steps, code) * vectors, _tables(plan)
     beyond = [np.clip(1 - cache / (width * np.maximum(1, tables)), 0, 1) for cache in CACHES]
     return np.array([*((loads * share).sum() for share in beyond), *((tables * share).sum() for share in beyond)])
 

@@ -1,7 +1,7 @@
-"""What a stage of a plan takes on a GPU, in counts whose prices a cost model learns, and the launch parameters it gets.
+"""Features of a stage of a plan on a GPU, and its launch parameters.
 
-A stage is one launch: as fast as its longest thread, and as all its work. Launch parameters trade one for the other;
-they are those for which the model says the least, of a few that are tried.
+A stage is one launch: as fast as its longest thread, and as all its work. Launch parameters trade one for the other; of
+a few that are tried `LaunchTuner` takes those with the lowest forecast.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class StageWork:
     @cached_property
     def operands(self) -> Ints:
         """Loads of a term: its operands."""
-        found: Ints = self.steps[:, COUNT]
-        return found
+        operands: Ints = self.steps[:, COUNT]
+        return operands
 
     @cached_property
     def tile(self) -> tuple[Ints, Ints, Ints]:
@@ -137,16 +137,17 @@ def stage_of(code: Bytecode, members: Sequence[int], beside: SideWork) -> StageW
 
 def _strides(step: Ints, code: Bytecode) -> list[tuple[int, int]]:
     """Return how far the next kept entry and the next term of each operand are; 0 where there is no other."""
-    found = []
+    strides = []
     for kept, terms, _ in code.operands[step[FIRST] : step[FIRST] + step[COUNT]]:
         if kept >= 0:
             next_kept = code.offsets[kept + 1] - code.offsets[kept] if step[ENTRIES] > 1 else 0
-            found.append((int(next_kept), int(code.offsets[terms + 1] - code.offsets[terms]) if step[TERMS] > 1 else 0))
-    return found
+            next_term = code.offsets[terms + 1] - code.offsets[terms] if step[TERMS] > 1 else 0
+            strides.append((int(next_kept), int(next_term)))
+    return strides
 
 
 def terms_follow(strides: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether more operands have the next term beside an entry than the next kept entry."""
+    """Return True if more operands have the next term beside an entry than the next kept entry."""
     return sum((terms == 1) - (kept == 1) for kept, terms in strides) > 0
 
 
@@ -165,8 +166,8 @@ def longest_terms(step: Ints, code: Bytecode) -> int:
 def splits(stage: StageWork, terms: npt.ArrayLike) -> Ints:
     """Return how many threads share an entry of each contraction so that each has so many terms: powers of two."""
     wanted = np.maximum(1, -(-stage.longest // np.asarray(terms)[..., None]))
-    found: Ints = np.minimum(gpu.FEW_THREADS, 1 << np.ceil(np.log2(wanted)).astype(np.int64))
-    return found
+    shares: Ints = np.minimum(gpu.FEW_THREADS, 1 << np.ceil(np.log2(wanted)).astype(np.int64))
+    return shares
 
 
 def each_block(stage: StageWork, settings: Sequence[EntryParallel], cases: int) -> tuple[Ints, Ints]:
@@ -178,10 +179,10 @@ def each_block(stage: StageWork, settings: Sequence[EntryParallel], cases: int) 
 
 def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) -> Floats:
     """Return [settings, FEW_WORK] of a stage for few cases, without what the whole plan has."""
-    split, each = each_block(stage, settings, cases)
+    split, per_block = each_block(stage, settings, cases)
     entries, sharing = stage.steps[:, ENTRIES], np.log2(split)
-    blocks = -(-entries // each)
-    rounds = -(-np.minimum(each, entries) * cases // (gpu.FEW_THREADS // split))
+    blocks = -(-entries // per_block)
+    rounds = -(-np.minimum(per_block, entries) * cases // (gpu.FEW_THREADS // split))
     steps = rounds * (-(-stage.longest // split) * stage.operands + MEETING * sharing + BEGINNING)
     longest, together = steps.max(axis=1, initial=0), (steps * blocks).sum(axis=1) / SIDE_BY_SIDE
     # Cases lie side by side.
@@ -207,14 +208,14 @@ def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) ->
 def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -> Floats:
     """Return [settings, MANY_WORK] of a stage for so many chunks of cases."""
     rows, factors, products = stage.tile
-    each = np.maximum(1, np.array([setting.terms for setting in settings])[:, None] // stage.longest)
+    per_item = np.maximum(1, np.array([setting.terms for setting in settings])[:, None] // stage.longest)
     shared = stage.longest >= np.array([setting.shared for setting in settings])[:, None]
     warps = np.where(shared, gpu.MANY_THREADS // gpu.WARP, 1)
-    items = -(-stage.steps[:, TILES] // each) * warps
+    items = -(-stage.steps[:, TILES] // per_item) * warps
     beside = stage.beside
     columns = [
         1,
-        (-(-stage.longest * each // warps) * rows).max(axis=1, initial=0),
+        (-(-stage.longest * per_item // warps) * rows).max(axis=1, initial=0),
         (stage.total * products).sum() * chunks,
         (stage.total * rows).sum() * chunks,
         (stage.total * factors).sum() * chunks,
@@ -227,9 +228,9 @@ def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -
 
 @dataclass(frozen=True, eq=False)
 class LaunchTuner:
-    """How launch parameters are chosen: by prices of FEW_WORK or MANY_WORK, of the settings that are tried.
+    """The choice of launch parameters, by coefficients of FEW_WORK and MANY_WORK, among settings.
 
-    With a single setting there is nothing to choose, and prices do not matter.
+    With a single setting there is nothing to choose, and coefficients do not matter.
     """
 
     few: Floats

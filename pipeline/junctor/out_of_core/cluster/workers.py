@@ -18,6 +18,7 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
 from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, GpuTasks, close, room_of
@@ -40,8 +41,9 @@ from junctor.planning.chunk_search import (
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
-from junctor.runtime.dask_cluster import Resources, allowed_memory, cluster_client, memory_of_each, workers_of
+from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, workers_of
 from junctor.runtime.devices import has_gpu
+from junctor.runtime.machine import allowed_memory
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,14 +53,10 @@ if TYPE_CHECKING:
 TASK_BYTES, RESERVED = 1 << 26, 16
 # The same on a GPU: shares of the device, and what is kept in the memory of the machine.
 GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
-# Coarse, for choices and forecasts: seconds of an operation, and of a byte to or from a task on its worker; on CPUs and
-# on GPUs. Then those that a task takes the client and the scheduler, and a byte that goes to another worker.
-CPU_SECONDS, GPU_SECONDS = (1e-9, 1e-10), (1.5e-12, 1e-12)
-TASK_SECONDS, CROSSING_SECONDS = 1e-2, 1e-9
+# Seconds a task of the client and the scheduler; tests replace it.
+TASK_SECONDS = CPU.task
 # Workers that plans are chosen for, however many there are.
 CHOSEN_FOR = 4
-# Seconds of a row from which compiled contractions are worth being loaded on every worker.
-COMPILED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class WorkerPool:
         except TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
         _, scratch, compiled = _contracts(task)
-        worth = operations_of(chunks.plan) * rows * CPU_SECONDS[0] > COMPILED_SECONDS
+        worth = operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
         kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
         return ChunkRoute(
             chunks=chunks,
@@ -112,7 +110,7 @@ class WorkerPool:
         """Return the cut plan that takes least time, and the bytes of its tasks; raises TooSmallError, TooLongError."""
         best: tuple[float, ChunkPlan, int] | None = None
         missed: list[TooSmallError] = []
-        operation, _ = GPU_SECONDS if limits.on_gpu else CPU_SECONDS
+        operation = (GPU if limits.on_gpu else CPU).task_operation
         for plan in candidates(problem, rows):
             if best is not None and operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
                 continue
@@ -192,14 +190,15 @@ class WorkerProgram:
 
 def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> float:
     """Return about what a row takes: the first task of a pass, then the others side by side."""
-    operation, byte = GPU_SECONDS if on_gpu else CPU_SECONDS
+    device = GPU if on_gpu else CPU
     plan, seconds = chunks.plan, chunks.tasks * TASK_SECONDS
     for each in chunks.passes:
         tasks = plan.shape.entries(each.fixed)
         moved = loaded_entries(plan, each) + sum(plan.tables[table].entries for table in each.stores)
-        work = sum(plan.work(step) for step in each.steps) * operation + moved * itemsize * byte
+        work = sum(plan.work(step) for step in each.steps) * device.task_operation
+        work += moved * itemsize * device.task_byte
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
-    return seconds + crossing_entries(chunks, workers) * itemsize * CROSSING_SECONDS / workers
+    return seconds + crossing_entries(chunks, workers) * itemsize * CPU.worker_byte / workers
 
 
 def crossing_entries(chunks: ChunkPlan, workers: int) -> float:
@@ -238,8 +237,9 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
         memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
         shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
         room = None
-        if resources.device == "gpu" or (resources.device == "auto" and all(client.run(has_gpu).values())):
-            room = min(client.run(room_of, resources.device_memory).values())
+        device = resources.compute.device
+        if device == "gpu" or (device == "auto" and all(client.run(has_gpu).values())):
+            room = min(client.run(room_of, resources.compute.device_memory).values())
         try:
             yield WorkerPool(len(workers), memory, room, threads or max(1, shared), client)
         finally:
@@ -252,5 +252,5 @@ def open_crew(resources: Resources, threads: int | None) -> Iterator[WorkerPool]
 
 def memory_here(crew: WorkerPool, resources: Resources) -> int:
     """Return the bytes that this process may take for rows that go in one piece, beside rows in chunks elsewhere."""
-    allowed = allowed_memory(resources)
+    allowed = allowed_memory(resources.compute)
     return allowed if crew.memory is None else min(allowed, crew.memory)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from junctor_kernels.gpu.entries import VECTOR, PartRuns
 from numpy.lib.stride_tricks import as_strided
 
+from junctor.cost.constants import GPU
 from junctor.out_of_core.gpu.copies import lying_at
 from junctor.out_of_core.gpu.slots import SLOTS, STAGING_BYTES, DeviceSlots, GroupSlot
 from junctor.out_of_core.gpu.staging import Staging, pinned
@@ -72,7 +73,9 @@ class DeviceGroup:
         outer = [outer_variables(chunks, each, self.dtype.itemsize) for each in chunks.passes]
         self.deals = deals(chunks, outer, len(self.each))
         room = min(one.room for one in self.each) if _reach_each_other(self.each) else 0
-        self.resident = resident_places(chunks, self.dtype.itemsize, room, self.deals)
+        self.resident = resident_places(
+            chunks, self.dtype.itemsize, room, self.deals, bus=GPU.bus_rate, device=GPU.copy_rate
+        )
         self._pinned, size = pinned_places(chunks, self.dtype.itemsize, self.resident)
         self.before = passes_before(chunks, self.dtype.itemsize, self.resident, self._pinned)
         self._first = list(accumulate((len(each.steps) for each in chunks.passes), initial=0))

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import strategies as st
+from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.sampling.cases import CaseLayout, Evidence, layout_of
 from junctor.sampling.tables import SampledNetwork, sampled_network
 from junctor_kernels.sampling.layout import SampledCase
+
+from helpers.strategies import evidence_batches, networks, row_evidence
 
 Hard = dict[int, int]
 Soft = dict[int, npt.NDArray[np.float64]]
@@ -46,3 +50,11 @@ def case_of(network: Network, hard: Hard, soft: Soft, learns: bool) -> tuple[Sam
     sampled = sampled_network(network)
     layout = layout_of(sampled, Evidence(frozenset(hard), frozenset(soft)), None)
     return sampled, layout, layout.case(hard, soft, learns)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Network, Hard, Soft]:
+    network = draw(networks(kind="bayes"))
+    batch: EvidenceBatch = draw(evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
+    hard, soft = row_evidence(batch, 0)
+    return network, hard, soft

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats._bytes import place_at
-from junctor.formats._numbers import BadNumber, parse_numbers, shown
+from junctor.formats.files import place_at
+from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network, table_size
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import DefusedXMLParser
 
-from junctor.formats._bytes import decode_xml
-from junctor.formats._numbers import BadNumber, parse_numbers, shown
+from junctor.formats.files import decode_xml
+from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place
 
 # Network files nest four or five elements deep; a limit keeps damaged or hostile files from deep recursion.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Characters that are split at a time, so that the words of a large file never exist as objects all at once.
-_BLOCK = 2**20
+BLOCK = 2**20
 _WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s")
 
@@ -50,7 +50,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(text):
         # The cut goes to the next white space, so that no number is split in two.
-        space = _SPACE.search(text, start + _BLOCK)
+        space = _SPACE.search(text, start + BLOCK)
         end = space.start() if space else len(text)
         yield start, end
         start = end

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from random import Random
+
+from junctor.model.errors import ModelError
 
 # Marks that mean something in some format, besides any byte.
 MARKS = '{}()[]<>"|;,=%/*\\&#-+.eE0123456789 \t\n\r\0\xa0\u2028'
+
+
+def check_damaged(read: Callable[[str], object], texts: Sequence[str], name: str, seed: int) -> None:
+    """A damaged file gives a network, or an error of ours that names the file."""
+    random = Random(seed)
+    message = error_in_time(read, mutated(random.choice(texts), random))
+    if message is not None:
+        assert name in message
+        assert "__" not in message
+
+
+def error_in_time(read: Callable[[str], object], text: str) -> str | None:
+    """Return what reading says is wrong, None where nothing is; fails where that takes seconds."""
+    started, message = time.perf_counter(), None
+    try:
+        read(text)
+    except ModelError as caught:
+        message = str(caught)
+    assert time.perf_counter() - started < 5
+    return message
 
 
 def mutated(text: str, random: Random) -> str:

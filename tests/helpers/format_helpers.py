@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from junctor.formats import store
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 
@@ -135,3 +136,41 @@ def fuzz(read: Callable[[bytes], Network], seeds: list[bytes], rounds: int, star
             refused += 1
         assert time.perf_counter() - began < MAX_SECONDS, i
     return read_well, refused
+
+
+UAI = "BAYES 2 2 2 2 1 0 2 0 1 2 0.4 0.6 4 0.1 0.9 0.8 0.2"
+BIF = """network small { }
+variable a { type discrete [ 2 ] { no, yes }; }
+variable b { type discrete [ 2 ] { no, yes }; }
+probability ( a ) { table 0.4, 0.6; }
+probability ( b | a ) { (no) 0.1, 0.9; (yes) 0.8, 0.2; }
+"""
+NET = """net { }
+node a { states = ("no" "yes"); }
+node b { states = ("no" "yes"); }
+potential ( a ) { data = ( 0.4 0.6 ); }
+potential ( b | a ) { data = (( 0.1 0.9 )( 0.8 0.2 )); }
+"""
+XMLBIF = """<BIF VERSION="0.3"><NETWORK><NAME>small</NAME>
+<VARIABLE><NAME>a</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
+<VARIABLE><NAME>b</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
+<DEFINITION><FOR>a</FOR><TABLE>0.4 0.6</TABLE></DEFINITION>
+<DEFINITION><FOR>b</FOR><GIVEN>a</GIVEN><TABLE>0.1 0.9 0.8 0.2</TABLE></DEFINITION></NETWORK></BIF>"""
+XDSL = """<smile id="small"><nodes>
+<cpt id="a"><state id="no"/><state id="yes"/><probabilities>0.4 0.6</probabilities></cpt>
+<cpt id="b"><state id="no"/><state id="yes"/><parents>a</parents><probabilities>0.1 0.9 0.8 0.2</probabilities></cpt>
+</nodes></smile>"""
+NETWORK = build_network(
+    "small",
+    "bayes",
+    [DraftVariable(name, ["no", "yes"], Place()) for name in "ab"],
+    [DraftTable("a", [0.4, 0.6], Place()), DraftTable("ab", [0.1, 0.9, 0.8, 0.2], Place())],
+)
+CONTENT = {
+    "bif": BIF.encode(),
+    "hugin": NET.encode(),
+    "xmlbif": XMLBIF.encode(),
+    "xdsl": XDSL.encode(),
+    "uai": UAI.encode(),
+    "parquet": store.to_bytes(NETWORK),
+}

@@ -1,0 +1,178 @@
+"""The frame of both flows: the steps of a run as Prefect tasks, its progress and summary as artifacts.
+
+Dask works inside one task: a Prefect task for each partition would cost more than the partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import asdict
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+from junctor.model.errors import JunctorError, RunError
+from junctor.runs import run as steps
+from junctor.runs.workload import RunEstimate, Workload
+from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.progress import Progress, Silence
+from prefect import State, task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.states import Failed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Who shows progress beside Prefect: set by `run_flow`. A flow's own arguments have to be JSON.
+display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
+
+
+class FlowSteps:
+    """The steps of a run as Prefect tasks, under names that suit what it is of."""
+
+    def __init__(self, ingest_model: str, ingest_inputs: str, propagate: str) -> None:
+        self._ingest_model = _in_task(ingest_model, _ingest_model)
+        self._ingest_inputs = _in_task(ingest_inputs, _ingest_inputs)
+        self._plan = _in_task("plan", _plan)
+        self._propagate = _in_task(propagate, _propagate)
+        self._finalise = _in_task("finalise", _finalise)
+
+    def run(self, job: Workload, resources: Resources | None) -> Any:
+        """Do all steps; returns the manifest as a JSON-able record, or the state of a flow that failed."""
+        resources = resources or Resources()
+        started = time.monotonic()
+        try:
+            steps.check_resources(resources)
+            with job.directory.locked():
+                self._ingest_model(job)
+                self._ingest_inputs(job)
+                estimate = self._plan(job, resources)
+                work = self._propagate(job, resources, estimate)
+                manifest = self._finalise(job, work, time.monotonic() - started)
+                text = summary(job.title, str(job.directory.path / manifest.spec.query), manifest)
+                create_markdown_artifact(text, key="junctor-summary", description="What the run did")
+                return asdict(manifest)
+        except JunctorError as error:
+            return _failed(error)
+
+
+def _ingest_model(job: Workload) -> None:
+    steps.ingest_model(job, display.get())
+
+
+def _ingest_inputs(job: Workload) -> None:
+    steps.ingest_inputs(job, display.get())
+
+
+def _plan(job: Workload, resources: Resources) -> RunEstimate:
+    return steps.plan(job, resources, display.get())
+
+
+def _propagate(job: Workload, resources: Resources, estimate: RunEstimate) -> steps.RunStats:
+    return steps.propagate(job, resources, estimate, ProgressArtifact(display.get()))
+
+
+def _finalise(job: Workload, work: steps.RunStats, seconds: float) -> steps.Manifest:
+    return steps.finalise(job, work, seconds, display.get())
+
+
+def _in_task(name: str, function: Callable[P, R]) -> Any:
+    """Make a task of a step. What the user has to mend fails it in one line; other errors are tried again."""
+
+    def attempt(*args: P.args, **kwargs: P.kwargs) -> R | State[Any]:
+        try:
+            return function(*args, **kwargs)
+        except JunctorError as error:
+            return _failed(error)
+
+    as_task = task(
+        name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=1,
+        retry_delay_seconds=5,
+        retry_condition_fn=_is_unexpected,
+    )(attempt)
+    # What failed is raised where the task was called.
+    return lambda *args: as_task(*args, return_state=True).result()
+
+
+def _is_unexpected(_task: object, _run: object, state: State[Any]) -> bool:
+    return not isinstance(state.data, JunctorError)
+
+
+def _failed(error: JunctorError) -> State[Any]:
+    """Return the state of a flow or task that an error of the user ended."""
+    return Failed(message=str(error), data=error)
+
+
+def run_flow(batch_flow: Any, job: Workload, resources: Resources, progress: Progress) -> steps.Manifest:
+    """Run a flow for the command line: its progress there too, its errors as they are.
+
+    batch_flow: takes a job and resources, returns a manifest as a record.
+    job: rows or sequences.
+    resources: where the work is done.
+    progress: shown beside Prefect's.
+
+    Raises RunError without a server.
+    """
+    token = display.set(progress)
+    try:
+        # A flow sleeps for its heartbeats to end, half a second as a rule, and whoever sits at a terminal sees it live.
+        with temporary_settings(set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            state = batch_flow(job, resources, return_state=True)
+    except Exception as error:
+        # The state holds what goes wrong inside the flow; this went wrong around it.
+        raise RunError(f"Prefect could not run the flow ({error}): see to its server, or use --no-prefect") from error
+    finally:
+        display.reset(token)
+    return steps.manifest_of(state.result(), job.directory.parse)  # or raises what made it fail
+
+
+class ProgressArtifact:
+    """Progress as a Prefect artifact, at most once a second, beside another display."""
+
+    def __init__(self, beside: Progress) -> None:
+        self.beside = beside
+        self.artifact: UUID | None = None
+        self.rows = 0
+        self.done = 0
+        self.shown = 0.0
+
+    def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
+        """Begin an artifact."""
+        self.beside.stage(name, rows, done)
+        self.rows, self.done, self.shown = rows or 0, done, time.monotonic()
+        self.artifact = create_progress_artifact(self._percent(), key="junctor-progress", description=name)
+
+    def advance(self, rows: int) -> None:
+        """Move it."""
+        self.beside.advance(rows)
+        self.done += rows
+        now = time.monotonic()
+        if self.artifact is not None and (now - self.shown >= 1.0 or self.done >= self.rows):
+            self.shown = now
+            update_progress_artifact(self.artifact, self._percent())
+
+    def _percent(self) -> float:
+        return 100.0 * self.done / self.rows if self.rows else 0.0
+
+
+def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
+    """Return what a run did, in Markdown.
+
+    inputs: what was answered on what.
+    output: folder of the answers.
+    manifest: of the run.
+    """
+    statuses = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
+    return (
+        f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
+        f"{inputs}, {manifest.spec.query} in {manifest.spec.precision} precision\n\n"
+        f"| status | rows |\n|---|---:|\n{statuses}\n\n"
+        f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
+        f"`{output}`\n"
+    )

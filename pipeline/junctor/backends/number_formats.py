@@ -1,0 +1,22 @@
+"""Number formats of a query: the first one of all rows, then those for rows whose numbers leave its range."""
+
+from __future__ import annotations
+
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.model.query import Query
+
+LADDERS: dict[str, tuple[Algebra, ...]] = {
+    "double": (reference.DOUBLE, reference.LOG),
+    "single": (reference.SINGLE, reference.DOUBLE, reference.LOG),
+    "log": (reference.LOG,),
+}
+# Formats that kernels of blocks on a GPU have, and those that chunks on a GPU have.
+GPU_FORMATS = ("single", "double", "log")
+GPU_CHUNK_FORMATS = ("single", "double")
+
+
+def ladder_of(query: Query) -> tuple[Algebra, ...]:
+    """Return the number formats of a query, the first one of all rows first."""
+    return (reference.MAX_LOG,) if query.kind == "mpe" else LADDERS[query.precision]

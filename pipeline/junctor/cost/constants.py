@@ -1,0 +1,153 @@
+"""Constants set by hand: seconds, rates and limits of seconds, one record for each kind of device.
+
+Every field has its unit, its source and its date; an estimate is marked as one. Whatever can be fitted is not here: see
+`fit.py`. Modules read `CPU` and `GPU`; planning and placement get what they need as arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConstants:
+    """Seconds of what is priced alike on every kind of device: tasks of Dask workers.
+
+    task_operation: of an entry operation in a task.
+    task_byte: of a byte to or from a task on its worker.
+    """
+
+    task_operation: float
+    task_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuConstants(DeviceConstants):
+    """Constants of a CPU, of one core unless stated otherwise, and of the host of a GPU."""
+
+    # Seconds an entry operation in a task of a worker. Estimate, for choices between plans; 2026-11-21.
+    task_operation: float = 1e-9
+    # Seconds a byte to or from a task on its worker. Estimate; 2026-11-21.
+    task_byte: float = 1e-10
+
+    # NumPy and compiled code, one plan.
+    # Seconds an entry operation of the NumPy kernels. Estimate, good to a factor of two; 2026-11-21.
+    numpy_operation: float = 1.5e-9
+    # Seconds an entry of a case's tables in NumPy: maximum, minimum and division by a scale. Median over networks of
+    # ten to a thousand variables, good to a factor of two; 2026-11-21.
+    numpy_entry: float = 5e-9
+    # Seconds a variable that is left, to plan and bind for NumPy. Median as above; 2026-11-21.
+    numpy_variable: float = 4e-4
+    # Times as long as that NumPy takes in log space. Estimate; 2026-11-21.
+    numpy_log: float = 4.0
+    # Seconds an entry operation of the compiled blocks. Estimate, coarser than docs/performance.md ("4e10 to 7e10
+    # operations a second" in tiles); 2026-11-21.
+    compiled_operation: float = 2e-10
+    # Seconds a step, to lower it for the compiled blocks. Estimate; 2026-11-21.
+    lowering_step: float = 3e-5
+    # Seconds a step of compiled contractions over entries: preparation, scales and bounds in NumPy. Estimate;
+    # 2026-11-21.
+    entries_step: float = 2e-4
+    # Seconds a table of a plan, to plan, bind and lower it. Median as above; 2026-11-21.
+    compiling_table: float = 1.6e-4
+    # Seconds an entry of those tables. Median as above; 2026-11-21.
+    compiling_entry: float = 3e-8
+    # Seconds a cell, to turn evidence into a likelihood. Median as above; 2026-11-21.
+    likelihood: float = 1e-7
+    # Seconds a row beside arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
+    row: float = 5e-6
+    # Seconds an entry operation of a row's own tree. Estimate, for the choice of such rows; 2026-11-21.
+    tree_operation: float = 4e-10
+    # Seconds a table of such a tree, with its messages. Estimate, as above; 2026-11-21.
+    tree_table: float = 9e-7
+
+    # Limits.
+    # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes half a second
+    # (docs/design.md), some more the first time on a machine; 2026-11-21.
+    compiled_work: float = 1.0
+    # Seconds that compiled contractions have to save to be loaded: a difference of two forecasts, not work as
+    # `compiled_work`. Loading took 0.4 s on the machine of the measurements; 2026-11-21.
+    compiled_saving: float = 0.5
+    # Seconds of work in NumPy from which coefficients are fitted for a forecast: reading measurements takes a tenth of
+    # them. Estimate; 2026-11-21.
+    fitted_forecast: float = 0.5
+    # Seconds of a survey of patterns, unless a share of the run is more. Choice; 2026-11-21.
+    survey: float = 5.0
+    # Seconds of an exact answer to a row beyond which `--method auto` samples. Choice; 2026-11-21.
+    exact_row: float = 60.0
+    # Seconds of work that are worth one more process: starting and planning take some of them. Estimate; 2026-11-21.
+    process: float = 5.0
+
+    # Chunks, disks and workers.
+    # Seconds a step, to cut a plan for a memory split and to count its work. Estimate; 2026-11-21.
+    cutting_step: float = 1e-4
+    # Seconds a byte to or from a disk, in addition to those of the process. Estimate (1 GB/s), as disks differ;
+    # docs/memory.md has 1.3 to 1.8 GB/s of one disk; 2026-11-21.
+    disk_byte: float = 1e-9
+    # Seconds a task of the client and the scheduler together. Estimate; 2026-11-21.
+    task: float = 1e-2
+    # Seconds a byte from one worker to another. Estimate (1 GB/s); 2026-11-21.
+    worker_byte: float = 1e-9
+
+    # Samples and hidden Markov models.
+    # Seconds a variable of a sample. Estimate, for forecasts; 2026-11-21.
+    draw: float = 1.5e-9
+    # Transitions times time steps a second. Estimate; 2026-11-21.
+    transition_rate: float = 2e10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConstants(DeviceConstants):
+    """Constants of a GPU, and of its host where a GPU is used."""
+
+    # Seconds an entry operation in a task of a worker. Estimate; 2026-11-21.
+    task_operation: float = 1.5e-12
+    # Seconds a byte of a task on the device. Estimate; 2026-11-21.
+    task_byte: float = 1e-12
+
+    # Rates of the bus, bytes a second.
+    # Copies of pinned memory, one way. H100, docs/performance.md ("copies alone reach 55 GB/s"), by
+    # `benchmarks/stored.py stream`; 2026-11-21.
+    bus_rate: float = 55e9
+    # The same both ways at once, together, from the same table; 2026-11-21.
+    bus_rate_both_ways: float = 99.7e9
+    # Answers that a kernel writes to the host while a block is computed: less than `bus_rate`, because faster writing
+    # slows the block. H100, docs/performance.md (5.1e10 would be possible); 2026-11-21.
+    answer_rate: float = 3.8e10
+    # Copies from another GPU of the host. Estimate, below what NVLink of an H100 or H200 is specified for; 2026-11-21.
+    link_rate: float = 300e9
+
+    # Rates of the device.
+    # Bytes a second of a plain copy, read and written. H100, docs/performance.md (2.97 TB/s), rounded; 2026-11-21.
+    copy_rate: float = 3e12
+    # Bytes a second that contraction kernels touch: less than `copy_rate`. H100, benchmarks/chunk_costs.py. Counts of
+    # `chunks-gpu-*` go by this rate: another value needs another fit; 2026-11-21.
+    kernel_rate: float = 2.2e12
+    # Loads a second of contraction kernels. As `kernel_rate`; 2026-11-21.
+    load_rate: float = 2e12
+
+    # Host.
+    # Seconds a launch of a task in chunks. As `kernel_rate`; 2026-11-21.
+    chunk_launch: float = 4e-5
+    # Seconds a copy of such a task. As `kernel_rate`; 2026-11-21.
+    chunk_copy: float = 4e-5
+    # Seconds a pass over such tasks. H100 and H200, docs/forecasts.md ("0.15 ms of the host a pass"); 2026-11-22.
+    chunk_pass: float = 1.5e-4
+    # Seconds a launch for a chunk of a streamed clique table: other code than that of tasks. Agrees with the rates of
+    # docs/forecasts.md ("Stored tables"), which were measured on an H100; 2026-11-21.
+    stream_launch: float = 2e-5
+    # Seconds a copy for a streamed clique table. As `stream_launch`; 2026-11-21.
+    stream_copy: float = 2e-5
+    # Seconds a byte of memory that is pinned, once for a group of rows: 20 GiB took 7 s (5 s in docs/performance.md on
+    # another day); 2026-11-21.
+    pinned_byte: float = 3.3e-10
+
+    # Choice of the device.
+    # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.
+    start: float = 4.0
+    # Rows that a GPU answers in the time of one on a core. Estimate, for the search for orders; 2026-11-21.
+    gain: int = 64
+
+
+CPU = CpuConstants()
+GPU = GpuConstants()

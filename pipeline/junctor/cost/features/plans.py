@@ -1,0 +1,26 @@
+"""Counts of a plan that is not bound to numbers yet, and of the tree that the row engine makes of a pattern."""
+
+from __future__ import annotations
+
+from junctor.planning.plan import Plan
+
+PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
+# Of a row: multiply-adds of its tree, and tables.
+TREE_WORK = ("operations", "tables")
+
+
+def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> dict[str, float]:
+    """Return PLAN_WORK of `rows` cases.
+
+    plan: what they are propagated through.
+    steps: of a block; on a GPU its launches.
+    lanes: cases of a block.
+    rows: cases.
+    """
+    lanes = max(1, lanes)
+    blocks = -(-rows // lanes)
+    entries = sum(table.entries for table in plan.tables if table.per_case)
+    answers = sum(plan.shape.cardinalities)
+    # Capped, because integers of any size do not fit a float.
+    counts = (1, steps * blocks, plan.case_operations * blocks * lanes, entries * blocks * lanes, answers * rows)
+    return {name: float(min(count, 10**300)) for name, count in zip(PLAN_WORK, counts, strict=True)}

@@ -1,0 +1,654 @@
+"""How a group of rows is answered: one decision, one record.
+
+`Router` chooses a `Route` for every group of a batch. `junctor inspect` prints routes, `Engine` executes them,
+forecasts add them up. Nothing here propagates, allocates or opens a device. The same batch and options get the same
+routes: an interrupted run has to repeat itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.tables import reference
+from junctor_kernels.tables.reference import Algebra
+
+from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
+from junctor.backends.plan_memory import BlockSizes, PlanMemory
+from junctor.cost.constants import CPU, GPU
+from junctor.cost.features.plans import PLAN_WORK
+from junctor.engine.pattern_prices import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
+from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
+from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.deduplicate import UniqueRows, distinct_rows
+from junctor.model.answers import answer_width
+from junctor.model.errors import BudgetError
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query, target_names
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, MemoryLimits
+from junctor.out_of_core.programs import cut
+from junctor.planning.budget import Budget
+from junctor.planning.chunk_search import operations_of
+from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern, Shape, shape_of
+from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
+from junctor.runtime.gc_pause import collector_paused
+from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder, usable_cores
+
+if TYPE_CHECKING:
+    from junctor_kernels.gpu.blocks import BlockDevice
+
+    from junctor.backends.row_trees import RowEngine
+    from junctor.cost.model import CostModel, CostModels
+    from junctor.out_of_core.cluster.workers import WorkerPool
+
+# Plans, and programs (plans with their numbers), that are kept for the next batch.
+KEPT_PLANS = 1024
+KEPT_PROGRAMS = 256
+KEPT_CHUNK_ROUTES = 16
+# Patterns whose row trees are kept; a batch asks for some hundreds.
+KEPT_WORK = 512
+# The share of the memory beyond what a plan needs at the least that answers to the unique rows of a group may take.
+UNIQUE_SHARE = 0.25
+# Seconds of work in NumPy from which compiled code is loaded; tests replace it.
+COMPILED_SECONDS = CPU.compiled_work
+
+Key = TypeVar("Key")
+Kept = TypeVar("Kept")
+# A plan is made for a pattern and a rounded count of rows.
+PlanKey = tuple[Pattern, int]
+
+logger = logging.getLogger("junctor")
+
+
+class Backend(Enum):
+    """What answers the rows of a route in their first number format."""
+
+    NUMPY = "numpy"
+    ENTRIES = "entries"
+    CPU = "cpu"
+    GPU = "gpu"
+    ROW_TREES = "row trees"
+    CHUNKED_CPU = "chunked cpu"
+    CHUNKED_GPU = "chunked gpu"
+    CHUNKED_WORKERS = "chunked workers"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of a route.
+
+    allowed: for everything.
+    reserved: of answers and evidence.
+    needed: at the least, what is reserved included.
+    projected: at the peak, what is reserved included.
+    """
+
+    allowed: int
+    reserved: int
+    needed: int
+    projected: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Route:
+    """How a group of rows is answered.
+
+    group: pattern, rows, unique rows where only those are answered.
+    backend: what answers them.
+    reason: why, for people; never parsed.
+    memory: bytes.
+    uses: rows of the whole run for which the plan is made.
+    plan: None where each row has a tree of its own.
+    sizes: of blocks; None where rows go through in chunks or by trees of their own.
+    chunks: how rows go through in chunks.
+    operations: multiply-adds of the rows that are answered.
+    seconds: forecast, of one core or of a GPU; nan until `forecast.estimate`.
+    work: counts by feature of the cost model, empty until then.
+    refused: why the rows cannot be answered.
+    """
+
+    group: PatternGroup
+    backend: Backend
+    reason: str
+    memory: MemoryUse
+    uses: int = 1
+    plan: Plan | None = None
+    sizes: BlockSizes | None = None
+    chunks: ChunkRoute | None = None
+    operations: int = 0
+    seconds: float = math.nan
+    work: Mapping[str, float] = field(default_factory=dict)
+    refused: BudgetError | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the group."""
+        return len(self.group.rows)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU of this process or of workers does the work."""
+        return self.backend is Backend.GPU or (self.chunks is not None and self.chunks.limits.on_gpu)
+
+    @property
+    def block_cases(self) -> int:
+        """Cases of a block: at most so many are propagated together by one thread."""
+        if self.sizes is None:
+            return 1
+        return self.sizes.lanes or self.sizes.cases(8)
+
+    @property
+    def threads(self) -> int:
+        """Threads that answer the rows."""
+        if self.sizes is None:
+            return 1 if self.chunks is None else max(1, self.chunks.entry_threads)
+        return self.sizes.threads if self.backend is Backend.CPU else max(1, self.sizes.entry_threads)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRoom:
+    """A GPU that answers rows: bytes that blocks may take, and whether it can do chunks."""
+
+    bytes: int
+    chunks: bool
+
+
+@dataclass(eq=False, slots=True)
+class PlanStore:
+    """What routers of one network and query share: plans, their memory, and what is known of patterns."""
+
+    plans: dict[PlanKey, Plan] = field(default_factory=dict)
+    memories: dict[PlanKey, PlanMemory] = field(default_factory=dict)
+    chunk_routes: dict[tuple[object, ...], ChunkRoute | BudgetError] = field(default_factory=dict)
+    row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
+
+
+class Router:
+    """Chooses how rows are answered.
+
+    network, query: what is asked.
+    options: what the process may use.
+    costs: returns the cost models of devices; asked at first need.
+    expected_rows: rows of all batches together, 0 where that is not known; it decides what is worth preparing.
+    workers: that share the tasks of rows in chunks.
+    gpu: an opened GPU to use instead of the first that the process sees.
+    store: plans of another router of the same network and query.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        query: Query,
+        options: ComputeOptions,
+        costs: Callable[[], CostModels] | None = None,
+        expected_rows: int = 0,
+        workers: WorkerPool | None = None,
+        gpu: BlockDevice | None = None,
+        store: PlanStore | None = None,
+    ) -> None:
+        self.network = network
+        self.query = query
+        self.options = options
+        self.expected_rows = expected_rows
+        self.workers = workers
+        self.gpu = gpu
+        self.store = store or PlanStore()
+        self._costs = costs
+        self.allowed = options.memory if options.memory is not None else int(available_memory() * DEFAULT_SHARE)
+        self.threads = options.threads or usable_cores()
+        self.spill_dir: Path = spill_folder(options.spill_dir)
+        self.targets = tuple(network.index[name] for name in target_names(network, query))
+        self.shape: Shape = shape_of(network)
+        self.ladder = ladder_of(query)
+
+    def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
+        """Return the plan for `pattern`; the search for its order is longer the more rows will use it.
+
+        What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
+        """
+        key = self.key(pattern, rows)
+        if key not in self.store.plans:
+            _make_place(self.store.plans, KEPT_PLANS)
+            targets = None if self.query.targets is None else self.targets
+            with collector_paused():
+                self.store.plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", key[1])
+        return self.store.plans[key]
+
+    def key(self, pattern: Pattern, rows: int) -> PlanKey:
+        """Return the key of the plan for a pattern that so many rows will use."""
+        # A search pays in proportion to what a row takes.
+        return pattern, rounded(max(1, rows // GPU.gain) if self.takes_gpu else rows)
+
+    def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
+        """Return the memory of the plan for `pattern`."""
+        key = self.key(pattern, rows)
+        if key not in self.store.memories:
+            _make_place(self.store.memories, KEPT_PLANS)
+            compiles = self.ladder[0] is not reference.LOG
+            self.store.memories[key] = PlanMemory(self.plan(pattern, rows), len(self.ladder), compiles)
+        return self.store.memories[key]
+
+    def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
+        patterns = patterns_of(batch)
+        if len(patterns.counts) > 1:
+            choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
+            if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
+                # Enough work for better prices, and the row engine, to pay for being loaded.
+                alone = alone_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
+                prices = compiled_prices(self.work, self.allowed, alone, self.row_price)
+                choice = PatternChoice(patterns, prices, search=True)
+            return self._fitting(self._deduplicated(choice.groups(), batch), patterns, batch)
+        if not len(patterns.counts):
+            return []
+        whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
+        return self._deduplicated([whole], batch)
+
+    def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the groups with their unique rows where that saves answers."""
+        sizes = self.network.cardinalities
+        return [replace(group, unique=distinct_rows(batch, group.rows, group.pattern, sizes)) for group in groups]
+
+    def _fitting(self, groups: list[PatternGroup], patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
+        result: list[PatternGroup] = []
+        for group in groups:
+            if group.per_row or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
+                result.append(group)
+            elif self._has_row_trees:
+                result.append(replace(group, per_row=True))
+            else:
+                result.extend(self._deduplicated(patterns.exact(group.rows), batch))
+        return result
+
+    def _fits(self, pattern: Pattern, rows: int = 1) -> bool:
+        return self.plan_memory(pattern, rows).fits(self.allowed, self.working)
+
+    def to_come(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return how many rows like these `rows` of a batch are to come in all batches."""
+        return max(rows, rows * self.expected_rows // batch.rows)
+
+    def uses(self, group: PatternGroup, batch: EvidenceBatch) -> int:
+        """Return for how many rows the plan of a group is made.
+
+        Rows of one pattern come again with the next batches. A group of several is made of what this batch happens to
+        hold, and the next one may well choose other loose columns.
+        """
+        return self.to_come(batch, group.answered) if group.patterns == 1 else group.answered
+
+    def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
+        """Return True if the rows to come are worth loading the compiled backend for."""
+        if any(group.per_row for group in groups):
+            return True
+        seconds = 0.0
+        for group in groups:
+            row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
+            seconds += once + self.to_come(batch, group.answered) * row
+        return seconds * (CPU.numpy_log if self.ladder[0] is reference.LOG else 1) > COMPILED_SECONDS
+
+    @cached_property
+    def _plain_seconds(self) -> Callable[[Pattern, int], tuple[float, float]]:
+        """What a row of a plan takes in NumPy, and what all rows share; kept, because the next batch asks again."""
+
+        def seconds(pattern: Pattern, uses: int) -> tuple[float, float]:
+            plan = self.plan(pattern, uses)
+            return plain_seconds(plan), min(plan.shared_operations, 10**30) * CPU.numpy_operation
+
+        return lru_cache(KEPT_PLANS)(seconds)
+
+    def uses_gpu(self, compiled: bool) -> bool:
+        """Return True if a GPU answers rows, which takes about as long to come into play as compiled code."""
+        return self.takes_gpu and (self.options.device != "auto" or self.gpu is not None or compiled)
+
+    def routes(
+        self, batch: EvidenceBatch, reserved: int = 0, kept: Mapping[PlanKey, int] | None = None
+    ) -> Iterator[Route]:
+        """Yield the routes of a batch; those that are refused say so.
+
+        reserved: bytes of earlier answers.
+        kept: fixed bytes of the programs that are there already, the oldest first.
+        """
+        groups = self.groups(batch)
+        compiled = self.loads_compiled(groups, batch)
+        gpu = self.gpu_room() if self.uses_gpu(compiled) else None
+        budget = Budget(self.allowed, batch.rows * answer_width(self.network, self.query) + reserved, reserved)
+        programs = dict(kept or {})
+        for group in groups:
+            yield self.route(group, batch, budget, compiled, gpu, programs)
+
+    def route(
+        self,
+        group: PatternGroup,
+        batch: EvidenceBatch,
+        budget: Budget,
+        compiled: bool,
+        gpu: GpuRoom | None,
+        kept: MutableMapping[PlanKey, int],
+    ) -> Route:
+        """Return how a group of rows of a batch is answered.
+
+        budget: beside all answers to the batch.
+        compiled: whether compiled code is loaded.
+        gpu: that answers rows, if one does.
+        kept: fixed bytes of the programs that are there, the oldest first; afterwards of those that are then there.
+        """
+        uses = self.uses(group, batch)
+        whole = budget
+        if group.unique is not None:
+            left = self._beside_unique(group.unique, group, uses, budget, gpu)
+            if left is None:
+                group = replace(group, unique=None)
+            else:
+                budget = left
+        if group.per_row:
+            return self._row_tree_route(group, budget, kept)
+        plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
+        operations = plan.shared_operations + group.answered * plan.case_operations
+        needed = memory.least + whole.reserved
+        refused = Route(
+            group,
+            Backend.NUMPY,
+            "refused",
+            MemoryUse(self.allowed, budget.reserved, needed, needed),
+            uses,
+            plan,
+            operations=operations,
+        )
+        try:
+            if self.in_chunks(group.pattern, uses, budget.free, gpu):
+                return self._chunked_route(group, uses, budget, gpu, kept)
+            free = budget.free - _give_way(kept, self.key(group.pattern, uses), memory, budget.free)
+            sizes = memory.fit(budget, free, group.answered, uses if compiled else 0, self.threads, self.working)
+        except BudgetError as error:
+            return replace(refused, refused=error)
+        projected = sizes.projected(self.ladder[0].dtype.itemsize) + budget.reserved
+        backend, reason = self._backend(sizes, gpu)
+        return replace(
+            refused,
+            backend=backend,
+            reason=reason,
+            memory=replace(refused.memory, projected=min(self.allowed, projected)),
+            sizes=sizes,
+        )
+
+    def _backend(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Backend, str]:
+        if gpu is not None:
+            asked = self.options.device == "gpu" or self.gpu is not None
+            return Backend.GPU, "asked for" if asked else "one is here, and the rows are worth it"
+        if sizes.lanes:
+            return Backend.CPU, f"compiled, blocks of {sizes.lanes:,} cases: worth the loading and lowering"
+        if sizes.entry_threads:
+            return Backend.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
+        return Backend.NUMPY, "NumPy: too little work for compiled code"
+
+    def _beside_unique(
+        self, unique: UniqueRows, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None
+    ) -> Budget | None:
+        """Return the budget beside answers to the unique rows of a group, None where they take too much of it."""
+        taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
+        least = 0
+        if not group.per_row and not self.in_chunks(group.pattern, uses, budget.free, gpu):
+            least = self.plan_memory(group.pattern, uses).least
+        small = taken <= UNIQUE_SHARE * (budget.free - least)
+        return replace(budget, reserved=budget.reserved + taken) if small else None
+
+    def _row_tree_route(self, group: PatternGroup, budget: Budget, kept: Mapping[PlanKey, int]) -> Route:
+        memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
+        reason = "row by row, a tree for each: their patterns have too little in common"
+        return Route(group, Backend.ROW_TREES, reason, memory)
+
+    def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
+        """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or its device."""
+        if self.query.kind == "mpe":
+            return False
+        memory = self.plan_memory(pattern, uses)
+        if not memory.fits(free, self.options.device_memory):
+            return True
+        on_gpu = gpu is not None and memory.working > gpu.bytes
+        return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
+
+    def _chunked_route(
+        self,
+        group: PatternGroup,
+        uses: int,
+        budget: Budget,
+        gpu: GpuRoom | None,
+        kept: MutableMapping[PlanKey, int],
+    ) -> Route:
+        """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
+        if budget.passing:
+            # In one piece, once that memory is there again, or in larger chunks.
+            where = "propagation beside earlier answers"
+            raise budget.refuse(budget.free + 1, where, "wait until they are written")
+        kept.clear()
+        algebra = self.ladder[0]
+        chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
+        plan, size = chunks.chunks.plan, chunks.memory + budget.reserved
+        way = "slots of a GPU" if chunks.limits.on_gpu else "compiled" if chunks.entry_threads else "NumPy"
+        backend = Backend.CHUNKED_GPU if chunks.limits.on_gpu else Backend.CHUNKED_CPU
+        return Route(
+            group,
+            Backend.CHUNKED_WORKERS if chunks.workers else backend,
+            f"in chunks, {way}: the plan exceeds the memory",
+            MemoryUse(self.allowed, budget.reserved, size, size),
+            uses,
+            plan,
+            chunks=chunks,
+            operations=group.answered * operations_of(plan),
+        )
+
+    def _chunk_gpu(self, algebra: Algebra, gpu: GpuRoom | None) -> GpuRoom | None:
+        """Return the GPU that tasks of rows in chunks may be done on, here or by workers; None for CPUs."""
+        if algebra.name not in GPU_CHUNK_FORMATS:
+            return None
+        if self.workers is not None:
+            return None if self.workers.room is None else GpuRoom(self.workers.room, True)
+        return gpu if gpu is not None and gpu.chunks else None
+
+    def chosen_chunks(
+        self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None
+    ) -> ChunkRoute:
+        """Return how rows go through `free` bytes in chunks, where that takes least; raises BudgetError.
+
+        Costs decide, for one thread of the CPU, so that the number of threads changes no answer.
+        """
+        gpu = self._chunk_gpu(algebra, gpu)
+        if gpu is None or self.workers is not None or self.options.device != "auto" or self.gpu is not None:
+            return self.chunk_route(pattern, uses, algebra, free, gpu)
+        try:
+            there = self.chunk_route(pattern, uses, algebra, free, gpu)
+        except BudgetError:
+            return self.chunk_route(pattern, uses, algebra, free)
+        # Cutting takes seconds, so not where the operations alone take longer.
+        least = CpuSplits(there.limits, algebra, self.cpu_costs, uses).least(there.chunks.plan)
+        if uses * least >= on_gpu_seconds(there, uses):
+            return there
+        try:
+            here = self.chunk_route(pattern, uses, algebra, free)
+        except BudgetError:
+            return there
+        return here if uses * here.seconds < on_gpu_seconds(there, uses) else there
+
+    def beats_one_piece(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
+        """Return True if rows whose plan fits this machine, but not its GPU, are faster in chunks on that GPU.
+
+        On a CPU what fits goes in one piece: chunks take about as long, and cutting takes seconds.
+        """
+        algebra = self.ladder[0]
+        if algebra.name not in GPU_CHUNK_FORMATS:
+            return False
+        try:
+            chunks = self.chunk_route(pattern, uses, algebra, free, gpu)
+        except BudgetError:
+            return False
+        return on_gpu_seconds(chunks, uses) < one_piece_seconds(self.plan(pattern, uses), self.cpu_costs, uses)
+
+    def chunk_route(
+        self, pattern: Pattern, uses: int, algebra: Algebra, free: int, gpu: GpuRoom | None = None
+    ) -> ChunkRoute:
+        """Return how rows of a pattern go through `free` bytes in chunks; raises BudgetError where they cannot.
+
+        gpu: that does the tasks; None for the CPU.
+        """
+        key = pattern, rounded(uses), algebra.name, free, gpu, self.options, self.workers
+        if key not in self.store.chunk_routes:
+            _make_place(self.store.chunk_routes, KEPT_CHUNK_ROUTES)
+            try:
+                self.store.chunk_routes[key] = self._cut(pattern, rounded(uses), algebra, free, gpu)
+            except BudgetError as error:
+                if self.options.spill_bytes is None:
+                    # What is free on the disk may change.
+                    raise
+                # A refusal takes as long as a plan.
+                self.store.chunk_routes[key] = error
+        route = self.store.chunk_routes[key]
+        if isinstance(route, BudgetError):
+            raise route
+        return route
+
+    def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
+        targets = None if self.query.targets is None else frozenset(self.targets)
+        problem = Problem(self.shape, pattern, targets)
+        shared = self._cut_for_workers(problem, rows, algebra.dtype.itemsize, free, gpu is not None)
+        if shared is not None:
+            return shared
+        on_gpu = gpu is not None and self.workers is None
+        disk = self.options.spill_bytes
+        disk = disk if disk is not None else allowed_disk(self.spill_dir)
+        task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
+        limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu)
+        costs = self.costs if on_gpu else self.cpu_costs
+        gpus = count_gpus() if on_gpu and self.options.all_gpus else 1
+        return cut(problem, algebra, limits, costs, rows, gpus)
+
+    def _cut_for_workers(
+        self, problem: Problem, rows: int, itemsize: int, free: int, on_gpu: bool
+    ) -> ChunkRoute | None:
+        """Return how rows go over all workers, if there are any; None where these have too little memory for it."""
+        if self.workers is None:
+            return None
+        limits = MemoryLimits(free, self.options.device_memory, 0, self.spill_dir, 1, on_gpu)
+        try:
+            return self.workers.cut(problem, itemsize, limits, rows)
+        except BudgetError as error:
+            logger.warning("workers do not share rows in chunks, one process answers them on its CPU: %s", error)
+            return None
+
+    @property
+    def costs(self) -> CostModel:
+        """The cost model of the device that answers, or of the one that is most like it."""
+        from junctor.cost.dataset import MeasuredDevice
+
+        if not self.takes_gpu:
+            return self.cpu_costs
+        at_hand = gpu_at_hand() if self.gpu is None else (self.gpu.name, self.gpu.figures)
+        return self.cost_models.gpu(MeasuredDevice(*at_hand))
+
+    @property
+    def cpu_costs(self) -> CostModel:
+        """The cost model of this machine's CPU, or of another one."""
+        from junctor.cost.model import cpu_name
+
+        return self.cost_models.cpu(cpu_name())
+
+    @cached_property
+    def cost_models(self) -> CostModels:
+        """The cost models of all devices that were measured."""
+        from junctor.cost.model import local_cost_models
+
+        return self._costs() if self._costs is not None else local_cost_models()
+
+    @property
+    def row_price(self) -> tuple[float, float]:
+        """Seconds of an entry operation and of a table of the row engine's tree, for a row of a plan."""
+        backend = f"many-{'single' if self.query.precision == 'single' else 'double'}" if self.takes_gpu else "cpu"
+        return self.costs.coefficients[backend].row
+
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether there is a GPU for what is asked."""
+        if self.query.kind != "posteriors":
+            return False
+        if self.gpu is not None or self.options.device == "gpu":
+            return True
+        return self.options.device == "auto" and has_gpu()
+
+    def gpu_room(self) -> GpuRoom:
+        """Return the room of the GPU to use, which need not be here."""
+        from junctor_kernels.gpu.blocks import CudaBlockDevice
+
+        if self.gpu is not None:
+            return GpuRoom(int(self.gpu.room), isinstance(self.gpu, CudaBlockDevice))
+        room = self.options.device_memory or int(DEVICE_SHARE * self.costs.device.figures["memory"])
+        return GpuRoom(room, True)
+
+    @property
+    def working(self) -> int | None:
+        """Bytes that tables of a block or a task may take, where these are in this machine's memory."""
+        return None if self.takes_gpu else self.options.device_memory
+
+    @property
+    def _has_row_trees(self) -> bool:
+        return self.query.kind == "posteriors" and self.query.precision != "log"
+
+    @property
+    def row_engine(self) -> RowEngine:
+        """The engine for rows with a tree of their own."""
+        key = self.allowed, self.threads
+        if key not in self.store.row_engines:
+            from junctor.backends.row_trees import RowEngine
+
+            self.store.row_engines[key] = RowEngine(self.network, self.targets, *key)
+        return self.store.row_engines[key]
+
+    @cached_property
+    def work(self) -> Callable[[Pattern], Work]:
+        """What the row engine makes of a pattern; kept, because the next batch asks for much the same."""
+        return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
+
+
+def _make_place(kept: dict[Key, Kept], most: int) -> None:
+    """Drop the oldest entry of a cache that is full."""
+    if len(kept) >= most:
+        kept.pop(next(iter(kept)))
+
+
+def _give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemory, free: int) -> int:
+    """Drop the oldest programs until one more fits `free` bytes; returns the fixed bytes of the others.
+
+    kept: fixed bytes of the programs; afterwards with the new one, which is then the youngest.
+    """
+    kept.pop(key, None)
+    others = sum(kept.values())
+    while kept and (others + memory.least > free or len(kept) >= KEPT_PROGRAMS):
+        others -= kept.pop(next(iter(kept)))
+    kept[key] = memory.fixed
+    return others
+
+
+def on_gpu_seconds(chunks: ChunkRoute, rows: int) -> float:
+    """Return what rows in chunks take on a GPU, with the memory that is pinned for them."""
+    return rows * chunks.seconds + chunks.memory * GPU.pinned_byte
+
+
+def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:
+    """Return the forecast of rows of a plan on one thread of a CPU whose memory it fits."""
+    steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
+    operations = plan.shared_operations + rows * plan.case_operations
+    counts = (1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
+    return costs.seconds("entries-double", dict(zip(PLAN_WORK, map(float, counts), strict=True)))
+
+
+def rounded(rows: int) -> int:
+    """Return a count of rows in steps of four times, so that similar counts make the same plan."""
+    return 1 << 2 * ((rows - 1).bit_length() // 2)

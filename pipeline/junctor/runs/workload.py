@@ -1,0 +1,367 @@
+"""What a run is of: rows of evidence through a network (`Job`), or sequences through a model (`junctor.hmm.run`).
+
+`Workload` is all that differs between the two; the frame is in `junctor.runs.run`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from junctor.model.errors import BudgetError
+from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.query import Query
+from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
+from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
+from junctor.runtime.dask_cluster import (
+    Resources,
+    cluster_client,
+    memory_of_each,
+    threads_for,
+    workers_of,
+)
+from junctor.runtime.devices import gpu_at_hand, has_gpu
+from junctor.runtime.files import aside, write_json
+from junctor.runtime.machine import allowed_memory, has_own_measurements
+from junctor.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from junctor.engine.engine import Engine
+    from junctor.engine.forecast import RunForecast
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.model.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What people read of the stages of a run: nouns for its model and its inputs, a verb for the work."""
+
+    model: str
+    inputs: str
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """One partition of encoded inputs.
+
+    rows: in it.
+    write: puts it into a file, which is whole as soon as it has its name.
+    """
+
+    rows: int
+    write: Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """What partitions that are left will take.
+
+    least: bytes for each worker.
+    seconds: of one core.
+    gpu_seconds: of a GPU, None where nothing is known of one.
+    in_chunks: those seconds of one core that are for rows in chunks.
+    spreads: whether all workers share the tasks of such rows.
+    """
+
+    least: int = 0
+    seconds: float = 0.0
+    gpu_seconds: float | None = None
+    in_chunks: float = 0.0
+    spreads: bool = False
+
+    @classmethod
+    def of(cls, forecast: RunForecast) -> RunEstimate:
+        """Return the estimate of rows that are answered exactly."""
+        return cls(forecast.needed, forecast.seconds, forecast.gpu_seconds, forecast.chunked_seconds)
+
+    @property
+    def is_mostly_in_chunks(self) -> bool:
+        """Whether rows in chunks take more than half of the time."""
+        return self.in_chunks > self.seconds / 2
+
+
+class Workload(ABC):
+    """What the user asks of a run, and what differs between runs of rows and of sequences."""
+
+    __slots__ = ()
+    words: ClassVar[Words]
+    overwrite: bool
+
+    @property
+    @abstractmethod
+    def directory(self) -> Directory[Any]:
+        """Where the run lies."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The inputs and the model, in Markdown."""
+
+    @abstractmethod
+    def read_model(self) -> Any:
+        """Return the network or model; raises InputError."""
+
+    @abstractmethod
+    def spec_of(self, model: Any) -> AnySpec:
+        """Return all that the answers depend on."""
+
+    @abstractmethod
+    def keep_model(self, model: Any) -> None:
+        """Put the model into the run directory."""
+
+    @abstractmethod
+    def input_parts(self) -> Iterator[InputPart]:
+        """Yield the inputs, encoded, in partitions; at the end one without rows."""
+
+    @abstractmethod
+    def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
+        """Return what the `pending` partitions will take; raises BudgetError where they do not fit."""
+
+    @abstractmethod
+    def rows_in(self, parts: Sequence[int]) -> int:
+        """Return the rows of some partitions."""
+
+    @abstractmethod
+    def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
+        """Return what a worker needs to know of a partition."""
+
+    def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
+        """Write the answers in another form as well, where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Workload):
+    """A run of rows of evidence; paths as they were given.
+
+    network: file of it.
+    evidence: file or folder of it.
+    output: run directory.
+    query: what is asked of every row.
+    partition_rows: cases in one part; None for a number that depends on the width of the answers.
+    case_id: evidence column that names the cases.
+    ignore_extra: whether columns that are not in the network are passed over.
+    strict: whether the first invalid row ends the run.
+    overwrite: whether a different run in `output` is replaced.
+    csv: whether there is to be one CSV file, too.
+    network_format: where neither name nor contents of the file say it.
+    evidence_format: the same.
+    """
+
+    network: str
+    evidence: str
+    output: str
+    query: Query = field(default_factory=Query)
+    partition_rows: int | None = None
+    case_id: str | None = None
+    ignore_extra: bool = False
+    strict: bool = False
+    overwrite: bool = False
+    csv: bool = False
+    network_format: str | None = None
+    evidence_format: str | None = None
+
+    words = Words("network", "evidence", "propagating")
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the run lies."""
+        return RunDirectory(Path(self.output).absolute())
+
+    @property
+    def title(self) -> str:
+        """The evidence and the network, in Markdown."""
+        return f"`{self.evidence}` on `{self.network}`"
+
+    def read_model(self) -> Network:
+        """Return the network; raises InputError, also where it does not suit the query."""
+        from junctor.formats import read_network
+        from junctor.model.query import target_names
+
+        network = read_network(self.network, self.network_format)
+        target_names(network, self.query)  # refuses unknown ones
+        if self.query.method == "sampling":
+            from junctor.sampling.tables import refuse
+
+            refuse(network)
+        return network
+
+    def spec_of(self, model: Network) -> RunSpec:
+        """Return all that the answers depend on; nothing of sampling where all answers are exact."""
+        from junctor.evidence.read import digest_of
+        from junctor.runs.results import default_partition_rows
+
+        sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
+        return RunSpec(
+            network_digest=model.digest,
+            evidence_digest=digest_of(self.evidence),
+            query=self.query.kind,
+            targets=self.query.targets,
+            precision=self.query.precision,
+            partition_rows=self.partition_rows or default_partition_rows(model, self.query),
+            case_id=self.case_id,
+            ignore_extra=self.ignore_extra,
+            strict=self.strict,
+            junctor_version=version("junctor"),
+            method=self.query.method,
+            **sampling,
+        )
+
+    def keep_model(self, model: Network) -> None:
+        """Put the network into the run directory, and what was measured of devices here."""
+        from junctor.formats import store
+
+        if has_own_measurements():
+            from junctor.cost.model import local_cost_models
+
+            # What is measured later must not change what is left of this run.
+            write_json(self.directory.speeds, local_cost_models().to_record())
+        with aside(self.directory.network) as temporary:
+            temporary.write_bytes(store.to_bytes(model))
+
+    def input_parts(self) -> Iterator[InputPart]:
+        """Yield the evidence, encoded, in partitions; at the end one without rows."""
+        from junctor.evidence.encode import concatenate
+        from junctor.evidence.encoded import write_partition
+        from junctor.evidence.read import open_evidence
+        from junctor.formats import read_network
+
+        spec = self.directory.read_spec()
+        source = open_evidence(
+            self.evidence,
+            read_network(self.directory.network),
+            case_id=spec.case_id,
+            ignore_extra=spec.ignore_extra,
+            strict=spec.strict,
+            format=self.evidence_format,
+        )
+        nothing = concatenate([], source.case_id_type, 0)
+        for partition in chain(source.partitions(spec.partition_rows), [nothing]):
+            yield InputPart(partition.batch.rows, partial(write_partition, partition))
+
+    def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
+        """Plan what is left, for what it will take.
+
+        resources: those of the run. A scheduler's workers plan for themselves: here it is only settled whether they
+            share rows in chunks.
+        pending: partitions without answers.
+        progress: hears that planning begins.
+
+        Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take
+        together.
+        """
+        progress.stage("planning")
+        run = _PlannedRun(self.directory, self.directory.read_spec(), resources, pending)
+        if run.spec.method != "exact":
+            return run.by_sampling()
+        return run.exact() if resources.scheduler is None else run.on_scheduler()
+
+    def rows_in(self, parts: Sequence[int]) -> int:
+        """Return the rows of some partitions: all but the last one are of one size."""
+        counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
+        return sum(min(size, counts.rows - i * size) for i in parts)
+
+    def task(self, part: int, spec: RunSpec, counts: Ingested, compute: ComputeOptions) -> PartTask:
+        """Return what a worker needs to know of a partition."""
+        return PartTask(str(self.directory.path), part, spec, counts, compute)
+
+    def export(self, parts: Sequence[Path], progress: Progress) -> None:
+        """Write one CSV file where that was asked for."""
+        path = self.directory.csv(self.query.kind)
+        if self.csv and not path.exists():
+            from junctor.runs.export import write_csv
+
+            progress.stage("writing CSV")
+            with aside(path) as temporary:
+                write_csv(parts, temporary)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedRun:
+    """A run of rows before it is propagated, for what it will take."""
+
+    directory: RunDirectory
+    spec: RunSpec
+    resources: Resources
+    pending: Sequence[int]
+
+    def exact(self) -> RunEstimate:
+        """Return what exact answers on this machine take."""
+        from junctor.cost.dataset import MeasuredDevice
+        from junctor.engine.forecast import survey
+
+        compute = self.resources.compute
+        engine = self._engine(allowed_memory(compute), "cpu" if compute.device == "auto" else compute.device)
+        asks_gpu = compute.device == "auto" and has_gpu()
+        gpu = engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
+        estimate = RunEstimate.of(survey(engine, self._batches(), len(self.pending), gpu))
+        # One process would answer such rows: each takes all the memory.
+        workers = self.resources.workers or 1
+        spreads = workers > 1 and estimate.is_mostly_in_chunks and self._pays(engine, workers)
+        return replace(estimate, spreads=spreads)
+
+    def on_scheduler(self) -> RunEstimate:
+        """Return whether workers share rows in chunks: fewer partitions of them than workers, or too large for one."""
+        from junctor.engine.forecast import survey
+
+        with cluster_client(self.resources) as client:
+            workers = workers_of(client)
+        memory, count = memory_of_each(workers.values(), self.resources), len(self.pending)
+        engine = self._engine(memory, "cpu")
+        try:
+            estimate = RunEstimate.of(survey(engine, self._batches(), count))
+        except BudgetError:
+            return RunEstimate(spreads=len(workers) > 1)
+        spreads = count < len(workers) and estimate.is_mostly_in_chunks
+        return RunEstimate(spreads=spreads and self._pays(engine, len(workers), memory))
+
+    def by_sampling(self) -> RunEstimate:
+        """Return what sampling takes; with `auto`, settle the budget of exact answers, and say why rows exceed it."""
+        from junctor.sampling.auto import AutoEngine, explain
+
+        rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
+        engine = sampler_for(self.directory, self.spec, rows, options)
+        if isinstance(engine, AutoEngine):
+            explain(engine, next(self._batches()))
+        return RunEstimate(engine.least, engine.seconds(rows))
+
+    def _options(self, memory: int, device: DeviceChoice) -> ComputeOptions:
+        """Return the options of this process, as if it did the work itself."""
+        threads = threads_for(self.resources, 1) or 1
+        return replace(self.resources.compute, memory=memory, threads=threads, device=device)
+
+    def _engine(self, memory: int, device: DeviceChoice) -> Engine:
+        """Return an engine that shares its plans with the one that goes on where this process does the work itself."""
+        engine = engine_for(self.directory, self.spec, self.directory.counts().rows)
+        return engine.with_options(self._options(memory, device))
+
+    def _batches(self) -> Iterator[EvidenceBatch]:
+        from junctor.evidence.encoded import read_partition
+
+        return (read_partition(self.directory.evidence_part(i)).batch for i in self.pending)
+
+    def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
+        """Return True if rows in chunks are forecast to take less when workers share them than in one process.
+
+        engine: of one process.
+        workers: how many there are.
+        memory: of each worker, None for an equal share.
+        """
+        from junctor.engine.forecast import forecast
+        from junctor.out_of_core.cluster.workers import WorkerPool
+
+        if self.resources.compute.device != "cpu":
+            # What GPUs of workers do is not known here.
+            return True
+        batch, shared = next(self._batches()), engine.with_options(engine.options, WorkerPool(workers, memory))
+
+        def seconds(engine: Engine) -> float:
+            return sum(route.seconds for route in forecast(engine, batch) if route.chunks is not None)
+
+        return seconds(shared) < seconds(engine)

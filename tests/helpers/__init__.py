@@ -1,0 +1,1 @@
+"""Shared by tests of several folders: oracles, drawn networks and evidence, comparisons."""

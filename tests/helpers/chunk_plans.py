@@ -1,0 +1,62 @@
+"""The least memory that a plan can be cut for, and routes that cut every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from junctor.engine.routes import Router
+from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
+from junctor.planning.chunks import ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.plan import Plan
+from junctor.planning.shape import Pattern
+from junctor_kernels.tables import reference
+
+ENDLESS = 1 << 60
+
+
+def least_working(plan: Plan) -> int:
+    """The smallest working memory that a plan can be cut for."""
+    working = 1
+    while True:
+        try:
+            chunk_plan(plan, working, ENDLESS, 0)
+            return working
+        except TooSmallError as error:
+            refused = error
+        assert (refused.where, refused.allowed) == ("working", working)
+        assert refused.needed > working
+        working = refused.needed
+
+
+def spilling(chunks: ChunkPlan) -> int:
+    """The least memory for stored tables, where there is disk enough."""
+    try:
+        chunk_plan(chunks.plan, chunks.working, 0, ENDLESS)
+    except TooSmallError as error:
+        refused = error
+    else:
+        return 0
+    assert refused.where == "memory"
+    return refused.needed
+
+
+@contextmanager
+def cut_for(working: int, disk: bool = False, scratch: int = 1 << 12) -> Iterator[None]:
+    """Let every row go in chunks: so many entries more than a task needs at the least, most tables on disk."""
+
+    def chunk_route(
+        router: Router, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
+    ) -> ChunkRoute:
+        plan = router.plan(pattern, uses)
+        chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
+        if disk:
+            chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)
+        limits = MemoryLimits(free, None, ENDLESS, router.spill_dir)
+        return ChunkRoute(chunks, limits, algebra.dtype.itemsize, 0, 0, 0.0, scratch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Router, "in_chunks", lambda *_: True)
+        patch.setattr(Router, "chunk_route", chunk_route)
+        yield

@@ -1,0 +1,53 @@
+"""Answers of the engine against enumeration and against each other; networks written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from junctor.evidence.batch import EvidenceBatch
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
+from junctor.model.errors import Place
+from junctor.model.network import DraftTable, DraftVariable, Network, build_network
+
+from helpers import oracle, strategies
+
+TOLERANCE = {"double": 1e-12, "log": 1e-12, "single": 1e-5}
+
+
+def check_posteriors(network: Network, batch: EvidenceBatch, answers: Answers, tolerance: float) -> None:
+    for row in range(batch.rows):
+        if row in batch.invalid:
+            assert answers.status[row] == INVALID
+            assert answers.reasons[row] == batch.invalid[row]
+            continue
+        hard, soft = strategies.row_evidence(batch, row)
+        log_evidence, expected = oracle.enumerate_posteriors(network, hard, soft)
+        if np.isneginf(log_evidence):
+            assert answers.status[row] == IMPOSSIBLE
+            assert answers.reasons[row]
+            continue
+        assert answers.status[row] == OK
+        assert row not in answers.reasons
+        assert answers.log_value[row] == pytest.approx(log_evidence, rel=tolerance, abs=10 * tolerance)
+        for variable in answers.targets:
+            np.testing.assert_allclose(answers.posteriors[variable][row], expected[variable], rtol=0, atol=tolerance)
+
+
+def assert_same(found: Answers, expected: Answers) -> None:
+    for name in ("status", "log_value"):
+        assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
+    for v in expected.posteriors:
+        assert found.posteriors[v].tobytes() == expected.posteriors[v].tobytes()
+    for v in expected.states:
+        assert found.states[v].tobytes() == expected.states[v].tobytes()
+    assert found.reasons == expected.reasons
+
+
+def markov(*tables: tuple[tuple[str, ...], object]) -> Network:
+    names = sorted({name for scope, _ in tables for name in scope})
+    return build_network(
+        "hand-made",
+        "markov",
+        [DraftVariable(name, ("0", "1"), Place()) for name in names],
+        [DraftTable(scope, np.asarray(values, dtype=float), Place()) for scope, values in tables],
+    )

@@ -1,0 +1,116 @@
+"""The device layer over CuPy, on its stand-in: kernels, copies, launches and errors."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from junctor_kernels.gpu import entries
+from junctor_kernels.gpu.device import (
+    TO_HOST,
+    CudaDevice,
+    CudaError,
+    KernelModule,
+    as_struct,
+    cuda_errors,
+    cuda_source,
+    register_host,
+)
+from junctor_kernels.gpu.entries import carried
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from emulation import cupy_memory
+
+    monkeypatch.setitem(sys.modules, "cupy", cupy_memory)
+    monkeypatch.setattr(entries, "THREADS", 32)
+    monkeypatch.setattr(entries, "TILE", 32 * entries.EACH)
+    return cupy_memory
+
+
+def test_a_source_begins_with_macros_and_constants() -> None:
+    text = cuda_source(("numbers.cu",), {"A": 1, "B": 2}, double=True, before="#define LOGS")
+    assert text.splitlines()[:3] == ["#define DOUBLE", "#define LOGS", "enum { A = 1, B = 2 };"]
+    assert cuda_source(("numbers.cu",), {"A": 1}).startswith("enum { A = 1 };\n")
+
+
+def test_kernels_are_looked_up_once_for_each_device_and_variant(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    made = []
+
+    class Module:
+        def __init__(self, code: str, options: tuple[str, ...]) -> None:
+            made.append((code, options))
+
+        def get_function(self, name: str) -> Any:
+            if name == "missing":
+                raise KeyError(name)
+            return object()
+
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    module = KernelModule(lambda variant="plain": f"code of {variant}", ("-fmad=false",))
+    one, other = CudaDevice(0), CudaDevice(1)
+    kernel = module.function(one, "add", "single")
+    assert module.function(one, "add", "single") is kernel
+    assert module.function(CudaDevice(0), "add", "single") is kernel
+    assert module.function(one, "add", "double") is not kernel
+    assert module.function(other, "add", "single") is not kernel
+    module.function(one, "add")
+    options = ("-std=c++17", "-fmad=false")
+    assert made == [(f"code of {name}", options) for name in ("single", "double", "single", "plain")]
+    with pytest.raises(KeyError) as caught:
+        module.function(one, "missing", "single")
+    assert "missing" in caught.value.__notes__[0]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU")
+def test_copies_and_launches_of_a_stream_arrive_in_order(cupy: Any) -> None:
+    device = CudaDevice()
+    stream = device.stream()
+    source = np.arange(12, dtype=np.float32).reshape(3, 4)
+    target, carried_to, back = np.zeros((3, 2), np.float32), np.zeros(6, np.float32), np.zeros(6, np.float32)
+    device.copy_rows(target.ctypes.data, 8, source[:, 1:].ctypes.data, 16, 8, 3, stream)
+    words = carried(carried_to.ctypes.data, target.ctypes.data, 6)
+    kernel = entries.KERNELS.function(device, "carry", "single")
+    device.launch_kernel(kernel, (1,), entries.THREADS, (as_struct(words),), stream)
+    device.copy_bytes(back.ctypes.data, carried_to.ctypes.data, 24, stream, TO_HOST)
+    device.synchronize_all()
+    assert back.tolist() == source[:, 1:3].reshape(-1).tolist()
+
+
+def test_errors_of_the_runtime_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(CudaError, match="out of memory"), cuda_errors():
+        refuse()
+    with pytest.raises(MemoryError, match="3 bytes"), cuda_errors():
+        raise MemoryError("3 bytes")
+    monkeypatch.setattr(cupy.cuda, "alloc_pinned_memory", refuse)
+    with pytest.raises(MemoryError, match="80 bytes of pinned memory: out of memory"):
+        CudaDevice().pinned(10, np.float64, pooled=True)
+    monkeypatch.setattr(cupy.runtime, "hostRegister", refuse)
+    with pytest.raises(MemoryError, match="16 bytes of pinned memory"):
+        register_host(np.zeros(2))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError):
+        CudaDevice()
+
+
+def test_devices_reach_each_other_where_they_can(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("already enabled")
+
+    one, other = CudaDevice(0), CudaDevice(1)
+    assert one.enable_peer(other)
+    monkeypatch.setattr(cupy.runtime, "deviceEnablePeerAccess", refuse)
+    assert one.enable_peer(other)
+    monkeypatch.setattr(cupy.runtime, "deviceCanAccessPeer", lambda *_: 0)
+    assert not one.enable_peer(other)
+
+
+def test_pinned_memory_of_no_entries_is_an_empty_array(cupy: Any) -> None:
+    assert CudaDevice().pinned(0, np.float64, pooled=True).shape == (0,)

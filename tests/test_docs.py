@@ -1,0 +1,68 @@
+"""The documentation: links and module paths lead somewhere, the glossary is in order, every decision is listed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DECISIONS = ROOT / "docs" / "decisions"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "data" / "README.md"]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Paths with a wildcard name no single file.
+SOURCE = re.compile(r"(?<![\w/])(?:pipeline|kernels|flows|benchmarks|tests|docs)/[\w./-]+\.(?:py|cu|md|json|svg)\b")
+FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+TERM = re.compile(r"^- \*\*(.+?)\*\*:", re.M)
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        if link.startswith(("https://", "http://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link}: no such file"
+        assert target.is_relative_to(ROOT), f"{link}: outside of the repository"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_paths_of_modules_exist(page: Path) -> None:
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text()).replace("\\_", "_")
+    missing = [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_terms_of_the_glossary_are_unique_and_sorted() -> None:
+    terms = [term.lower() for term in TERM.findall((ROOT / "docs" / "glossary.md").read_text())]
+    assert len(terms) > 100
+    assert terms == sorted(set(terms))
+
+
+def test_sources_of_the_glossary_are_listed() -> None:
+    terms, _, sources = (ROOT / "docs" / "glossary.md").read_text().partition("## Sources")
+    cited = re.findall(r"\[([A-Z][^\]]*)\]", "\n".join(line for line in terms.splitlines() if line.startswith("- ")))
+    authors = {re.split(r",| and | et al", source)[0].strip() for group in cited for source in group.split(";")}
+    missing = {re.sub(r" \d{4}$", "", author) for author in authors if re.sub(r" \d{4}$", "", author) not in sources}
+    assert not missing
+
+
+def test_every_decision_is_in_the_index() -> None:
+    listed = LINK.findall((DECISIONS / "README.md").read_text())
+    pages = {page.name for page in DECISIONS.glob("*.md")} - {"README.md"}
+    assert pages <= set(listed)
+    assert len(listed) == len(set(listed))
