@@ -31,7 +31,7 @@ from junctor.formats import read_network
 from junctor.generate import grid
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import SLOTS, CpuSplit, CpuSplits, GpuSplits, MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
@@ -218,7 +218,7 @@ def _seconds_of(way: Way, network: Network, algebra: Any, task: int | None, on_g
         from junctor_kernels.gpu.blocks import CudaBlockDevice
 
         gpu = DeviceGroup(way.chunks, algebra.name, CudaBlockDevice(0, task), slots=way.slots)
-        return fewest_seconds(GpuProgram(way.chunks, network, algebra, gpu, folder), time.perf_counter)
+        return fewest_seconds(ChunkedGpuProgram(way.chunks, network, algebra, gpu, folder), time.perf_counter)
     program = ChunkedProgram(way.chunks, network, algebra, way.scratch, folder, entry_threads=way.threads)
     return fewest_seconds(program, time.process_time)
 

@@ -29,7 +29,7 @@ from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.cluster.tasks import GpuTasks
 from junctor.out_of_core.cluster.workers import WorkerPool, transferred_entries
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
@@ -175,7 +175,9 @@ def alone(chunks: ChunkPlan, network: Network, algebra: Algebra, options: argpar
     """Return what runs a plan in this process, on its first GPU or on the CPU."""
     if options.device == "cpu":
         return ChunkedProgram(chunks, network, algebra, entry_threads=options.threads)
-    return GpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory)))
+    return ChunkedGpuProgram(
+        chunks, network, algebra, DeviceGroup(chunks, algebra.name, open_gpu(options.device_memory))
+    )
 
 
 def over(

@@ -28,7 +28,7 @@ from junctor.generate import grid
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram, GpuRun
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram, GpuRun
 from junctor.out_of_core.memory_splits import MemoryLimits
 from junctor.out_of_core.program import ChunkedProgram, ThreadRunner
 from junctor.out_of_core.programs import SingleCaseProgram, cut
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> None:
 
             devices = [CudaBlockDevice(n, room) for n in range(arguments.gpus)]
             gpu = DeviceGroup(chunks, precision, *devices, slots=slots)
-            program = GpuProgram(chunks, network_of(sizes), algebra, gpu)
+            program = ChunkedGpuProgram(chunks, network_of(sizes), algebra, gpu)
             print(
                 f"  {len(gpu.slots)} slots, {len(gpu.resident)} tables stay on devices, "
                 f"prepared in {time.perf_counter() - started:.2f} s"

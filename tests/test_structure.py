@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from helpers.files import ROOT
 
 SOURCES = {
@@ -46,3 +47,16 @@ def test_folders_of_tests_are_those_of_the_source() -> None:
 def test_names_of_test_modules_are_unique() -> None:
     names = [path.name for path in ROOT.glob("tests/**/test_*.py")]
     assert len(names) == len(set(names))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    grimp = pytest.importorskip("grimp", reason="comes with import-linter")
+    graph = grimp.build_graph(*SOURCES, exclude_type_checking_imports=False, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    # Whoever imports nothing that is left is in no circle.
+    while free := {module for module, others in imports.items() if not others & imports.keys()}:
+        imports = {module: others for module, others in imports.items() if module not in free}
+    # Nor is whom nobody that is left imports.
+    while free := imports.keys() - set().union(*imports.values()):
+        imports = {module: others for module, others in imports.items() if module not in free}
+    assert not imports, sorted(imports)

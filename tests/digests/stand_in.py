@@ -37,7 +37,7 @@ from junctor.out_of_core.cluster.gpu_worker import GpuTasks
 from junctor.out_of_core.cluster.run import ClusterRun
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunks import ChunkPlan, chunk_plan
@@ -160,7 +160,7 @@ def chunks_on_gpus(network: Network, precision: str, count: int, room: int | Non
         found = [cupy.Device(ROOM, n) for n in range(count)]
         for device in found if room is not None else []:
             device.room = beside + (room or 0)
-        program = GpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, *found))
+        program = ChunkedGpuProgram(chunks, network, algebra, DeviceGroup(chunks, algebra.name, *found))
         return table_of(network, program.run(EvidenceBlock(1, {}, {})))
 
 

@@ -34,7 +34,7 @@ from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES, CpuSplits, GpuSplits, MemoryLimits, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import cut
@@ -390,7 +390,7 @@ def test_the_number_of_slots_changes_no_number(emulated: Any) -> None:
     for slots in (1, 4):
         gpu = DeviceGroup(chunks, "single", emulated, slots=slots)
         assert len(gpu.slots) == slots
-        found.append(GpuProgram(chunks, network, reference.SINGLE, gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(ChunkedGpuProgram(chunks, network, reference.SINGLE, gpu).run(EvidenceBlock(1, {}, {})))
     assert len({each.log_value.tobytes() for each in found}) == 1
     assert len({b"".join(table.tobytes() for table in each.posteriors.values()) for each in found}) == 1
 

@@ -22,7 +22,7 @@ from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement import fusion as groups
@@ -81,8 +81,8 @@ def check(
     for device in found_on if for_tables is not None else []:
         device.room = OFFSET_BYTES + chunk_slots.SLOTS * slot + for_tables
     gpu = DeviceGroup(chunks, algebra.name, *found_on)
-    found = GpuProgram(chunks, network, algebra, gpu).run(block)
-    again = GpuProgram(chunks, network, algebra, gpu).run(block)
+    found = ChunkedGpuProgram(chunks, network, algebra, gpu).run(block)
+    again = ChunkedGpuProgram(chunks, network, algebra, gpu).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
     np.testing.assert_allclose(found.log_value, wanted.log_value, rtol=tolerance, atol=tolerance)
     assert found.doubtful == wanted.doubtful
@@ -146,10 +146,10 @@ def test_where_tables_lie_changes_no_number(
         gpu = check(network, chunks, algebra, devices(count), room)
         assert bool(gpu.leaves) == (room == 1 << 20)
         assert bool(gpu.resident) == bool(room)
-        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(ChunkedGpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     if count > 1:
         gpu = check(network, chunks, algebra, devices(1), 0)
-        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(ChunkedGpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     for other in found[1:]:
         assert other.log_value == found[0].log_value
         for variable, posterior in other.posteriors.items():
@@ -200,7 +200,7 @@ def test_chains_are_their_steps(
         for device in found_on:
             device.room = OFFSET_BYTES + chunk_slots.SLOTS * slot + room
         gpu = DeviceGroup(chunks, algebra.name, *found_on)
-        found.append(GpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
+        found.append(ChunkedGpuProgram(chunks, network, algebra, gpu).run(EvidenceBlock(1, {}, {})))
     found.append(ChunkedProgram(chunks, network, algebra).run(EvidenceBlock(1, {}, {})))
     rounding = {"rtol": 1e3 * float(np.finfo(algebra.dtype).eps)}
     for other in found[1:]:
@@ -319,10 +319,10 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
         with pytest.raises(MemoryError, match="for this test"):
-            GpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
+            ChunkedGpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     # Nothing is left behind that the next propagation would stumble over.
     wanted = ChunkedProgram(chunks, network, reference.DOUBLE).run(EvidenceBlock(1, {}, {}))
-    found = GpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
+    found = ChunkedGpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     np.testing.assert_allclose(found.log_value, wanted.log_value)
 
 

@@ -31,7 +31,7 @@ from junctor.out_of_core.gpu import copies as device_copies
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.copies import copies
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.placement.fusion import single_steps
@@ -113,7 +113,7 @@ def test_the_bytes_of_one_process(
     chunks = cut(network, 16)
     assert any(each.summed for each in chunks.passes)
     one = DeviceGroup(chunks, algebra.name, device(ROOM))
-    expected = GpuProgram(chunks, network, algebra, one).run(block)
+    expected = ChunkedGpuProgram(chunks, network, algebra, one).run(block)
     run = over_workers(client, network, chunks, algebra, ROOM)
     reached: list[Any] = []
     monkeypatch.setattr(worker_gpu, "register_host", reached.append)

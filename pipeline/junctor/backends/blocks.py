@@ -43,7 +43,7 @@ def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, ro
     return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
 
 
-class Executor(Protocol):
+class BlockExecutor(Protocol):
     """What answers blocks of at most `cases` cases, up to `threads` of them at once."""
 
     cases: int
@@ -53,7 +53,7 @@ class Executor(Protocol):
         """Answer a block at a place below `threads`; its posteriors or states are in `rows` of the answers then."""
 
 
-def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> Executor:
+def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecutor:
     on_device = prepared.on_device(algebra, rows)
     if on_device is not None:
         return on_device

@@ -169,7 +169,9 @@ class Program:
     @cached_property
     def support(self) -> NonzeroSupport:
         """Entries and terms that can differ from zero, whatever the evidence."""
-        return support_of(self)
+        columns = {table: column.table for table, column in self.columns.items()}
+        lowered = {table: (step.contraction, step.operands) for table, step in self.lowered.items()}
+        return support_of(self.plan, columns, self.shared, lowered, self.algebra.zero, self.contract)
 
     @property
     def nonzero_operations(self) -> int:

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction
 
-from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
+from junctor.backends.scaled_table import ScaledTable
+from junctor.planning.plan import Free, Likelihood, Plan, Potential, Slice
 from junctor.runtime.gc_pause import collector_paused
-
-# Program refers to this module at run time.
-if TYPE_CHECKING:
-    from junctor.backends.numpy import Program
 
 Mask = npt.NDArray[np.bool_]
 Contract = Callable[[Contraction, Sequence[npt.NDArray[Any]], reference.Algebra], npt.NDArray[Any]]
@@ -49,34 +46,47 @@ class NonzeroSupport:
 
 
 @collector_paused()
-def support_of(program: Program) -> NonzeroSupport:
-    """Return the support of all tables of a program, propagated through its plan step by step."""
+def support_of(
+    plan: Plan,
+    columns: Mapping[int, npt.NDArray[Any]],
+    shared: Mapping[int, ScaledTable],
+    lowered: Mapping[int, tuple[Contraction, Sequence[int]]],
+    zero: float,
+    contract: Contract,
+) -> NonzeroSupport:
+    """Return the support of all tables of a plan, propagated through it step by step.
+
+    columns: table of a slice -> [entries, states] of its factor.
+    shared: table -> its numbers, where no evidence changes them.
+    lowered: table of a reduction -> its contraction and operands.
+    zero: of the algebra of all these numbers.
+    contract: contracts tables of zeros and ones.
+    """
     support = NonzeroSupport()
-    for step in program.plan.steps:
+    for step in plan.steps:
         if isinstance(step, Free):
             continue
         if isinstance(step, Slice):
             # Evidence selects the column: an entry counts if it is positive in any of them.
-            support.tables[step.out] = program.columns[step.out].table.max(axis=1) > program.algebra.zero
+            support.tables[step.out] = columns[step.out].max(axis=1) > zero
         elif isinstance(step, Likelihood):
-            support.tables[step.out] = np.ones(program.plan.tables[step.out].entries, dtype=np.bool_)
+            support.tables[step.out] = np.ones(plan.tables[step.out].entries, dtype=np.bool_)
         # Shared tables are computed already: their zeros are exact.
-        elif isinstance(step, Potential) or step.out in program.shared:
-            support.tables[step.out] = program.shared[step.out].table[:, 0] > program.algebra.zero
+        elif isinstance(step, Potential) or step.out in shared:
+            support.tables[step.out] = shared[step.out].table[:, 0] > zero
         else:
-            counts = _terms(step, program, support.tables)
+            what, operands = lowered[step.out]
+            counts = _terms(what, [support.tables[operand] for operand in operands], contract)
             support.tables[step.out] = counts > 0
             support.terms[step.out] = int(counts.sum())
     return support
 
 
-def _terms(step: Reduce, program: Program, tables: Mapping[int, Mask]) -> npt.NDArray[np.floating]:
+def _terms(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
     """Return the number of terms of each kept entry that can differ from zero: a contraction of zeros and ones."""
-    what = program.lowered[step.out].contraction
-    masks = [tables[operand] for operand in program.lowered[step.out].operands]
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
         return _small_counts(what, tuple(mask.tobytes() for mask in masks))
-    return _counts(what, masks, program.contract)
+    return _counts(what, masks, contract)
 
 
 @lru_cache(maxsize=REMEMBERED)

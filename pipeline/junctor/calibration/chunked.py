@@ -23,7 +23,7 @@ from junctor.cost.features.chunked_gpu import gpu_chunk_work
 from junctor.cost.features.plans import PLAN_WORK
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
-from junctor.out_of_core.gpu.run import GpuProgram
+from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES, backend_of
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.out_of_core.programs import SingleCaseProgram
@@ -171,7 +171,7 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
         device.room = OFFSET_BYTES + slots * slot + beside
         if device.room <= whole:
             gpu = DeviceGroup(case.chunks, case.algebra.name, device, slots=slots)
-            program = GpuProgram(case.chunks, case.network, case.algebra, gpu)
+            program = ChunkedGpuProgram(case.chunks, case.network, case.algebra, gpu)
             work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
             setting = f"{slots} slots, {share} of the tables beside them"
             rows.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))

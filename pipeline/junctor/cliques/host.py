@@ -51,7 +51,7 @@ class CliqueOutcome:
     lost: bool
 
 
-class Executor(Protocol):
+class CliqueExecutor(Protocol):
     """Holds the tables of a plan in one number format, somewhere, and calibrates them."""
 
     def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:

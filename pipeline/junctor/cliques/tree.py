@@ -18,8 +18,8 @@ from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor.cliques.calibrated import CalibratedCliques
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import (
+    CliqueExecutor,
     CliqueOutcome,
-    Executor,
     HostExecutor,
     Initial,
     initial_table,
@@ -95,14 +95,14 @@ class StoredTree:
         self._pipeline = pipeline
         self._in_flight = in_flight
         self._chunk = None if chunk is None else parse_bytes(str(chunk))
-        self._executor: tuple[Algebra, Executor] | None = None
+        self._executor: tuple[Algebra, CliqueExecutor] | None = None
         self._reusable = True
         self._case = 0
         if self._device is None:
             self._check(self._ladder[0], 1)
 
     @property
-    def executor(self) -> Executor | None:
+    def executor(self) -> CliqueExecutor | None:
         """What holds the tables: on the host, on a device or streamed through it; None before the first case."""
         return self._executor[1] if self._executor else None
 
@@ -128,7 +128,7 @@ class StoredTree:
         """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
         return projected_bytes(self.plan, algebra, copies)
 
-    def _opened(self, algebra: Algebra) -> Executor:
+    def _opened(self, algebra: Algebra) -> CliqueExecutor:
         """Return the executor of a format; the tables of one are in memory at a time."""
         if self._executor is not None and self._executor[0] is algebra and self._reusable:
             return self._executor[1]
@@ -138,12 +138,12 @@ class StoredTree:
         self._executor = (algebra, executor)
         return executor
 
-    def _on_host(self, algebra: Algebra) -> Executor:
+    def _on_host(self, algebra: Algebra) -> CliqueExecutor:
         kernels, in_place = kernels_for(algebra, self.plan.total_entries()), self._must_be_in_place(algebra)
         initial = [initial_table(self.plan, self.network, i, algebra, kernels) for i in range(len(self.plan.cliques))]
         return HostExecutor(self.plan, initial, algebra, kernels, in_place)
 
-    def _on_device(self, algebra: Algebra, device: CliqueDevice) -> Executor:
+    def _on_device(self, algebra: Algebra, device: CliqueDevice) -> CliqueExecutor:
         """Return the tables on the device where they fit, else streamed through it."""
         kernels = kernels_for(algebra, self.plan.total_entries())
         allowed = self._device_memory or int(DEVICE_SHARE * device.free())

@@ -22,10 +22,10 @@ from junctor_kernels.hmm.products_cpu import Matrix, dense
 from junctor.hmm.blocks import TickBlock, TrellisMemory, fitting
 from junctor.hmm.decode import sweep
 from junctor.hmm.decode_gpu import BESIDE, COMPANY, DEVICE_SHARE, RESULTS, TOGETHER, open_device
+from junctor.hmm.emissions import emissions_of, offsets_of
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.packing import Lockstep, SequenceBatch
-from junctor.hmm.smooth import emissions_of, offsets_of
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes
 

@@ -122,13 +122,13 @@ def program_of(
         scratch, entry_threads = chunking.scratch, chunking.entry_threads
         return ChunkedProgram(chunks, network, algebra, scratch, folder, entry_threads=entry_threads)
     from junctor.out_of_core.gpu.devices import DeviceGroup
-    from junctor.out_of_core.gpu.run import GpuProgram
+    from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 
     try:
         gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
-    return GpuProgram(chunks, network, algebra, gpu, folder)
+    return ChunkedGpuProgram(chunks, network, algebra, gpu, folder)
 
 
 def answer_case_by_case(

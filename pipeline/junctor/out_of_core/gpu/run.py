@@ -40,7 +40,7 @@ CARRIED_BYTES = 1 << 17
 RUN_BYTES = 1 << 16
 
 
-class GpuProgram:
+class ChunkedGpuProgram:
     """A cut plan bound to the numbers of a network, on GPUs; answers one case at a time.
 
     gpu: the devices.
