@@ -271,10 +271,16 @@ def test_trees_stream_what_does_not_fit_and_refuse_what_cannot() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [{"precision": "quad"}, {"device": "tpu"}, {"pipeline": "three-engines"}, {"in_flight": 0}]
+    ("wish", "said"),
+    [
+        ({"precision": "quad"}, "quad"),
+        ({"options": ComputeOptions(device="tpu")}, "tpu"),  # type: ignore[arg-type]
+        ({"pipeline": "three-engines"}, "three-engines"),
+        ({"in_flight": 0}, "0"),
+    ],
 )
-def test_what_is_not_known_is_refused(wish: dict[str, Any]) -> None:
-    with pytest.raises(JunctorError, match=f"found .*{next(iter(wish.values()))}.*, expected"):
+def test_what_is_not_known_is_refused(wish: dict[str, Any], said: str) -> None:
+    with pytest.raises(JunctorError, match=f"found .*{said}.*, expected"):
         StoredTree(grid(2), **wish)
 
 

@@ -160,7 +160,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_no_lock_and_no_litter(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from junctor.storage import *\n"
+        "import sys; from pathlib import Path; from junctor.runs.storage import *\n"
+        "from junctor.runtime.files import aside\n"
         "d = RunDirectory(Path(sys.argv[1]))\n"
         "with d.locked(), aside(d.evidence_part(0)) as t:\n"
         "    t.write_text('half'); print('here', flush=True); sys.stdin.read()\n"
