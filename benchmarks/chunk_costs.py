@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from costs import _gpu_at_hand
+from costs import gpu_at_hand
 from junctor.calibration import chunked as chunk_tuning
 from junctor.calibration.chunked import ChunkCase, cpu_cases, fewest_seconds, gpu_cases, measure_on_cpu, measure_on_gpu
 from junctor.calibration.harness import Repeats, fewest, local_device, save
@@ -73,7 +73,7 @@ def prepare(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Measure cases in an order that mixes networks, as many as there is time for."""
     cases: list[ChunkCase] = pickle.loads(options.cases.read_bytes())
-    device = _gpu_at_hand() if options.gpu else local_device("cpu")
+    device = gpu_at_hand() if options.gpu else local_device("cpu")
     rows: list[Measured] = []
     for number in range(options.passes):
         random.Random(number).shuffle(cases)

@@ -121,7 +121,7 @@ def measure(
     cases = [case for case in pickle.loads(path.read_bytes()) if case.plan.case_operations <= most]
     tuning.MANY_ROWS = tuple(size for size in tuning.MANY_ROWS if size <= rows)
     found = _gpu_measurements(cases, processes, limit) if gpu else _cpu_measurements(cases, limit, passes)
-    device = _gpu_at_hand() if gpu else local_device("cpu")
+    device = gpu_at_hand() if gpu else local_device("cpu")
     kept: list[Measured] = []
     for line, measured in found:
         print(line, flush=True)
@@ -130,7 +130,7 @@ def measure(
     print(f"{len(kept):,} measurements of {device.name}", flush=True)
 
 
-def _gpu_at_hand() -> MeasuredDevice:
+def gpu_at_hand() -> MeasuredDevice:
     """Return the name and the figures of the GPU, seen by a process of its own: whoever forks must not open it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_seen)

@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 from baselines.viterbi_versions import VERSIONS, GpuVersion
-from hmm import median_of, random_batch, random_model, serial_seconds
+from hmm_cases import median_of, random_batch, random_model, serial_seconds
 from junctor.hmm.blocks import TickBlock, TrellisMemory, plan_blocks
 from junctor.hmm.decode import decode
 from junctor.hmm.decode_gpu import GpuDecoder

@@ -37,7 +37,7 @@ from baselines.index_mapping import (
     scattering_steps,
     zero_threshold,
 )
-from junctor.cliques.host import HostExecutor, kernels_for
+from junctor.cliques.host import HostExecutor, kernels_for, natural_table
 from junctor.model.network import Network
 from junctor.planning.cliques import StoredPlan
 from mapped_tree import (
@@ -51,7 +51,7 @@ from mapped_tree import (
     propagation_seconds,
     size_of,
 )
-from stored import ALGEBRAS, OnDevice, host_kernels, median_ms, natural_table, prepare
+from stored import ALGEBRAS, OnDevice, host_kernels, median_ms, prepare
 
 THREADS = (64, 128, 256, 512)
 NAMES = ("reduce", "scatter")

@@ -91,13 +91,14 @@ def rows(options: argparse.Namespace) -> None:
 
 def host(options: argparse.Namespace) -> None:
     """Milliseconds of a core that a row takes in Python, on a device that does nothing."""
+    options.device = "gpu"
     print("network | sampler | ms a row")
     print("---|---|---")
     for each in chosen(options):
         batch = batch_of(each, options.rows)
         for sampler in options.samplers:
             engine: Any = engine_for(each, sampler, options, samples=options.samples, stages="all")
-            engine.device, engine.__dict__["gpu"] = "gpu", GpuSampling(engine.sampled, Nowhere(), engine.cpu)
+            engine.__dict__["gpu"] = GpuSampling(engine.sampled, Nowhere(), engine.cpu)
             print(
                 f"{each.name} | {sampler} | {median(partial(engine.answer, batch), 5) / options.rows:.3f}", flush=True
             )

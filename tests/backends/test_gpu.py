@@ -170,14 +170,21 @@ def test_the_engine_answers_as_on_the_cpu(
 
 
 @ON
-def test_doubtful_rows_climb_to_double_on_the_device(device: Callable[[], gpu.BlockDevice]) -> None:
+def test_doubtful_rows_climb_to_double_on_the_device(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What two messages have in common is 1e-35 of either, where single precision has hardly any numbers left.
     network = hmm(2, [1, 1e-35], [[0.9, 0.1], [0.2, 0.8]], [[1, 1e-35], [0.5, 0.5]])
     batch = EvidenceBatch(40, {1: (np.arange(40) % 2).astype(np.int32)})
-    engine = Engine(network, Query(precision="single"), gpu=opened(device))
-    answers = engine.answer(batch)
-    (prepared,) = engine.programs
-    assert {name for name, _ in prepared._on_device} == {"single", "double"}
+    on_device, used = ProgramCache.on_device, set[str]()
+
+    def watched(self: ProgramCache, algebra: Algebra, rows: int) -> GpuProgram | None:
+        used.add(algebra.name)
+        return on_device(self, algebra, rows)
+
+    monkeypatch.setattr(ProgramCache, "on_device", watched)
+    answers = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
+    assert used == {"single", "double"}
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import check_posteriors
+from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -17,7 +18,6 @@ from junctor.generate import grid, layered, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def over_entries(network: Network, batch: EvidenceBatch, query: Query = LOG_QUERY, threads: int = 1) -> Answers:
-    engine = Engine(network, query, ComputeOptions(threads=threads, device="cpu"))
+    engine = Engine(network, query, on_cpu(threads=threads))
     answers = engine.answer(batch)
     assert all(each.sizes.entry_threads > 0 for each in engine.programs)
     return answers
@@ -101,7 +101,7 @@ def test_a_grid_with_large_tables_equals_numpy(algebra: Algebra, tolerance: floa
 def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
     network = grid(14, 14, seed=2)
     batch = EvidenceBatch(1, {0: np.array([1], np.int32)})
-    engine = Engine(network, Query(), ComputeOptions(memory=1 << 30, threads=1, device="cpu"), expected_rows=64)
+    engine = Engine(network, Query(), on_cpu(1 << 30), expected_rows=64)
     group = engine.router.groups(batch)[0]
     limits = memory.PlanMemory(engine.router.plan(group.pattern, 64), 2, compiles=True)
     one = limits.fit(memory.Budget(1 << 30, 0), 1 << 30, 1, to_come=1)
@@ -118,7 +118,7 @@ def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
     batch = EvidenceBatch(rows, {v: np.random.default_rng(v).integers(-1, 3, rows, np.int32) for v in (0, 7, 20)})
     found = []
     for threads in (1, 2, 7):
-        engine = Engine(network, LOG_QUERY, ComputeOptions(memory=allowed, threads=threads, device="cpu"))
+        engine = Engine(network, LOG_QUERY, on_cpu(allowed, threads))
         found.append(engine.answer(batch))
         assert all(each.sizes.entry_threads > 0 for each in engine.programs)
     for answers in found[1:]:

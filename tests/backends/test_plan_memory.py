@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from helpers import oracle, strategies
+from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -17,7 +18,6 @@ from junctor.generate import grid, layered, sample
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor_kernels.cpu import entries
 
@@ -39,7 +39,7 @@ def measured(engine: Engine, batch: EvidenceBatch) -> tuple[Answers, int]:
 
 def least(network: Network, query: Query, batch: EvidenceBatch) -> int:
     """The smallest budget that the engine accepts, from its own words."""
-    engine = Engine(network, query, ComputeOptions(memory=1 << 40, threads=1, device="cpu"))
+    engine = Engine(network, query, on_cpu(1 << 40))
     answers = engine.answer(batch)
     formats = 1 if query.kind == "mpe" or query.precision == "log" else 2 + (query.precision == "single")
     needs = [
@@ -58,16 +58,16 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     query = Query(kind=kind)
     enough = least(network, query, first)
     expected = Engine(network, query).answer(first)
-    answers = Engine(network, query, ComputeOptions(memory=enough, threads=1, device="cpu")).answer(first)
+    answers = Engine(network, query, on_cpu(enough)).answer(first)
     assert answers.status.tolist() == expected.status.tolist()
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
-    tight = Engine(network, query, ComputeOptions(memory=enough - 1, threads=1, device="cpu"))
+    tight = Engine(network, query, on_cpu(enough - 1))
     if kind == "mpe":
         with pytest.raises(BudgetError, match=f"{enough:,} bytes.*{enough - 1:,} bytes"):
             tight.answer(first)
         return
     # Posteriors go in chunks from there on.
-    whole = Engine(network, query, ComputeOptions(memory=enough, threads=1, device="cpu"))
+    whole = Engine(network, query, on_cpu(enough))
     for group in tight.router.groups(first):
         assert tight.router.in_chunks(group.pattern, 1, enough - 1 - answers.nbytes)
         assert not whole.router.in_chunks(group.pattern, 1, enough - answers.nbytes)
@@ -96,8 +96,8 @@ def test_measured_peak_is_at_most_the_planned_one(
     allowed = least(network, query, batch) + spare
     threads = 3 if compiled else 1
     # What Numba and Python load on the way is no part of a plan.
-    Engine(network, query, ComputeOptions(memory=allowed, threads=threads, device="cpu")).answer(batch)
-    engine = Engine(network, query, ComputeOptions(memory=allowed, threads=threads, device="cpu"))
+    Engine(network, query, on_cpu(allowed, threads)).answer(batch)
+    engine = Engine(network, query, on_cpu(allowed, threads))
     answers, peak = measured(engine, batch)
     prepared = next(iter(engine.programs))
     assert (prepared.sizes.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")
@@ -112,9 +112,7 @@ def test_answers_to_different_rows_stay_within_the_budget() -> None:
     few = observed(network, 100, every=4)
     again = np.random.default_rng(1).integers(0, 100, 2000)
     batch = EvidenceBatch(2000, {v: column[again] for v, column in few.states.items()})
-    engine = Engine(
-        network, Query(), ComputeOptions(memory=least(network, Query(), batch) + (1 << 22), threads=1, device="cpu")
-    )
+    engine = Engine(network, Query(), on_cpu(least(network, Query(), batch) + (1 << 22)))
     (group,) = engine.router.groups(batch)
     assert group.answered <= 100
     _, peak = measured(engine, batch)
@@ -126,9 +124,7 @@ def test_answers_to_different_rows_stay_within_the_budget() -> None:
 def test_grid_in_little_memory_gives_the_same_answers() -> None:
     network = grid(4, 4, states=2, seed=1)
     batch = EvidenceBatch(3, {0: np.array([0, 1, -1], np.int32)})
-    tight = Engine(
-        network, Query(), ComputeOptions(memory=least(network, Query(), batch), threads=1, device="cpu")
-    ).answer(batch)
+    tight = Engine(network, Query(), on_cpu(least(network, Query(), batch))).answer(batch)
     for row, hard in enumerate(({0: 0}, {0: 1}, {})):
         log_evidence, expected = oracle.enumerate_posteriors(network, hard, {})
         assert tight.log_value[row] == pytest.approx(log_evidence, rel=1e-12)
@@ -140,18 +136,12 @@ def test_plan_that_cannot_fit_says_what_is_needed_and_what_to_do() -> None:
     network = grid(12, 12, states=4, seed=1)
     message = r"largest clique.*needs .*bytes\), allowed are 64\.0 MiB.*allow more memory.*not computed in chunks"
     with pytest.raises(BudgetError, match=message):
-        Engine(network, Query(kind="mpe"), ComputeOptions(memory=1 << 26, threads=1, device="cpu")).answer(
-            EvidenceBatch(1, {})
-        )
+        Engine(network, Query(kind="mpe"), on_cpu(1 << 26)).answer(EvidenceBatch(1, {}))
     message = r"in chunks needs at least .*bytes\) in files in .*, allowed are 1\.0 MiB.*--disk.*--memory"
     with pytest.raises(BudgetError, match=message):
-        Engine(network, Query(), ComputeOptions(memory=1 << 26, spill_bytes=1 << 20, threads=1, device="cpu")).answer(
-            EvidenceBatch(1, {})
-        )
+        Engine(network, Query(), on_cpu(1 << 26, spill_bytes=1 << 20)).answer(EvidenceBatch(1, {}))
     with pytest.raises(BudgetError, match=r"takes years \(.*fewer targets"):
-        Engine(grid(20, 20, states=16), Query(), ComputeOptions(memory=1 << 26, threads=1, device="cpu")).answer(
-            EvidenceBatch(1, {})
-        )
+        Engine(grid(20, 20, states=16), Query(), on_cpu(1 << 26)).answer(EvidenceBatch(1, {}))
 
 
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
@@ -171,7 +161,7 @@ def test_a_large_factor_that_evidence_cuts_is_in_the_plan(query: Query, observed
         ],
     )
     batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(observed_parents)})
-    engine = Engine(network, query, ComputeOptions(memory=1 << 30, threads=1, device="cpu"))
+    engine = Engine(network, query, on_cpu(1 << 30))
     answers, peak = measured(engine, batch)
     prepared = next(iter(engine.programs))
     assert peak <= prepared.sizes.projected(8) + answers.nbytes

@@ -322,12 +322,12 @@ def test_a_run_goes_on_with_the_cost_models_that_it_began_with(tmp_path: Path) -
     local_cost_models.cache_clear()
     ingest_model(tuned, Silence())
     (own_measurements() / "mine.parquet").unlink()
-    names = [[each.device.name for each in partition._costs_of(job.directory).devices] for job in (plain, tuned)]
+    names = [[each.device.name for each in partition.costs_of(job.directory).devices] for job in (plain, tuned)]
     assert "mine" not in names[0]
     assert names[1] == ["mine", *names[0]]
     tuned.directory.speeds.write_text("{}")
     with pytest.raises(RunError, match=r"speeds.json: not the speeds"):
-        partition._costs_of(tuned.directory)
+        partition.costs_of(tuned.directory)
 
 
 @pytest.mark.parametrize(

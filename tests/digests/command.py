@@ -22,6 +22,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code, 1 where something differs or fails."""
     asked = parser().parse_args(words)
     chosen = [each for name, each in JOBS.items() if fnmatch.fnmatch(name, asked.jobs)]
+    if not chosen:
+        parser().error(f"no job has a name like {asked.jobs!r}; --list prints the names")
     if asked.list:
         for each in chosen:
             print(f"{each.name}{'  (slow)' if each.slow else ''}")

@@ -26,6 +26,8 @@ PACKAGES = ("numpy", "numba", "llvmlite", "pyarrow")
 def here() -> dict[str, Any]:
     """Return what the last bits of floating-point numbers depend on."""
     from llvmlite import binding
+
+    # Private to NumPy: what it says in public are levels such as AVX512_ICL, not single features.
     from numpy._core._multiarray_umath import __cpu_features__ as features
 
     return {

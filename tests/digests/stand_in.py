@@ -140,7 +140,7 @@ def chunk_gpus() -> Iterator[Any]:
         patch.setitem(sys.modules, "cupy", emulated_cupy)
         patch.setattr(entries_gpu, "THREADS", 32)
         patch.setattr(entries_gpu, "TILE", 32 * entries_gpu.EACH)
-        patch.setattr(worker_gpu, "_opened", None)
+        patch.setattr(worker_gpu, "opened", None)
         patch.setattr(worker_gpu, "open_device", lru_cache(maxsize=1)(lambda room: emulated_cupy.Device(room or ROOM)))
         emulated_cupy.chance.seed(0)
         yield emulated_cupy

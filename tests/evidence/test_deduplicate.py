@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import strategies
 from helpers.engine_cases import assert_same
+from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import plan_memory as memory
@@ -17,7 +18,6 @@ from junctor.evidence import deduplicate as distinct
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.deduplicate import distinct_rows
 from junctor.generate import chain, sample
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.planning.shape import Pattern
 
@@ -89,14 +89,14 @@ def test_rows_that_differ_are_left_alone() -> None:
 def test_answers_to_different_rows_count_as_memory() -> None:
     network = chain(length=30, states=3, seed=1)
     batch = EvidenceBatch(1000, {0: np.arange(1000, dtype=np.int32) % 3})
-    plain = Engine(network, Query(), ComputeOptions(memory=1 << 40, threads=1, device="cpu"))
+    plain = Engine(network, Query(), on_cpu(1 << 40))
     answers = plain.answer(batch)
     (prepared,) = plain.programs
     assert prepared.sizes.rows == 3
     tight = Engine(
         network,
         Query(),
-        ComputeOptions(memory=memory.PlanMemory(prepared.plan, 2).least + answers.nbytes, threads=1, device="cpu"),
+        on_cpu(memory.PlanMemory(prepared.plan, 2).least + answers.nbytes),
     )
     assert_all_close(tight.answer(batch).posteriors, answers.posteriors)
     (prepared,) = tight.programs

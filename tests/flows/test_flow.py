@@ -100,8 +100,7 @@ def test_an_embedded_server_starts_from_a_database_that_is_ready_and_ends_with_u
         assert os.environ["PREFECT_API_URL"].startswith("http://127.0.0.1:")
         assert kept.exists()
         # The server sees its standard input end, as it would if we were killed.
-        server.stop()
-        assert server._process.returncode == 0
+        assert server.stop() == 0
         assert (tmp_path / name / "server.log").read_text() == ""
 
 

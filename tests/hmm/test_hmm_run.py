@@ -104,8 +104,8 @@ def test_what_changed_below_a_run_is_noticed(tmp_path: Path) -> None:
     run(job)
     (job.directory.path / "manifest.json").unlink()
     (job.directory.path / "viterbi" / "part-00000.parquet").unlink()
-    module._model.cache_clear()
-    module._engine.cache_clear()
+    module.model_for.cache_clear()
+    module.engine_for.cache_clear()
     write_model(random_model(3, 2), job.directory.network)
     with pytest.raises(RunError, match="is not the model that this run began with"):
         run(job)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from baselines import viterbi_versions
 from helpers.hmm_models import batch_of, paths, random_batch, random_model, small_cases, sparse_of
+from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.hmm import build_model, posteriors, viterbi
@@ -26,7 +27,6 @@ from junctor.hmm.numbers import PathNumbers, in_format, log_transitions, logarit
 from junctor.hmm.packing import Lockstep, SequenceBatch, locksteps
 from junctor.model.answers import IMPOSSIBLE, INVALID, OK
 from junctor.model.errors import BudgetError
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision
 from junctor_kernels.hmm import forward_backward
 from junctor_kernels.hmm import viterbi as reference
@@ -75,8 +75,8 @@ def test_single_precision_is_that_of_the_reference() -> None:
 def test_paths_and_posteriors_are_those_of_enumeration(case: tuple[HiddenMarkovModel, list[list[int]]]) -> None:
     model, sequences = case
     batch = batch_of(sequences)
-    found = SequenceEngine(model, options=ComputeOptions(threads=2, device="cpu")).answer(batch)
-    smooth = SequenceEngine(model, "posteriors", options=ComputeOptions(threads=2, device="cpu")).answer(batch)
+    found = SequenceEngine(model, options=on_cpu(threads=2)).answer(batch)
+    smooth = SequenceEngine(model, "posteriors", options=on_cpu(threads=2)).answer(batch)
     assert found.states is not None
     assert smooth.posteriors is not None
     for n, symbols in enumerate(sequences):
@@ -113,7 +113,7 @@ def test_answers_do_not_depend_on_threads_company_or_blocks(tmp_path: Path) -> N
     row = CpuDecoder(PathNumbers(model, np.float64)).row_bytes
     rest = PathNumbers(model, np.float64).nbytes
     for threads, rows, disk in [(2, 10_000, 0), (1, 60, 0), (1, 60, 30 * row), (2, 200, 1 << 30), (64, 4000, 0)]:
-        options = ComputeOptions(rest + rows * row, threads, "cpu", spill_dir=tmp_path, spill_bytes=disk)
+        options = on_cpu(rest + rows * row, threads, spill_dir=tmp_path, spill_bytes=disk)
         engine = SequenceEngine(model, options=options)
         found = engine.answer(batch)
         np.testing.assert_array_equal(found.states, wanted.states)  # type: ignore[arg-type]
@@ -123,10 +123,7 @@ def test_answers_do_not_depend_on_threads_company_or_blocks(tmp_path: Path) -> N
         for each in np.split(batch.symbols, batch.starts[1:-1])
     ]  # type: ignore[arg-type, call-overload]
     np.testing.assert_array_equal(alone, wanted.log_value)
-    several, one = (
-        SequenceEngine(model, "posteriors", options=ComputeOptions(threads=n, device="cpu")).answer(batch)
-        for n in (3, 1)
-    )
+    several, one = (SequenceEngine(model, "posteriors", options=on_cpu(threads=n)).answer(batch) for n in (3, 1))
     np.testing.assert_array_equal(several.posteriors, one.posteriors)  # type: ignore[arg-type]
 
 
@@ -135,11 +132,9 @@ def test_threads_that_share_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = random_model(200, 4, 6)
     batch = random_batch(model, [12])
-    wanted = SequenceEngine(model, options=ComputeOptions(threads=1, device="cpu")).answer(batch).states
+    wanted = SequenceEngine(model, options=on_cpu()).answer(batch).states
     monkeypatch.setattr(module, "SHARED_TERMS", 1)
-    np.testing.assert_array_equal(
-        SequenceEngine(model, options=ComputeOptions(threads=3, device="cpu")).answer(batch).states, wanted
-    )  # type: ignore[arg-type]
+    np.testing.assert_array_equal(SequenceEngine(model, options=on_cpu(threads=3)).answer(batch).states, wanted)  # type: ignore[arg-type]
 
 
 @settings(max_examples=200)
@@ -173,7 +168,7 @@ def test_the_peak_stays_within_the_memory() -> None:
     memory = machine.numbers.nbytes + (1 << 20)
     assert steps * machine.row_bytes > 12 << 20
     tracemalloc.start()
-    SequenceEngine(model, options=ComputeOptions(memory, threads=1, device="cpu", spill_bytes=0)).answer(batch)
+    SequenceEngine(model, options=on_cpu(memory, spill_bytes=0)).answer(batch)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # Beside the rows: what is known of each step, and its state.
@@ -243,9 +238,7 @@ def test_posteriors_in_every_format(sparse: bool, precision: Any) -> None:
 def test_posteriors_that_exceed_the_memory_are_refused() -> None:
     model = random_model(50, 3)
     with pytest.raises(BudgetError, match=r"posteriors of 500 steps need .* raise --memory"):
-        SequenceEngine(model, "posteriors", options=ComputeOptions(300_000, threads=1, device="cpu")).answer(
-            random_batch(model, [500])
-        )
+        SequenceEngine(model, "posteriors", options=on_cpu(300_000)).answer(random_batch(model, [500]))
 
 
 @pytest.mark.parametrize("precision", ["single", "double"])
@@ -253,14 +246,12 @@ def test_posteriors_take_the_memory_that_they_say_whatever_the_threads(precision
     model = random_model(50, 3)
     batch = random_batch(model, [500])
     with pytest.raises(BudgetError) as refused:
-        SequenceEngine(model, "posteriors", precision, options=ComputeOptions(1000, threads=1, device="cpu")).answer(
-            batch
-        )
+        SequenceEngine(model, "posteriors", precision, options=on_cpu(1000)).answer(batch)
     (needed,) = re.findall(r"need ([\d.]+) KiB", str(refused.value))
     enough = 1 << 12
     wanted = SequenceEngine(model, "posteriors", precision).answer(batch)
     for threads in (1, 16):
-        options = ComputeOptions(int(float(needed) * 1024) + enough, threads, "cpu")
+        options = on_cpu(int(float(needed) * 1024) + enough, threads)
         engine = SequenceEngine(model, "posteriors", precision, options)
         np.testing.assert_array_equal(engine.answer(batch).posteriors, wanted.posteriors)
 
@@ -306,14 +297,12 @@ def test_answers_of_hmmlearn(shared: Path, name: str, precision: Any) -> None:
     answers = json.loads(gzip.decompress((folder / "oracle_hmmlearn.json.gz").read_bytes()))["sequences"]
     model = build_model(given_model["startprob"], given_model["transmat"], given_model["emissionprob"])
     batch = batch_of([each["obs"] for each in answers])
-    found = SequenceEngine(model, precision=precision, options=ComputeOptions(threads=2, device="cpu")).answer(batch)
+    found = SequenceEngine(model, precision=precision, options=on_cpu(threads=2)).answer(batch)
     np.testing.assert_allclose(found.log_value, [each["viterbi_logprob"] for each in answers], rtol=1e-12)
     assert found.states is not None
     assert found.states.tolist() == [state for each in answers for state in each["viterbi_path"]]
     if precision == "double":
-        smooth = SequenceEngine(model, "posteriors", precision, options=ComputeOptions(threads=2, device="cpu")).answer(
-            batch
-        )
+        smooth = SequenceEngine(model, "posteriors", precision, options=on_cpu(threads=2)).answer(batch)
         np.testing.assert_allclose(smooth.log_value, [each["log_likelihood"] for each in answers], rtol=1e-12)
         wanted = np.array([row for each in answers for row in each["posterior"]])
         np.testing.assert_allclose(smooth.posteriors, wanted, atol=1e-11)  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ def test_workers_on_several_machines(client: Any, monkeypatch: pytest.MonkeyPatc
 def files_of_others() -> int:
     from junctor.out_of_core.cluster import shared_memory as sharing
 
-    return len(sharing._others)
+    return len(sharing.others_files)
 
 
 def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,16 +253,16 @@ def test_a_bounded_number_under_way_and_nothing_left(client: Any, monkeypatch: p
     under_way: list[int] = []
     passes: list[int] = []
     waiting: list[int] = []
-    start = chunk_jobs.PassJobs._start
+    add = chunk_jobs.JobsInFlight.add
 
-    def watched(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
-        start(self, job, worker)
-        under_way.append(len(self._all))
-        passes.append(len({run.number for run, _ in self._all._jobs.values()}))
-        assert max(self._all.busy.values()) <= 2
-        waiting.append(sum(len(sums.waiting) for sums in self._sums.values()))
+    def watched(self: chunk_jobs.JobsInFlight, pass_jobs: chunk_jobs.PassJobs, *job: Any) -> None:
+        add(self, pass_jobs, *job)
+        under_way.append(len(self))
+        passes.append(len({other.number for other, _ in self.jobs.values()}))
+        assert max(self.busy.values()) <= 2
+        waiting.append(sum(len(sums.waiting) for sums in pass_jobs.sums.values()))
 
-    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", watched)
+    monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", watched)
     propagate(client, cut(60), NETWORK, DOUBLE, case(), in_flight=2)
     assert max(under_way) == 2 * WORKERS
     assert max(passes) == chunk_cluster.OPEN == 2

@@ -22,6 +22,7 @@ from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.launches import StepLaunch
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
@@ -317,7 +318,7 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
             raise MemoryError("for this test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
+        patch.setattr(StepLaunch, "enqueue", fail)
         with pytest.raises(MemoryError, match="for this test"):
             ChunkedGpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     # Nothing is left behind that the next propagation would stumble over.

@@ -53,7 +53,7 @@ ROOM = 1 << 28
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what opens a device with so much room; workers are threads of this process, and find the same."""
-    monkeypatch.setattr(worker_gpu, "_opened", None)
+    monkeypatch.setattr(worker_gpu, "opened", None)
     if request.param == "emulated":
         from emulation import cupy_memory as emulated_cupy
 
@@ -118,19 +118,18 @@ def test_the_bytes_of_one_process(
     reached: list[Any] = []
     monkeypatch.setattr(worker_gpu, "register_host", reached.append)
     sharing.forget()
-    sharing.reach(worker_gpu._pinned)
     assert_same(run.outcome(block), expected)
     assert run.tables.transferred > 0
     # The workers' files, and those that they have mapped.
-    assert len(reached) > len(sharing._own) > 0
+    assert len(reached) > len(sharing.own_files) > 0
     plain = ChunkedProgram(chunks, network, algebra).run(block)
     tolerance = 1e-12 if algebra is reference.DOUBLE else 1e-5
     for variable, posterior in plain.posteriors.items():
         np.testing.assert_allclose(expected.posteriors[variable], posterior, atol=tolerance)
     del run
     gc.collect()
-    assert worker_gpu._opened is not None
-    assert worker_gpu._opened[1].is_empty(patience=5)
+    assert worker_gpu.opened is not None
+    assert worker_gpu.opened[1].is_empty(patience=5)
 
 
 def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
@@ -142,8 +141,8 @@ def test_parts_without_room_lie_on_the_host(client: Any, device: Any) -> None:
     room = slot_bytes(chunks, 8, single_steps) + OFFSET_BYTES + 300
     run = over_workers(client, network, chunks, reference.DOUBLE, room)
     assert_same(run.outcome(block), expected)
-    assert worker_gpu._opened is not None
-    assert worker_gpu._opened[1]._free.qsize() == 1
+    assert worker_gpu.opened is not None
+    assert worker_gpu.opened[1].free.qsize() == 1
 
 
 def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +154,7 @@ def test_offsets_that_take_too_much_are_made_again(client: Any, device: Any, mon
     lowered = worker_gpu.LoweredPass
     monkeypatch.setattr(worker_gpu, "LoweredPass", lambda *of: made.append(of[1]) or lowered(*of))
     monkeypatch.setattr(chunk_slots, "OFFSET_BYTES", 0)
-    monkeypatch.setattr(worker_gpu, "_opened", None)
+    monkeypatch.setattr(worker_gpu, "opened", None)
     assert_same(over_workers(client, network, chunks, reference.DOUBLE, ROOM).outcome(block), expected)
     # A pass that had lost its offsets to another one.
     assert len(made) > len(set(map(id, made)))
@@ -166,7 +165,7 @@ def test_a_second_run_waits_for_the_parts_of_the_first(device: Any, monkeypatch:
     chunks = cut(grid(3, 4, seed=1), 16)
     one, other = (GpuTasks(name, slot_bytes(chunks, 8, single_steps), ROOM) for name in ("single", "double"))
     gpu = worker_gpu.worker_gpu(one)
-    slot = gpu._free.get()
+    slot = gpu.free.get()
     part = gpu.keep(slot, slot.address, 10)
     slot.stream.synchronize()
     copy = pickle.loads(pickle.dumps(part))
@@ -188,15 +187,15 @@ def test_a_run_over_workers_with_gpus(
     monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     on_gpu: list[bool] = []
-    given = ClusterRun._context
-    monkeypatch.setattr(ClusterRun, "_context", lambda *args: on_gpu.append(args[0]._gpu is not None) or given(*args))
+    functions = chunk_cluster.task_functions
+    monkeypatch.setattr(chunk_cluster, "task_functions", lambda gpu: on_gpu.append(gpu is not None) or functions(gpu))
     run(job, Resources(scheduler=client.scheduler.address, compute=ComputeOptions(1 << 33, device_memory=room)))
     assert on_gpu
     assert all(on_gpu)
     # What workers have taken of the GPU they have given back.
-    assert worker_gpu._opened is None
-    assert not sharing._own
-    assert not sharing._others
+    assert worker_gpu.opened is None
+    assert not sharing.own_files
+    assert not sharing.others_files
     found = parquet.read_table(tmp_path / "out" / "posteriors")
     rows = [{"0": None, "5": None}, {"0": "0", "5": "1"}]
     expected = junctor.posteriors(tmp_path / "grid.uai", rows, device="cpu")

@@ -17,6 +17,7 @@ import pytest
 from helpers import strategies
 from helpers.chunk_plans import ENDLESS, cut_for, least_working
 from helpers.engine_cases import TOLERANCE, check_posteriors, markov
+from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends.numpy import EvidenceBlock
@@ -28,7 +29,6 @@ from junctor.generate import grid, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers
 from junctor.model.errors import BudgetError, DiskError
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
 from junctor.out_of_core import program as chunked
 from junctor.out_of_core import store as chunk_store
@@ -71,7 +71,7 @@ def test_rows_in_chunks_equal_enumeration(
 @given(question=questions(), size=st.integers(40, 4000))
 def test_a_small_device_is_kept_or_refused(question: tuple[Network, EvidenceBatch], size: int) -> None:
     network, batch = question
-    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=size, threads=1))
+    engine = Engine(network, Query(), on_cpu(device_memory=size))
     try:
         answers = engine.answer(batch)
     except BudgetError as error:
@@ -173,7 +173,7 @@ def test_what_is_measured_stays_within_what_is_planned(
     precision: Precision, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, batch = large()
-    engine = Engine(network, Query(precision=precision), ComputeOptions(device="cpu", device_memory=size, threads=1))
+    engine = Engine(network, Query(precision=precision), on_cpu(device_memory=size))
     answers, peak, held = measured(engine, batch, monkeypatch)
     (chunking,) = engine.router.store.chunk_routes.values()
     assert answers.status.tolist() == [OK]
@@ -186,7 +186,7 @@ def test_what_is_measured_stays_within_what_is_planned(
 def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(12, 12, states=2, seed=1)
     expected = Engine(network, Query()).answer(EvidenceBatch(1))
-    engine = Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu"))
+    engine = Engine(network, Query(), on_cpu(MEMORY, spill_dir=tmp_path))
     sizes: list[int] = []
     real = chunk_store.reserve
 
@@ -208,14 +208,14 @@ def test_tables_beyond_the_memory_go_to_nameless_files(tmp_path: Path, monkeypat
     enough = Engine(
         network,
         Query(),
-        ComputeOptions(memory=MEMORY, spill_dir=tmp_path, spill_bytes=chunking.disk, threads=1, device="cpu"),
+        on_cpu(MEMORY, spill_dir=tmp_path, spill_bytes=chunking.disk),
     )
     np.testing.assert_array_equal(enough.answer(EvidenceBatch(1)).log_value, answers.log_value)
     with pytest.raises(BudgetError, match=rf"bytes\) in files in {tmp_path}, allowed are 1\.0 KiB"):
         Engine(
             network,
             Query(),
-            ComputeOptions(memory=MEMORY, spill_dir=tmp_path, spill_bytes=1024, threads=1, device="cpu"),
+            on_cpu(MEMORY, spill_dir=tmp_path, spill_bytes=1024),
         ).answer(EvidenceBatch(1))
 
 
@@ -226,14 +226,10 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(chunk_store, "reserve", reserve)
     network = grid(12, 12, states=2, seed=1)
     with pytest.raises(DiskError, match=rf"{tmp_path}: .*No space left on device.*--spill") as failed:
-        Engine(network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path, threads=1, device="cpu")).answer(
-            EvidenceBatch(1)
-        )
+        Engine(network, Query(), on_cpu(MEMORY, spill_dir=tmp_path)).answer(EvidenceBatch(1))
     assert failed.value.exit_code == 5
     with pytest.raises(FileNotFoundError):
-        Engine(
-            network, Query(), ComputeOptions(memory=MEMORY, spill_dir=tmp_path / "nowhere", threads=1, device="cpu")
-        ).answer(EvidenceBatch(1))
+        Engine(network, Query(), on_cpu(MEMORY, spill_dir=tmp_path / "nowhere")).answer(EvidenceBatch(1))
 
 
 def test_equal_rows_are_answered_once_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +239,7 @@ def test_equal_rows_are_answered_once_and_others_wait(monkeypatch: pytest.Monkey
     runs: list[int] = []
     real = ChunkedProgram.run
     monkeypatch.setattr(ChunkedProgram, "run", lambda self, block: runs.append(block.cases) or real(self, block))
-    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=1 << 15, threads=1))
+    engine = Engine(network, Query(), on_cpu(device_memory=1 << 15))
     # Other tests may have left some.
     threads = threading.active_count()
     answers = engine.answer(same)
@@ -308,7 +304,7 @@ def same_as_in_one_piece(network: Network, size: int, monkeypatch: pytest.Monkey
     """Check answers for a device of so many bytes, and its peaks; None where all fits it in one piece."""
     states = sample(network, 1, seed=1)
     batch = EvidenceBatch(1, {v: np.ascontiguousarray(states[:, v]) for v in range(0, states.shape[1], 20)})
-    engine = Engine(network, Query(), ComputeOptions(device="cpu", device_memory=size, threads=1))
+    engine = Engine(network, Query(), on_cpu(device_memory=size))
     if not any(engine.router.in_chunks(group.pattern, 1, engine.allowed) for group in engine.router.groups(batch)):
         return None
     answers, peak, held = measured(engine, batch, monkeypatch)
@@ -366,7 +362,7 @@ def test_published_answers_in_a_fraction_of_the_memory(
     name: str, log10_z: float, memory: int, shared: Path, tmp_path: Path
 ) -> None:
     network, batch, marginals = published(shared / "networks" / "uai2014" / "MAR", name)
-    engine = Engine(network, Query(), ComputeOptions(memory=memory, spill_dir=tmp_path, threads=1, device="cpu"))
+    engine = Engine(network, Query(), on_cpu(memory, spill_dir=tmp_path))
     (group,) = engine.router.groups(batch)
     assert PlanMemory(engine.router.plan(group.pattern), 2).least > 4 * memory
     answers = engine.answer(batch)

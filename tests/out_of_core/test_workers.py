@@ -12,6 +12,7 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
+from helpers.options import on_cpu
 from junctor.cli import app
 from junctor.engine.engine import Engine
 from junctor.generate import grid
@@ -68,13 +69,13 @@ def numbers(output: str) -> np.ndarray[Any, Any]:
 def spread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The workers of all tasks that are started."""
     started: list[str] = []
-    start = chunk_jobs.PassJobs._start
+    add = chunk_jobs.JobsInFlight.add
 
-    def watched(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
-        started.append(worker)
-        start(self, job, worker)
+    def watched(self: chunk_jobs.JobsInFlight, pass_jobs: Any, job: Any, report: Any) -> None:
+        started.append(job.worker)
+        add(self, pass_jobs, job, report)
 
-    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", watched)
+    monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", watched)
     return started
 
 
@@ -105,15 +106,15 @@ def test_any_number_of_workers_and_one_that_is_killed(
         assert len(set(spread)) == 2
     np.testing.assert_allclose(numbers("two"), numbers("alone"), atol=1e-12)
     np.testing.assert_array_equal(numbers("two"), numbers("together"))
-    start, killed = chunk_jobs.PassJobs._start, list[int]()
+    add, killed = chunk_jobs.JobsInFlight.add, list[int]()
 
-    def kill(self: chunk_jobs.PassJobs, job: Any, worker: str) -> None:
-        start(self, job, worker)
+    def kill(self: chunk_jobs.JobsInFlight, *job: Any) -> None:
+        add(self, *job)
         if len(spread) > at and not killed:
-            killed.append(next(iter(self._tables.client.run(os.getpid).values())))
+            killed.append(next(iter(self.client.run(os.getpid).values())))
             os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(chunk_jobs.PassJobs, "_start", kill)
+    monkeypatch.setattr(chunk_jobs.JobsInFlight, "add", kill)
     asked = ["--workers", "3", "--memory", "1GiB", "--device-memory", "8KiB", "--device", "cpu", "--no-prefect"]
     result = CliRunner().invoke(app, ["run", "grid.uai", "evidence.csv", "-o", "three", *asked])
     assert result.exit_code == 0, result.output
@@ -122,7 +123,7 @@ def test_any_number_of_workers_and_one_that_is_killed(
 
 
 def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ComputeOptions(memory=1 << 30, device_memory=TASK, threads=1, device="cpu")
+    options = on_cpu(1 << 30, device_memory=TASK)
 
     def route_over(*workers: int) -> ChunkRoute:
         engine = Engine(NETWORK, Query(), options, workers=WorkerPool(*workers))
@@ -149,7 +150,7 @@ def test_what_one_worker_cannot_hold_all_of_them_may(monkeypatch: pytest.MonkeyP
 
 
 def test_tasks_on_gpus_of_workers_are_planned_without_one() -> None:
-    options = ComputeOptions(memory=1 << 34, threads=1, device="cpu")
+    options = on_cpu(1 << 34)
     workers = WorkerPool(4, 1 << 34, room=1 << 27)
     router = Engine(grid(16, 16, seed=1), Query(precision="single"), options, workers=workers).router
     found = router.chosen_chunks(NOTHING, 1, SINGLE, 1 << 34, None)

@@ -17,6 +17,7 @@ from typing import Any
 import junctor
 import numpy as np
 import pytest
+from helpers.options import on_cpu
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast
 from junctor.evidence.batch import EvidenceBatch
@@ -24,7 +25,7 @@ from junctor.evidence.encoded import read_partition
 from junctor.generate import evidence_table, random_network, sample
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.network import Network
-from junctor.model.options import ONE_THREAD, ComputeOptions
+from junctor.model.options import ONE_THREAD
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
 from junctor.runs.partition import WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
@@ -270,7 +271,7 @@ def least_memory(job: Job, network: Network) -> int:
     return max(
         route.memory.needed
         for route in forecast(
-            Engine(network, job.query, ComputeOptions(memory=MEMORY, threads=1, device="cpu"), expected_rows=ROWS),
+            Engine(network, job.query, on_cpu(MEMORY), expected_rows=ROWS),
             found,
         )
     )

@@ -16,6 +16,7 @@ import junctor
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.options import on_cpu
 from junctor.engine.engine import Engine
 from junctor.engine.forecast import forecast, survey
 from junctor.engine.patterns import patterns_of
@@ -332,7 +333,7 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
     factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
     child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
     network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
-    engine = Engine(network, Query("posteriors", ("p0",)), ComputeOptions(memory=1 << 20, threads=1, device="cpu"))
+    engine = Engine(network, Query("posteriors", ("p0",)), on_cpu(1 << 20))
     nothing = EvidenceBatch(1)
     seen = EvidenceBatch(1, {6: np.zeros(1, np.int32)})
     assert survey(engine, [nothing, nothing], 2).needed < 1 << 20

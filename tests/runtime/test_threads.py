@@ -10,6 +10,7 @@ import distributed
 import numpy as np
 import pytest
 from helpers.engine_cases import assert_same
+from helpers.options import on_cpu
 from junctor.backends import plan_memory as memory
 from junctor.backends import row_trees as rowwise
 from junctor.backends.row_trees import RowEngine, room_bytes
@@ -90,10 +91,7 @@ def test_answers_do_not_depend_on_threads(query: Query, spare: int, monkeypatch:
     probe = Engine(network, query)
     (group,) = probe.router.groups(batch)
     least = memory.PlanMemory(probe.router.plan(group.pattern, 700), 3).least + probe.answer(batch).nbytes
-    engines = [
-        Engine(network, query, ComputeOptions(threads=threads, memory=least + spare, device="cpu"))
-        for threads in (1, 2, 3)
-    ]
+    engines = [Engine(network, query, on_cpu(least + spare, threads)) for threads in (1, 2, 3)]
     answers = [each.answer(batch) for each in engines]
     for found, each in zip(answers[1:], engines[1:], strict=True):
         assert_same(found, answers[0])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.options import on_cpu
 from helpers.sampling_cases import Hard, Soft, mixed, network_of
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import grid
@@ -114,9 +115,7 @@ def test_an_answer_depends_on_its_row_and_on_nothing_else() -> None:
     engine = engine_of(mixed(), samples=2_000)
     whole = engine.answer(rows_of(HARD, SOFT, 6))
     part = engine_of(mixed(), samples=2_000).answer(rows_of(HARD, SOFT, 2), first_row=3)
-    parallel = SamplingEngine(mixed(), engine.query, options=ComputeOptions(threads=3, device="cpu")).answer(
-        rows_of(HARD, SOFT, 6)
-    )
+    parallel = SamplingEngine(mixed(), engine.query, options=on_cpu(threads=3)).answer(rows_of(HARD, SOFT, 6))
     for v in whole.targets:
         assert (part.posteriors[v] == whole.posteriors[v][3:5]).all()
         assert (parallel.posteriors[v] == whole.posteriors[v]).all()

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
+from helpers.options import on_cpu
 from helpers.sampling_cases import network_of
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
@@ -155,7 +156,7 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     states[168] = np.array([1, 1, 0], dtype=np.int32)
     batch = EvidenceBatch(rows, states, invalid={2: "bad"})
     query = Query(targets=("v0", "v84"), method="auto", sampling=Sampling(samples=2_000))
-    options = ComputeOptions(memory=2 << 20, threads=1, device="cpu", spill_dir=tmp_path, spill_bytes=0)
+    options = on_cpu(2 << 20, spill_dir=tmp_path, spill_bytes=0)
     engine = AutoEngine(network, query, options, budget_file=tmp_path / "budget.json")
     with caplog.at_level(logging.WARNING, logger="junctor"):
         explain(engine, batch)
@@ -170,7 +171,7 @@ def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptur
     np.testing.assert_allclose(answers.posteriors[0][0], truth.posteriors[0][0], atol=1e-12)
     assert np.abs(answers.posteriors[84][1] - truth.posteriors[84][1]).max() < 6 * answers.errors[84][1].max()
     # Whoever goes on takes the budget that was settled.
-    large = ComputeOptions(memory=1 << 34, threads=1, device="cpu", spill_dir=tmp_path)
+    large = on_cpu(1 << 34, spill_dir=tmp_path)
     assert [found.rows.tolist() for found in engine.with_options(large).beyond(batch)] == [[1]]
     other = AutoEngine(network, query, large, budget_file=tmp_path / "budget.json")
     assert [found.rows.tolist() for found in other.beyond(batch)] == [[1]]

@@ -110,16 +110,16 @@ class EmbeddedServer:
         if self._is_new:
             self._keep()
 
-    def stop(self) -> None:
-        """End it; what was sent to it before is kept."""
+    def stop(self) -> int:
+        """End it and return its exit status; what was sent to it before is kept."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         try:
-            self._process.wait(STOP_SECONDS)
+            return self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
     def _seed(self) -> None:
         # An empty database goes through all versions that there ever were of it, which takes half of the start. One

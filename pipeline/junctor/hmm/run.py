@@ -99,7 +99,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         assert options.memory is not None
         if reserved > WAITING_SHARE * options.memory:
             raise BudgetError(f"{self}: little memory beside answers that are written")
-        engine = _engine(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
+        engine = engine_for(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
         return answers_table(engine.answer(inputs.batch), inputs.case_ids, engine.model)
 
     def write(self, answers: pa.Table, path: Path) -> None:
@@ -222,7 +222,7 @@ class SequenceJob(Workload):
 
     def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
         spec = self.directory.read_spec()
-        return spec, _model(str(self.directory.network), spec.model_digest)
+        return spec, model_for(str(self.directory.network), spec.model_digest)
 
 
 def _rows_of(path: Path) -> int:
@@ -250,7 +250,8 @@ def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
 
 
 @lru_cache(maxsize=1)
-def _model(path: str, digest: str) -> HiddenMarkovModel:
+def model_for(path: str, digest: str) -> HiddenMarkovModel:
+    """Return the model of a run, kept for its next partition in this process."""
     from junctor.hmm.formats import read_model
 
     model = read_model(path)
@@ -260,6 +261,6 @@ def _model(path: str, digest: str) -> HiddenMarkovModel:
 
 
 @lru_cache(maxsize=1)
-def _engine(path: str, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
+def engine_for(path: str, spec: SequenceSpec, options: ComputeOptions) -> SequenceEngine:
     """Return an engine, kept for the next partition of the same run in this process."""
-    return SequenceEngine(_model(path, spec.model_digest), spec.query, spec.precision, options)
+    return SequenceEngine(model_for(path, spec.model_digest), spec.query, spec.precision, options)

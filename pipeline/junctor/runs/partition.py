@@ -387,13 +387,13 @@ def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     from junctor.engine.engine import Engine
 
     network = network_for(str(directory.network), spec.network_digest)
-    return Engine(network, spec.as_query(), ComputeOptions(), partial(_costs_of, directory), rows)
+    return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
 
 
 when_gpu_is_needed(engine_for.cache_clear)
 
 
-def _costs_of(directory: RunDirectory) -> CostModels:
+def costs_of(directory: RunDirectory) -> CostModels:
     """Return the cost models that a run began with: those of the package where it has none of its own."""
     from junctor.cost.model import cost_models_from_record, local_cost_models
 
@@ -428,7 +428,7 @@ def sampler_for(
         network = network_for(str(directory.network), spec.network_digest)
         _samplers.clear()
         if query.method == "auto":
-            costs = partial(_costs_of, directory)
+            costs = partial(costs_of, directory)
             _samplers[key] = AutoEngine(network, query, options, costs, rows, directory.budget)
         else:
             _samplers[key] = SamplingEngine(network, query, options)

@@ -76,6 +76,7 @@ class WorkerGpu:
 
     tasks: of the plan.
     device: the GPU.
+    free: the slots that no task has.
     """
 
     def __init__(self, tasks: GpuTasks, device: CudaBlockDevice) -> None:
@@ -85,9 +86,9 @@ class WorkerGpu:
         self.cuda = device
         self.slots = DeviceSlots(tasks.algebra, device, tasks.slot, MOST_SLOTS)
         self.dtype = self.slots.dtype
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for slot in self.slots.new_slots():
-            self._free.put(slot)
+            self.free.put(slot)
         # Begins and ends of parts in the memory beside the slots, in order.
         self._taken: list[tuple[int, int]] = []
         # Parts come and go in any thread, also while one of them has the lock: the collector calls.
@@ -106,7 +107,7 @@ class WorkerGpu:
             lowered = self._lowered(context)
             lowered.scale_by(pilot)
             self._busy += 1
-        slot = self._free.get()
+        slot = self.free.get()
         try:
             with self.cuda.current(slot.stream):
                 try:
@@ -115,7 +116,7 @@ class WorkerGpu:
                     slot.stream.synchronize()
         finally:
             slot.kept.clear()
-            self._free.put(slot)
+            self.free.put(slot)
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
@@ -262,7 +263,8 @@ class LoweredPass:
 
 
 _opening = threading.Lock()
-_opened: tuple[GpuTasks, WorkerGpu] | None = None
+# The device of this process during a run, and the tasks that it was opened for.
+opened: tuple[GpuTasks, WorkerGpu] | None = None
 
 
 def worker_gpu(tasks: GpuTasks) -> WorkerGpu:
@@ -270,20 +272,20 @@ def worker_gpu(tasks: GpuTasks) -> WorkerGpu:
 
     Raises DeviceError where another run has its parts there, or where it cannot be used.
     """
-    global _opened
+    global opened
     with _opening:
-        if _opened is None or _opened[0] != tasks:
+        if opened is None or opened[0] != tasks:
             _forget(PATIENCE)
-            _opened = tasks, WorkerGpu(tasks, open_device(tasks.room))
+            opened = tasks, WorkerGpu(tasks, open_device(tasks.room))
             _reach_shared(_pinned)
-        return _opened[1]
+        return opened[1]
 
 
 async def close() -> None:
     """Give the device back once the parts of a run have left it; raises DeviceError where they stay."""
     # A worker that waited here would not hear that nobody needs them.
     for _ in range(CLOSING):
-        if _opened is None or _opened[1].is_empty(0):
+        if opened is None or opened[1].is_empty(0):
             break
         await asyncio.sleep(0.1)
     with _opening:
@@ -308,10 +310,10 @@ def _pinned(memory: Array) -> None:
 
 
 def _forget(patience: float) -> None:
-    global _opened
-    if _opened is not None and not _opened[1].is_empty(patience):
+    global opened
+    if opened is not None and not opened[1].is_empty(patience):
         raise DeviceError("the GPU of a worker holds tables of another run: let that one end first")
-    _opened = None
+    opened = None
 
 
 def room_of(room: int | None) -> int:

@@ -98,29 +98,30 @@ class JobsInFlight:
     """The jobs in flight of all passes that have begun, and how many there are on each worker.
 
     in_flight: jobs of each worker, at the most.
+    jobs: by the key of its report, each job with the jobs of its pass.
     """
 
     def __init__(self, client: Client, in_flight: int) -> None:
-        self._client = client
+        self.client = client
         self.workers = sorted(workers_of(client)) or [""]
         self.most = in_flight * len(self.workers)
         self.busy: Counter[str] = Counter()
-        self._jobs: dict[Any, tuple[PassJobs, _Job]] = {}
+        self.jobs: dict[Any, tuple[PassJobs, _Job]] = {}
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self.jobs)
 
     def add(self, pass_jobs: PassJobs, job: _Job, report: Future) -> None:
         """Add a job; report: the future of its report."""
         self.busy[job.worker] += 1
-        self._jobs[report.key] = pass_jobs, job
+        self.jobs[report.key] = pass_jobs, job
         report.add_done_callback(self._finished.put)
 
     def next(self) -> tuple[PassJobs, _Job, TaskReport]:
         """Wait for a job; raises WorkersLostError and RunError as `dask_cluster` does."""
-        future = next_finished(self._client, self._finished)
-        pass_jobs, job = self._jobs.pop(future.key)
+        future = next_finished(self.client, self._finished)
+        pass_jobs, job = self.jobs.pop(future.key)
         report: TaskReport = result_of(future, f"task {job.number} of pass {pass_jobs.number}")
         self.busy[job.worker] -= 1
         return pass_jobs, job, report
@@ -131,6 +132,7 @@ class PassJobs:
 
     number: of the pass.
     loads: tables that it reads.
+    sums: group of tasks -> its partial results, until the last of them is being added.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class PassJobs:
         self._begun = 0
         self._tasks_waiting: list[_Job] = []
         self._sums_waiting: list[_Job] = []
-        self._sums: dict[int, _Sums] = {}
+        self.sums: dict[int, _Sums] = {}
         self._fetched: dict[int, dict[int, Array]] = {}
         self._in_flight: set[_Job] = set()
         self._factors: dict[int, float] = {}
@@ -352,7 +354,7 @@ class PassJobs:
     def _add_up(self, job: _Job, partial: RemotePart) -> None:
         """Take a partial result to those that it is added to, and let these be added up when there are enough."""
         group, place = divmod(job.number, self._in_sum)
-        sums = self._sums.setdefault(group, _Sums(self._in_sum, self._at_once))
+        sums = self.sums.setdefault(group, _Sums(self._in_sum, self._at_once))
         if job.is_sum:
             sums.total, sums.busy = partial, False
         else:
@@ -366,4 +368,4 @@ class PassJobs:
                 bytes_by_worker[part_.worker] += part_.bytes
             self._sums_waiting.append(self._job(last, outer, reads, bytes_by_worker, is_sum=True, final=final))
             if final:
-                del self._sums[group]
+                del self.sums[group]

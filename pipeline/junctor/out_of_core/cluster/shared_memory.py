@@ -108,8 +108,8 @@ def _arrays(memory: Array, layout: Layout) -> list[Array]:
 pin: Callable[[Array], None] | None = None
 _lock = threading.RLock()
 # The files of this process, and those of others that it has mapped, by process, descriptor and number of the file.
-_own: list[OwnFile] = []
-_others: dict[tuple[int, int, int], MappedFile] = {}
+own_files: list[OwnFile] = []
+others_files: dict[tuple[int, int, int], MappedFile] = {}
 _missed = 0
 
 
@@ -160,15 +160,15 @@ def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int)
 def _file_of(size: int, kept: int) -> OwnFile:
     """Return a locked file with a new token: the smallest that is large enough and that nobody reads, or a new one."""
     with _lock:
-        idle = sorted((file for file in _own if not file.taken), key=lambda file: file.memory.nbytes)
+        idle = sorted((file for file in own_files if not file.taken), key=lambda file: file.memory.nbytes)
         fits = (f for f in idle if f.memory.nbytes >= size and locks(f.descriptor, fcntl.LOCK_EX))
         file = next(fits, None)
         if file is None:
             # What is too small goes first.
             while idle and sum(other.memory.nbytes for other in idle) + size > kept:
-                _own.remove(idle.pop(0))
+                own_files.remove(idle.pop(0))
             file = OwnFile(size)
-            _own.append(file)
+            own_files.append(file)
         file.taken = True
         file.memory[:TOKEN_BYTES] = np.frombuffer(os.urandom(TOKEN_BYTES), np.uint8)
         return file
@@ -203,16 +203,16 @@ def _open(path: str) -> int:
 def _mapping(at: tuple[int, int, int], locked: int) -> MappedFile:
     """Return a file of another process, mapped when it is first seen; those that are not there any more go then."""
     with _lock:
-        if at not in _others:
-            for other in [key for key in _others if not _is_there(*key)]:
-                del _others[other]
+        if at not in others_files:
+            for other in [key for key in others_files if not _is_there(*key)]:
+                del others_files[other]
             # Opened once more: a mapping would keep the lock.
             own = _open(f"/proc/self/fd/{locked}")
             try:
-                _others[at] = MappedFile(own)
+                others_files[at] = MappedFile(own)
             finally:
                 os.close(own)
-        return _others[at]
+        return others_files[at]
 
 
 def _is_there(process: int, descriptor: int, number: int) -> bool:
@@ -227,7 +227,7 @@ def reach(register: Callable[[Array], None] | None) -> None:
     global pin
     with _lock:
         if register is not None and pin is None:
-            for file in (*_own, *_others.values()):
+            for file in (*own_files, *others_files.values()):
                 register(file.memory)
         pin = register
 
@@ -237,8 +237,8 @@ def forget() -> None:
     global _missed
     with _lock:
         _missed = 0
-        _own.clear()
-        _others.clear()
+        own_files.clear()
+        others_files.clear()
 
 
 def _serialized(sent: SentSlices, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
