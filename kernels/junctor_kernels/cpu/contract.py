@@ -7,7 +7,7 @@ Main function: `contract`, called by `cpu.plan` for every reduction.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SPAN, STRIDE, TILES
 from junctor_kernels.cpu.jit import jit
@@ -22,23 +22,22 @@ LANE_BYTES = 2 * BYTES
 RUN = 32
 
 
+class TermLists(NamedTuple):
+    """The arrays of a `Bytecode` that contractions read."""
+
+    operands: Any
+    offsets: Any
+    span: Any
+    terms: Any
+    shared: Any
+
+
 @jit
-def contract(
-    step: Any,
-    operands: Any,
-    offsets: Any,
-    span: Any,
-    terms: Any,
-    shared: Any,
-    arena: Any,
-    cases: int,
-    maximise: bool | None,
-    nothing: Any,
-) -> None:
+def contract(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
     """Contract the operands of a step into its rows of the arena.
 
     step: int64 [STEP_COLUMNS].
-    operands, offsets, span, terms, shared: of its `Bytecode`.
+    lists: of its `Bytecode`.
     arena: flat, `cases` numbers a row.
     cases: lanes of a row, a multiple of two vectors.
     maximise: None for sums of products; True for maxima of sums of logarithms.
@@ -46,11 +45,11 @@ def contract(
     """
     # None and True are different types to Numba: `maximise` is resolved at compile time, and loops have no branch.
     if step[HOW] == LINES:
-        _lines(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+        _lines(step, lists, arena, cases, maximise, nothing)
     elif step[HOW] == PAIRS:
-        _pairs(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+        _pairs(step, lists, arena, cases, maximise, nothing)
     else:
-        _products(step, operands, offsets, span, terms, shared, arena, cases, maximise, nothing)
+        _products(step, lists, arena, cases, maximise, nothing)
 
 
 @jit
@@ -75,19 +74,10 @@ def _combine(one: Any, other: Any, maximise: bool | None) -> Any:
 
 
 @jit
-def _lines(
-    step: Any,
-    operands: Any,
-    offsets: Any,
-    span: Any,
-    terms: Any,
-    shared: Any,
-    arena: Any,
-    cases: int,
-    maximise: bool | None,
-    nothing: Any,
-) -> None:
-    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+def _lines(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
+    offsets, terms, shared = lists.offsets, lists.terms, lists.shared
+    operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
+    span, stride = lists.span[step[SPAN] :], step[STRIDE]
     width = BYTES // arena.itemsize
     f, f_terms = offsets[operands[0, 0] :], offsets[operands[0, 1] :]
     a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
@@ -124,19 +114,10 @@ def _lines(
 
 
 @jit
-def _pairs(
-    step: Any,
-    operands: Any,
-    offsets: Any,
-    span: Any,
-    terms: Any,
-    shared: Any,
-    arena: Any,
-    cases: int,
-    maximise: bool | None,
-    nothing: Any,
-) -> None:
-    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+def _pairs(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
+    offsets, terms = lists.offsets, lists.terms
+    operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
+    span, stride = lists.span[step[SPAN] :], step[STRIDE]
     width = BYTES // arena.itemsize
     a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
     c, c_terms = offsets[operands[2, 0] :], offsets[operands[2, 1] :]
@@ -172,19 +153,10 @@ def _pairs(
 
 
 @jit
-def _products(
-    step: Any,
-    operands: Any,
-    offsets: Any,
-    span: Any,
-    terms: Any,
-    shared: Any,
-    arena: Any,
-    cases: int,
-    maximise: bool | None,
-    nothing: Any,
-) -> None:
-    operands, out, span, stride = operands[step[FIRST] :], offsets[step[OUT] :], span[step[SPAN] :], step[STRIDE]
+def _products(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | None, nothing: Any) -> None:
+    offsets, terms, shared = lists.offsets, lists.terms, lists.shared
+    operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
+    span, stride = lists.span[step[SPAN] :], step[STRIDE]
     width = BYTES // arena.itemsize
     # The first operand is the shared factor, -1 where there is none.
     # Without a factor the offsets are read but never used.

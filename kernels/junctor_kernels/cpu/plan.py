@@ -39,7 +39,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.contract import contract
+from junctor_kernels.cpu.contract import TermLists, contract
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
@@ -56,6 +56,8 @@ def propagate(code: Any, work: Any) -> None:
     # Cases of the block in memory, padding included: loops have no partial vectors.
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(0)
+    # Not the whole code: a call copies the descriptors of all arrays that it is given.
+    lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
     for i in range(code.steps.shape[0]):
         step = code.steps[i]
         if step[KIND] == SLICE:
@@ -64,9 +66,7 @@ def propagate(code: Any, work: Any) -> None:
         elif step[KIND] == LIKELIHOOD:
             _likelihood(step, work.likelihoods, work.arena, work.bounds, work.lossless, code.tiny)
         elif step[KIND] == REDUCE:
-            contract(
-                step, code.operands, code.offsets, code.span, code.terms, code.shared, work.arena, cases, None, nothing
-            )
+            contract(step, lists, work.arena, cases, None, nothing)
             _rescale(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, work.bits)
             _bound(step, code.parents, code.growth[i], work.bounds, work.lossless, work.lanes, work.bits, code.tiny)
         _conclude(step, code.results[i], work.arena, work.bounds, work.lossless, work.lanes, work.posteriors, work.sums)
@@ -81,6 +81,7 @@ def explain(code: Any, work: Any) -> None:
     """
     cases = work.lanes.shape[1]
     nothing = work.arena.dtype.type(-np.inf)
+    lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
     scale = work.bounds[SCALE]
     for i in range(code.steps.shape[0]):
         step = code.steps[i]
@@ -89,9 +90,7 @@ def explain(code: Any, work: Any) -> None:
         elif step[KIND] == LIKELIHOOD:
             _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
         elif step[KIND] == REDUCE:
-            contract(
-                step, code.operands, code.offsets, code.span, code.terms, code.shared, work.arena, cases, True, nothing
-            )
+            contract(step, lists, work.arena, cases, True, nothing)
             _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
             scale[step[SLOT]] = work.lanes[LARGEST]
             for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):

@@ -7,7 +7,7 @@ node and sample) stay in the cache. Results depend neither on threads nor on the
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from junctor_kernels.sampling.layout import (
     Sums,
 )
 from junctor_kernels.sampling.philox import RandomStream, fill
-from junctor_kernels.sampling.thresholds import threshold_rows
+from junctor_kernels.sampling.thresholds import build_thresholds
 
 
 def sums(case: SampledCase, function: Function, stream: RandomStream, first: int, count: int) -> Sums:
@@ -47,9 +47,7 @@ def sums(case: SampledCase, function: Function, stream: RandomStream, first: int
     count: number of samples.
     """
     # Samples are not kept: each block is drawn, summed and overwritten by the next one.
-    slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
-    shift, hits = _sum_blocks(*_of(case, function), stream.record(), first, count, slots, total)
-    return Sums(shift, slots, total, count, hits)
+    return Sums(*_sum_blocks(_draw_of(case, function), stream.record(), first, count))
 
 
 def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums:
@@ -60,21 +58,14 @@ def sums_of(case: SampledCase, samples: Samples, logs: bool, count: int) -> Sums
     logs: whether weights are logarithms.
     count: number of samples.
     """
-    slots, total = np.zeros((int(case.nodes[:, STATES].sum()), 2)), np.zeros(2)
-    shift, hits = _sum_drawn(case.nodes, samples.states, samples.weights, logs, slots, total)
-    return Sums(shift, slots, total, count, hits)
+    return Sums(*_sum_drawn(case.nodes, samples, logs, count))
 
 
 def draw(
     case: SampledCase, function: Function, stream: RandomStream, first: int, count: int, into: Samples, block: int
 ) -> None:
     """Draw samples into `into` from its block `block` on; other parameters as for `sums`."""
-    _draw_blocks(*_of(case, function), stream.record(), first, count, into.states, into.weights, block)
-
-
-def largest(samples: Samples) -> float:
-    """Return the largest weight, or logarithm of one."""
-    return float(samples.weights.max())
+    _draw_blocks(_draw_of(case, function), stream.record(), first, count, into, block)
 
 
 def learn(
@@ -98,21 +89,29 @@ def learn(
     rate: learning rate.
     scores: int64, zeros, for the entries of the node; zero again afterwards.
     """
-    spot = case.nodes[node]
-    _learn(
-        *(spot, case.parents, node, samples.states, samples.weights, top, function.logs, rate, tables),
-        *(function.chances, function.thresholds, function.order, function.ratios, scores),
-    )
+    _learn(case.nodes[node], case.parents, node, samples, top, rate, tables, function, scores)
 
 
-def _of(case: SampledCase, function: Function) -> tuple[Any, ...]:
+class _Draw(NamedTuple):
+    """What samples of a row are drawn from: arrays of its SampledCase, and the function.
+
+    soft: likelihoods of soft evidence, logarithms where the weights are.
+    """
+
+    nodes: Any
+    parents: Any
+    factors: Any
+    soft: Any
+    function: Function
+
+
+def _draw_of(case: SampledCase, function: Function) -> _Draw:
     soft = case.soft
     # `values` and `ratios` are logarithms already; soft evidence differs from row to row.
     if function.logs:
         with np.errstate(divide="ignore"):
             soft = np.log(soft)
-    tables = function.thresholds, function.order, function.values, function.ratios
-    return case.nodes, case.parents, case.factors, soft, *tables, function.logs
+    return _Draw(case.nodes, case.parents, case.factors, soft, function)
 
 
 @jit
@@ -157,25 +156,13 @@ def _combine(weights: Any, factors: Any, entry: Any, rows: Any, logs: Any) -> No
 
 @jit
 def _draw_block(
-    nodes: Any,
-    parents: Any,
-    factors: Any,
-    soft: Any,
-    thresholds: Any,
-    order: Any,
-    values: Any,
-    ratios: Any,
-    logs: Any,
-    stream: Any,
-    first: Any,
-    count: Any,
-    states: Any,
-    weights: Any,
-    words: Any,
-    rows: Any,
+    draw: Any, stream: Any, first: Any, count: Any, states: Any, weights: Any, words: Any, rows: Any
 ) -> None:
     """Draw `count` samples of a block and weigh them."""
     # Factors are combined in the order of the reference: nodes first, then evidence.
+    nodes, parents, factors = draw.nodes, draw.parents, draw.factors
+    thresholds, order, values = draw.function.thresholds, draw.function.order, draw.function.values
+    ratios, logs = draw.function.ratios, draw.function.logs
     weights[:] = 0.0 if logs else 1.0
     for n in range(len(nodes)):
         node = nodes[n]
@@ -189,85 +176,51 @@ def _draw_block(
             _combine(weights, ratios, node[ENTRY], rows, logs)
     for f in range(len(factors)):
         _locate(parents, factors[f, FACTOR_PARENTS], factors[f, FACTOR_COUNT], states, rows)
-        _combine(weights, soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
+        _combine(weights, draw.soft if factors[f, SOFT] else values, factors[f, FACTOR_ENTRY], rows, logs)
     # Samples beyond the last one weigh nothing.
     for i in range(count, BLOCK):
         weights[i] = -np.inf if logs else 0.0
 
 
 @jit
-def _draw_blocks(
-    nodes: Any,
-    parents: Any,
-    factors: Any,
-    soft: Any,
-    thresholds: Any,
-    order: Any,
-    values: Any,
-    ratios: Any,
-    logs: Any,
-    stream: Any,
-    first: Any,
-    count: Any,
-    states: Any,
-    weights: Any,
-    block: Any,
-) -> None:
+def _draw_blocks(draw: Any, stream: Any, first: Any, count: Any, into: Any, block: Any) -> None:
     # Scratch arrays are allocated once for all blocks.
     words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
     for done in range(0, count, BLOCK):
         b = block + done // BLOCK
-        _draw_block(
-            nodes, parents, factors, soft, thresholds, order, values, ratios, logs,
-            stream, first + done, min(BLOCK, count - done), states[b], weights[b], words, rows,
-        )  # fmt: skip
+        here = min(BLOCK, count - done)
+        _draw_block(draw, stream, first + done, here, into.states[b], into.weights[b], words, rows)
 
 
 @jit
-def _sum_blocks(
-    nodes: Any,
-    parents: Any,
-    factors: Any,
-    soft: Any,
-    thresholds: Any,
-    order: Any,
-    values: Any,
-    ratios: Any,
-    logs: Any,
-    stream: Any,
-    first: Any,
-    count: Any,
-    slots: Any,
-    total: Any,
-) -> Any:
-    """Add weights and squares to each state of each node; returns the shift and the number of positive weights."""
+def _sum_blocks(draw: Any, stream: Any, first: Any, count: Any) -> Any:
+    """Return the fields of Sums over samples that are drawn block by block."""
+    nodes, logs = draw.nodes, draw.function.logs
     words, rows = np.empty((4, BLOCK), np.uint32), np.empty(BLOCK, np.int32)
     states, weights = np.zeros((len(nodes), BLOCK), np.uint8), np.empty(BLOCK)
-    squares = np.empty(BLOCK)
+    squares, slots, total = np.empty(BLOCK), np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(2)
     shift, hits = (-np.inf if logs else 0.0), 0
     for done in range(0, count, BLOCK):
-        _draw_block(
-            nodes, parents, factors, soft, thresholds, order, values, ratios, logs,
-            stream, first + done, min(BLOCK, count - done), states, weights, words, rows,
-        )  # fmt: skip
+        _draw_block(draw, stream, first + done, min(BLOCK, count - done), states, weights, words, rows)
         if logs:
             shift = _shifted(weights, shift, slots, total)
         hits += _add_block(nodes, states, weights, squares, slots, total)
-    return shift, hits
+    return shift, slots, total, count, hits
 
 
 @jit
-def _sum_drawn(nodes: Any, states: Any, weights: Any, logs: Any, slots: Any, total: Any) -> Any:
-    """Add the weights of all blocks; the samples stay unchanged."""
+def _sum_drawn(nodes: Any, samples: Any, logs: Any, count: Any) -> Any:
+    """Return the fields of Sums over all blocks; the samples stay unchanged."""
     plain, squares = np.empty(BLOCK), np.empty(BLOCK)
+    slots, total = np.zeros((nodes[:, STATES].sum(), 2)), np.zeros(2)
     shift, hits = (-np.inf if logs else 0.0), 0
-    for b in range(len(states)):
+    for b in range(len(samples.states)):
         # A copy: learning reads the weights again.
-        plain[:] = weights[b]
+        plain[:] = samples.weights[b]
         if logs:
             shift = _shifted(plain, shift, slots, total)
-        hits += _add_block(nodes, states[b], plain, squares, slots, total)
-    return shift, hits
+        hits += _add_block(nodes, samples.states[b], plain, squares, slots, total)
+    return shift, slots, total, count, hits
 
 
 @jit
@@ -323,28 +276,16 @@ def _add_block(nodes: Any, states: Any, weights: Any, squares: Any, slots: Any, 
 
 @jit
 def _learn(
-    node: Any,
-    parents: Any,
-    n: Any,
-    states: Any,
-    weights: Any,
-    top: Any,
-    logs: Any,
-    rate: Any,
-    tables: Any,
-    chances: Any,
-    thresholds: Any,
-    order: Any,
-    ratios: Any,
-    scores: Any,
+    node: Any, parents: Any, n: Any, samples: Any, top: Any, rate: Any, tables: Any, function: Any, scores: Any
 ) -> None:
+    states, weights, chances = samples.states, samples.weights, function.chances
     # Integer scores: their sums do not depend on the order of samples.
     size, entry = node[STATES], node[ENTRY]
     rows, most = np.empty(BLOCK, np.int32), 0
     for b in range(len(states)):
         _locate(parents, node[PARENTS], node[COUNT], states[b], rows)
         for i in range(BLOCK):
-            share = math.exp(weights[b, i] - top) if logs else weights[b, i] / top
+            share = math.exp(weights[b, i] - top) if function.logs else weights[b, i] / top
             row = rows[i]
             scores[row * size + states[b, n, i]] += np.int64(np.rint(share * SCORE_UNIT))
             most = max(most, row)
@@ -360,16 +301,4 @@ def _learn(
             # Convex combination of the old chances and the weighted share of the state.
             chances[at] += rate * (scores[row * size + s] / whole - chances[at])
             scores[row * size + s] = 0
-        threshold_rows(
-            tables,
-            chances,
-            thresholds,
-            order,
-            ratios,
-            entry + row * size,
-            node[FIRST] + row * (size - 1),
-            size,
-            1,
-            1,
-            logs,
-        )
+        build_thresholds(tables, function, entry + row * size, node[FIRST] + row * (size - 1), size, 1, 1)

@@ -59,8 +59,7 @@ def propagate(links: Links, probabilities: Floats, own: Floats, sweeps: int) -> 
     below = own.copy()
     # Two tables of partial sums, a compact copy, and products of messages.
     room = np.empty(4 * int(sizes(links).max(initial=1)))
-    tables = links.tables, links.links, links.children, int(links.levels[-2, 0])
-    _sweeps(*tables, probabilities, own, up, down, below, room, sweeps)
+    _sweeps(links, int(links.levels[-2, 0]), probabilities, own, up, down, below, room, sweeps)
     return rounded(below)
 
 
@@ -79,19 +78,8 @@ def rounded(numbers: Floats) -> Floats:
 
 
 @jit
-def _sweeps(
-    tables: Any,
-    links: Any,
-    children: Any,
-    nodes: Any,
-    values: Any,
-    own: Any,
-    up: Any,
-    down: Any,
-    below: Any,
-    room: Any,
-    sweeps: Any,
-) -> None:
+def _sweeps(of: Any, nodes: Any, values: Any, own: Any, up: Any, down: Any, below: Any, room: Any, sweeps: Any) -> None:
+    tables, links, children = of.tables, of.links, of.children
     for _ in range(sweeps):
         # Nodes are ordered with parents first: one pass carries messages through all levels.
         for n in range(nodes):

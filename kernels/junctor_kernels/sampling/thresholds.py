@@ -15,9 +15,8 @@ from junctor_kernels.sampling.layout import ENTRY, FIRST, FULL, STATES, Floats, 
 from junctor_kernels.sampling.loopy import NUMBERS, Links
 
 
-def build_thresholds(
-    tables: Floats, function: Function, entry: int, first: int, states: int, rows: int, least: int
-) -> None:
+@jit
+def build_thresholds(tables: Any, function: Any, entry: Any, first: Any, states: Any, rows: Any, least: Any) -> None:
     """Write thresholds, order and ratios of table rows from their chances, as `reference.thresholds_of` does.
 
     tables: probabilities of all entries.
@@ -26,10 +25,11 @@ def build_thresholds(
     states, rows: size of a row, and their number.
     least: smallest width of a possible state, in units of 1 / FULL.
     """
-    threshold_rows(
-        *(tables, function.chances, function.thresholds, function.order, function.ratios),
-        *(entry, first, states, rows, least, function.logs),
-    )
+    widths, ranks = np.empty(states, np.int64), np.empty(states, np.int64)
+    for row in range(rows):
+        at = entry + row * states
+        chances, cut = function.chances[at : at + states], first + row * (states - 1)
+        _threshold_row(tables, chances, function, at, cut, states, least, widths, ranks)
 
 
 def shape(
@@ -45,51 +45,14 @@ def shape(
     smallest: of each table, threshold that chances above zero are lifted to.
     function: thresholds, order and ratios are written for rows that drawn parents can select; chances are not kept.
     """
-    _shape(
-        *(nodes, case.nodes, case.spans, links.tables, tables, said, smallest),
-        *(function.thresholds, function.order, function.ratios, function.logs),
-    )
-
-
-@jit
-def threshold_rows(
-    tables: Any,
-    chances: Any,
-    thresholds: Any,
-    order: Any,
-    ratios: Any,
-    entry: Any,
-    first: Any,
-    size: Any,
-    rows: Any,
-    least: Any,
-    logs: Any,
-) -> None:
-    """Compiled `build_thresholds`."""
-    widths, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
-    for row in range(rows):
-        at = entry + row * size
-        cut = first + row * (size - 1)
-        _threshold_row(
-            tables, chances[at : at + size], thresholds, order, ratios, at, cut, size, least, logs, widths, ranks
-        )
+    _shape(nodes, case.nodes, case.spans, links.tables, tables, said, smallest, function)
 
 
 @inlined
 def _threshold_row(
-    tables: Any,
-    chances: Any,
-    thresholds: Any,
-    order: Any,
-    ratios: Any,
-    at: Any,
-    cut: Any,
-    size: Any,
-    least: Any,
-    logs: Any,
-    widths: Any,
-    ranks: Any,
+    tables: Any, chances: Any, function: Any, at: Any, cut: Any, size: Any, least: Any, widths: Any, ranks: Any
 ) -> None:
+    thresholds, order, ratios = function.thresholds, function.order, function.ratios
     _rank(chances, ranks)
     # The most probable state gets the rest, so that widths sum to FULL exactly.
     left = FULL
@@ -107,7 +70,7 @@ def _threshold_row(
         if k < size - 1:
             thresholds[cut + k] = below
         ratio = tables[at + s] * FULL / widths[s] if widths[s] > 0 else 0.0
-        ratios[at + s] = math.log(ratio) if logs else ratio
+        ratios[at + s] = math.log(ratio) if function.logs else ratio
 
 
 @inlined
@@ -123,18 +86,9 @@ def _rank(chances: Any, ranks: Any) -> None:
 
 @jit
 def _shape(
-    which: Any,
-    nodes: Any,
-    spans: Any,
-    numbered: Any,
-    tables: Any,
-    said: Any,
-    smallest: Any,
-    thresholds: Any,
-    order: Any,
-    ratios: Any,
-    logs: Any,
+    which: Any, nodes: Any, spans: Any, numbered: Any, tables: Any, said: Any, smallest: Any, function: Any
 ) -> None:
+    thresholds, order, ratios = function.thresholds, function.order, function.ratios
     for n, t in which:
         size, entry, first = nodes[n, STATES], nodes[n, ENTRY], nodes[n, FIRST]
         chances, widths, ranks = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
@@ -143,13 +97,13 @@ def _shape(
         if size == 2:
             span = slice(entry, entry + 2 * spans[n])
             cuts = thresholds[first : first + spans[n]]
-            _shape_pairs(tables[span], below, smallest[t], cuts, order[span], ratios[span], logs)
+            _shape_pairs(tables[span], below, smallest[t], cuts, order[span], ratios[span], function.logs)
             continue
         for row in range(spans[n]):
             at = entry + row * size
             cut = first + row * (size - 1)
             _shape_row(tables[at : at + size], below, smallest[t], chances)
-            _threshold_row(tables, chances, thresholds, order, ratios, at, cut, size, 1, logs, widths, ranks)
+            _threshold_row(tables, chances, function, at, cut, size, 1, widths, ranks)
 
 
 @jit
@@ -191,7 +145,7 @@ def _shape_pairs(table: Any, below: Any, least: Any, thresholds: Any, order: Any
 
 @inlined
 def _shape_row(table: Any, below: Any, least: Any, chances: Any) -> None:
-    """Write the chances of a row; `threshold_rows` and GPU kernels add states in this order as well."""
+    """Write the chances of a row; `build_thresholds` and GPU kernels add states in this order as well."""
     size, total, plain = len(table), 0.0, 0.0
     for s in range(size):
         total += table[s] * below[s]

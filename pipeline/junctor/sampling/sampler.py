@@ -132,7 +132,7 @@ class CpuRow:
         """Move the importance function by a share `rate` towards what `count` samples say."""
         samples = self.draw(stream, count)
         totals = sampling_cpu.sums_of(self._case, samples, self.function.logs, count) if sums else None
-        top = sampling_cpu.largest(samples)
+        top = float(samples.weights.max())
         # Nothing to learn where all weights are zero.
         if top > (-np.inf if self.function.logs else 0.0):
             # Nodes own disjoint parts of the function, so that threads take nodes.
