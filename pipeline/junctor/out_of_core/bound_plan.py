@@ -104,8 +104,6 @@ class BoundPlan:
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
         self._adds = algebra.combine is np.add
-        self._closed = frozenset(table for up, down, _ in self.plan.edges for table in (up, down))
-        self._edges = {down: (up, total) for up, down, total in self.plan.edges}
         self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         self.programs = [
             PassProgram(tuple(self._lower(pass_, step) for step in pass_.steps), algebra) for pass_ in chunks.passes
@@ -181,7 +179,7 @@ class BoundPlan:
                 here += terms * operand.lost * excess
             else:
                 in_messages += operand.lost * (1 + in_messages)
-                open_messages += 0.0 if table in self._closed else operand.open
+                open_messages += 0.0 if table in self._leaves.closed else operand.open
         lost = growth * excess * in_messages + here * (1 + in_messages)
         still_open = (growth * excess * open_messages + here) * (1 + in_messages)
         return TableStats(scale - math.log(factor), lost * factor, still_open * factor, least, largest)
@@ -199,7 +197,7 @@ class BoundPlan:
         for table in self.plan.totals:
             logs[table] = self._log_of(results[table].item(), stats[table])
             log_value = log_value + logs[table]
-        share = sum((self._open_share(down, stats, logs) for down in self._edges), 0.0)
+        share = sum((self._open_share(down, stats, logs) for down in self._leaves.edge_of), 0.0)
         marginals = {v: self._posterior(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
         ends = [_ratio(self.plan.tables[t].entries * stats[t].open, stats[t].largest) for t in self.results]
         # NumPy's maximum, because Python's passes over what is not a number.
@@ -220,7 +218,7 @@ class BoundPlan:
 
     def _open_share(self, down: int, stats: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
-        up, total = self._edges[down]
+        up, total = self._leaves.edge_of[down]
         one, other = stats[up].as_read(), stats[down].as_read()
         entries = self.plan.tables[down].entries
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))

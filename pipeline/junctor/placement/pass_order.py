@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, islice
+from itertools import islice
 
-from junctor.planning.chunks import ChunkPlan
+from junctor.planning.chunks import ChunkPlan, alive_entries
 
 # Passes that are looked at from the first on that has not begun.
 LOOKED_AT = 64
@@ -30,11 +30,7 @@ class PassOrder:
         self._done: set[int] = set()
         # Passes that make or read a table and are not done.
         self._users = Counter(table for pass_ in passes for table in {*pass_.loads, *pass_.stores})
-        change = [0] * (len(passes) + 1)
-        for table, (first, last) in chunks.lifetimes().items():
-            change[max(first, 0)] += plan.tables[table].entries
-            change[last + 1] -= plan.tables[table].entries
-        self._alive = list(accumulate(change))
+        self._alive = alive_entries(plan, chunks.lifetimes(), len(passes))
         self._most = max(self._alive)
 
     def __bool__(self) -> bool:
