@@ -22,6 +22,7 @@ from junctor.out_of_core.gpu import devices as chunk_gpus
 from junctor.out_of_core.gpu import run as chunked_gpu
 from junctor.out_of_core.gpu import slots as chunk_slots
 from junctor.out_of_core.gpu.devices import DeviceGroup
+from junctor.out_of_core.gpu.launches import StepLaunch
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
 from junctor.out_of_core.memory_splits import OFFSET_BYTES
 from junctor.out_of_core.program import ChunkedProgram
@@ -32,7 +33,7 @@ from junctor.placement.placement import outer_variables, pinned_offsets, reuse_b
 from junctor.placement.residency import choose_residency
 from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunk_search import candidates
-from junctor.planning.chunks import ChunkPlan, chunk_plan, loaded_entries
+from junctor.planning.chunks import ChunkPlan, chunk_plan, configurations, loaded_entries
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.devices import open_gpu, open_other_gpus
@@ -91,8 +92,8 @@ def check(
         # Whatever slots came first, the numbers are the same.
         np.testing.assert_array_equal(found.posteriors[variable], again.posteriors[variable])
     if not gpu.resident and not gpu.leaves:
-        assert gpu.loaded >= 2 * chunks.loaded * algebra.dtype.itemsize
-        assert gpu.stored >= 2 * chunks.stored * algebra.dtype.itemsize
+        assert sum(slot.loaded for slot in gpu.slots) >= 2 * chunks.loaded * algebra.dtype.itemsize
+        assert sum(slot.stored for slot in gpu.slots) >= 2 * chunks.stored * algebra.dtype.itemsize
     return gpu
 
 
@@ -279,7 +280,7 @@ def test_what_lies_at_the_same_place_is_not_there_at_the_same_time(
 @given(st.integers(1, 9), st.lists(st.integers(2, 4), max_size=4), st.data())
 def test_configurations_are_dealt_in_even_blocks(gpus: int, sizes: list[int], data: st.DataObject) -> None:
     deal = Sharding(gpus, tuple(range(len(sizes))), tuple(sizes), data.draw(st.integers(0, gpus - 1)))
-    whole = list(deal.configurations())
+    whole = [dict(zip(deal.by, states, strict=True)) for states in configurations(deal.sizes)]
     assert [deal.number(states) for states in whole] == list(range(deal.count))
     blocks = {gpu: [deal.number(states) for states in whole if deal.gpu(states) == gpu] for gpu in range(gpus)}
     assert {gpu for gpu, block in blocks.items() if block} == deal.used
@@ -317,7 +318,7 @@ def test_a_task_that_fails_ends_the_pass(devices: Devices, monkeypatch: pytest.M
             raise MemoryError("for this test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chunked_gpu.GpuRun, "_launch", fail)
+        patch.setattr(StepLaunch, "enqueue", fail)
         with pytest.raises(MemoryError, match="for this test"):
             ChunkedGpuProgram(chunks, network, reference.DOUBLE, gpu).run(EvidenceBlock(1, {}, {}))
     # Nothing is left behind that the next propagation would stumble over.

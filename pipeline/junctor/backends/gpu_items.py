@@ -64,6 +64,7 @@ def items_of(
         at = stages.made[table]
         if step[layout.KIND] == layout.REDUCE:
             contractions[at].append(n)
+            # Bounds need the largest entry of the whole table: one launch later.
             rest[at + 1].append(Item(BOUND, n, int(total)))
         else:
             rows = int(step[layout.ENTRIES])
@@ -72,6 +73,7 @@ def items_of(
             rest[at] += [Item(MAKE, n, first, min(first + size, rows)) for first in range(0, rows, size)]
         if marginal >= 0:
             rest[at + 1].append(Item(MARGINAL, n, marginal))
+    # Many cases: warps gather the results of a block in parts, then one launch adds them up.
     if not cases:
         rest[-1] += [Item(FIND, 0, part) for part in range(gpu.PARTS)]
         rest.append([])
@@ -133,6 +135,7 @@ def _many(members: list[int], stage: gpu_stages.StageWork, setting: gpu_stages.C
     for n, step, longest in zip(members, stage.steps, stage.longest.tolist(), strict=True):
         tiles = int(step[layout.TILES])
         size = max(1, setting.terms // longest)
+        # Long sums are shared by all warps of a thread block.
         shares = gpu.MANY_THREADS // gpu.WARP if longest >= setting.shared else 1
         cost = size * longest * int(step[layout.LINES_OF_TILE] + step[layout.SIZE] // step[layout.LINES_OF_TILE])
         items += [(cost, Item(CONTRACT, n, first, min(first + size, tiles), shares)) for first in range(0, tiles, size)]

@@ -117,6 +117,7 @@ class GpuBlocks:
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = bytes_of(work) + IN_FLIGHT * bytes_of(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        # They go straight into the answers, not through memory of blocks.
         del ways["posteriors"]
         there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * bytes_of(ways))
         if there < 1:
@@ -154,6 +155,7 @@ class GpuBlocks:
 
 def _in_chunks(rows: int, most: int, chunk: int) -> int:
     """Return the cases of blocks of much the same size, rather than of a small one at the end."""
+    # As many blocks as the largest size needs, then all of one size.
     blocks = -(-rows // (most // chunk * chunk))
     return -(-rows // (blocks * chunk)) * chunk
 

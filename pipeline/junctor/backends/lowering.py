@@ -104,6 +104,7 @@ class Lowering:
         for step in plan.steps:
             if not isinstance(step, Free | Potential):
                 self._lower(step)
+        # After all steps, since tracing reads the offsets of their tables.
         for at in plan.traceback:
             step = plan.steps[at]
             assert isinstance(step, Reduce)

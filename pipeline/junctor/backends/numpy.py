@@ -302,12 +302,7 @@ class Program:
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
         """Contract tables [entries, cases or 1], with threads in compiled code."""
-        if not self.threads:
-            return reference.reduce(what, tables, algebra, self.scratch_entries)
-        # Imported here: compiled code takes longer to load than a small plan to run.
-        from junctor_kernels.cpu import entries
-
-        return entries.reduce(what, tables, algebra, self.threads)
+        return contracted(what, tables, algebra, self.scratch_entries, self.threads)
 
     def _losses(
         self, lowered: LoweredContraction, operands: Sequence[ScaledTable], here: Floats
@@ -442,6 +437,20 @@ class Program:
         term = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(term, shape) if shape else (), strict=True))
+
+
+def contracted(what: Contraction, tables: Sequence[Table], algebra: Algebra, scratch: int, threads: int) -> Table:
+    """Return a contraction of tables [entries, cases or 1].
+
+    scratch: entries of a block in NumPy.
+    threads: of compiled code; 0 for NumPy.
+    """
+    if not threads:
+        return reference.reduce(what, tables, algebra, scratch)
+    # Imported here: compiled code takes longer to load than a small plan to run.
+    from junctor_kernels.cpu import entries
+
+    return entries.reduce(what, tables, algebra, threads)
 
 
 def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDArray[np.bool_]:

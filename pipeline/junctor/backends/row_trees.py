@@ -145,6 +145,7 @@ class RowEngine:
 
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
+        # By bytes of answers, because rows of many targets take longer.
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 

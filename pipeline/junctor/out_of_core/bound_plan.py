@@ -100,6 +100,7 @@ class BoundPlan:
         self.plan = chunks.plan
         self.algebra = algebra
         self._as_summed = as_summed
+        # Only leaves are bound here: reductions have no numbers before their pass.
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
@@ -134,6 +135,7 @@ class BoundPlan:
     def update(self, stats: dict[int, TableStats], report: PassReport) -> None:
         """Add the statistics of the tables of a pass that is done; those of what it reads have to be there."""
         pass_ = self.chunks.passes[report.number]
+        # As the tasks of the pass read them: times their scale factor.
         inside: dict[int, TableStats] = {table: stats[table].as_read() for table in pass_.loads}
         for reduce, step in zip(pass_.steps, self.programs[report.number].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
@@ -148,6 +150,7 @@ class BoundPlan:
             # Devices compute the same by themselves, of the bits of the largest entry.
             return replace(stats, exponent=shift_of(self.algebra.dtype.type(stats.largest)))
         exponent = math.frexp(stats.largest)[1]
+        # Most tables need no second pass over their entries then.
         if abs(exponent) <= MAX_UNSCALED:
             return stats
         return replace(stats, exponent=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
@@ -159,6 +162,7 @@ class BoundPlan:
         largest, least = max_min
         scale = sum([operand.log_scale for operand in operands])
         if self._adds:
+            # Logarithms lose nothing to underflow.
             return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
@@ -224,18 +228,15 @@ class BoundPlan:
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:
             return 0.0
+        # In logarithms first: the scales alone may exceed double precision.
         difference = logs[total] - one.log_scale - other.log_scale
+        # exp(700) is near the end of double precision.
         return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
 
 
 def _stats_of(value: ScaledTable) -> TableStats:
-    return TableStats(
-        float(value.log_scale[0]),
-        float(value.lost[0]),
-        float(value.open[0]),
-        float(value.least[0]),
-        float(value.table.max()),
-    )
+    log_scale, lost, still_open, least = map(float, (value.log_scale[0], value.lost[0], value.open[0], value.least[0]))
+    return TableStats(log_scale, lost, still_open, least, float(value.table.max()))
 
 
 def _ratio(number: float, by: float) -> float:

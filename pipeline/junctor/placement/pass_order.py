@@ -48,6 +48,7 @@ class PassOrder:
 
     def _fits(self, n: int) -> bool:
         """Return True if there is room for what a pass makes until its turn comes in the plan."""
+        # Before it all is done as in the plan, so only what is early counts.
         first = min(n, next(iter(self._left)), *self._open)
         early = [k for k in (*self._open, *self._done) if k > first] + [n]
         return all(
@@ -59,5 +60,6 @@ class PassOrder:
         self._open.remove(n)
         self._done.add(n)
         tables = {*self._passes[n].loads, *self._passes[n].stores}
+        # Of a table that no pass reads later nothing is left to wait for.
         self._users.subtract(tables)
         return sorted(table for table in tables if not self._users[table])

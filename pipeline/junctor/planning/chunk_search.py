@@ -70,6 +70,7 @@ def cheapest_chunks(
     best: tuple[float, int, ChunkPlan, MemorySplit] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
+    # The first one that fits bounds the time of all others.
     for plan in sorted(candidates(problem, rows), key=operations_of):
         ways = list(enumerate(splits(plan)))
         if best is not None:
@@ -95,6 +96,7 @@ def cheapest_chunks(
                 best = seconds, number, chunks, split
     if best is not None:
         return best[2:]
+    # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
 
 

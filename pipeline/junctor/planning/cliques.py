@@ -105,6 +105,7 @@ def plan_stored(shape: Shape, rows: int = 1) -> StoredPlan:
     """Return the stored cliques of a network; `rows`: cases to come, for the effort of the elimination order."""
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(shape.cardinalities), shape.scopes)
+    # One tree for all evidence: none is cut out of the graph.
     order = best_order(graph, mask_of(everything), shape.cardinalities, rows)
     return stored_plan(junction_tree(order, shape), shape)
 

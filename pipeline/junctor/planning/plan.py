@@ -170,6 +170,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON; equal plans give equal text."""
+        # Fields come by name, so that the text outlives changes of their order.
         record = asdict(self)
         # Sets have no order; JSON must be the same in every process.
         record["pattern"] = {name: sorted(members) for name, members in record["pattern"].items()}
