@@ -182,9 +182,10 @@ def ways(options: argparse.Namespace) -> None:
                     continue
                 same = _same(chunks, chosen.chunks) and each.entry_threads == chosen.entry_threads
                 is_chosen = same and slots == chosen.slots
+                if isinstance(rooms, GpuSplits) and slots > rooms.most_slots(chunks):
+                    continue
                 seconds = rooms.seconds_with(chunks, slots) if isinstance(rooms, GpuSplits) else each.seconds
-                if seconds is not None:
-                    every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))
+                every.append(Way(share, chunks, each.scratch, each.entry_threads, slots, seconds, is_chosen))
         found.append((name, network, options.precision, task, every))
     options.output.write_bytes(pickle.dumps(found))
 

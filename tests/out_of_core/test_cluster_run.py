@@ -23,9 +23,9 @@ from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster import remote_tables as chunk_stock
 from junctor.out_of_core.cluster import run as chunk_cluster
 from junctor.out_of_core.cluster import scheduler as chunk_jobs
-from junctor.out_of_core.cluster.run import ClusterRun, propagate
+from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.cluster.tasks import PartOrigin, forget_shared, join
-from junctor.out_of_core.pass_program import CpuTasks
+from junctor.out_of_core.pass_program import Contract, CpuTasks
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
@@ -69,6 +69,18 @@ def case(seed: int = 0) -> EvidenceBlock:
 
 def cut(working: int, network: Network = NETWORK, pattern: Pattern = PATTERN) -> ChunkPlan:
     return chunk_plan(compile_plan(shape_of(network), pattern, rows=1), working, 1 << 40, 0)
+
+
+def propagate(
+    client: Any,
+    chunks: ChunkPlan,
+    network: Network,
+    algebra: Algebra,
+    block: EvidenceBlock,
+    contract: Contract | None = None,
+    in_flight: int = IN_FLIGHT,
+) -> BlockOutcome:
+    return ClusterRun(client, BoundPlan(chunks, network, algebra), contract, in_flight).outcome(block)
 
 
 def assert_same(found: BlockOutcome, expected: BlockOutcome) -> None:

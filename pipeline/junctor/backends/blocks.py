@@ -39,6 +39,7 @@ def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, ro
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
+    # The size of blocks must not depend on threads: roundings follow it.
     parts = [rows[start : start + backend.cases] for start in range(0, len(rows), backend.cases)]
     return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
 
@@ -58,6 +59,7 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecut
     if on_device is not None:
         return on_device
     explains = prepared.ladder[0] is MAX_LOG
+    # Doubtful rows are few: lowering a plan for them would not pay.
     faster = prepared.compiled() if algebra is prepared.ladder[0] else None
     if faster is not None and not explains:
         return faster
@@ -102,6 +104,7 @@ def write_tables(outcome: BlockOutcome, block: EvidenceBlock, rows: Rows, answer
         if variable in outcome.posteriors:
             answers.posteriors[variable][at] = outcome.posteriors[variable].T
         else:
+            # A sliced variable has no marginal: its posterior is the observed state.
             answers.posteriors[variable][at] = 0
             answers.posteriors[variable][rows, block.states[variable]] = 1
 

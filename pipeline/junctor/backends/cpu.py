@@ -99,6 +99,7 @@ class CompiledProgram:
         thread: index of the calling thread.
         """
         outcome = self.run(block, thread)
+        # Targets are the same in all batches of an engine.
         if self._sources is None:
             sizes = self._plan.shape.cardinalities
             self._sources = sources_of(answers.targets, sizes, self._posteriors, self._rows)

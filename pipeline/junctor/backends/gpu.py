@@ -33,13 +33,15 @@ class GpuProgram(GpuBlocks):
     def __init__(
         self, program: Program, rows: int, device: BlockDevice, host: int, speeds: CostModel | None = None
     ) -> None:
+        # Measured on this machine where it was calibrated, else what is built in.
         known = speeds or local_cost_models().gpu(MeasuredDevice(device.name, device.figures))
         super().__init__(program, rows, device.room, host, known)
         self.device = device
         lowering = self._lowering
         self._likelihoods, self._posteriors = lowering.likelihoods, lowering.posteriors
         self._arrays = self._put(self._code, self._items) | {"fixed": device.put(self._constant_bounds(lowering))}
-        self._settled, self._arrays["settled"] = self._settled_posteriors()
+        self._shared_rows, self._arrays["settled"] = self._shared_posteriors()
+        # Made with the first block, since the order of targets comes with the answers.
         self._targets: DeviceArray | None = None
         self.threads = IN_FLIGHT
         self._places = self._lay_out(lowering, program.algebra.dtype)
@@ -56,15 +58,15 @@ class GpuProgram(GpuBlocks):
         under_way = self._places[place].begin(block, rows, answers)
         # While the device is at work.
         constants = self._program.constants(block)
-        found = under_way()[:, : block.cases]
-        log_value = found[0] + constants
-        return BlockOutcome(log_value, {}, {}, doubtful_rows(found[1] + found[2], log_value, self._program.algebra))
+        sums = under_way()[:, : block.cases]
+        log_value = sums[0] + constants
+        return BlockOutcome(log_value, {}, {}, doubtful_rows(sums[1] + sums[2], log_value, self._program.algebra))
 
     def targets(self, answers: Answers) -> DeviceArray:
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
             sizes = self._plan.shape.cardinalities
-            sources = sources_of(answers.targets, sizes, self._posteriors, self._rows, self._settled)
+            sources = sources_of(answers.targets, sizes, self._posteriors, self._rows, self._shared_rows)
             self._targets = self.device.put(_narrowed(sources))
         return self._targets
 
@@ -103,7 +105,7 @@ class GpuProgram(GpuBlocks):
             "growth": put(code.growth),
         }
 
-    def _settled_posteriors(self) -> tuple[dict[int, int], DeviceArray]:
+    def _shared_posteriors(self) -> tuple[dict[int, int], DeviceArray]:
         """Return the posteriors that no case changes, one after the other, and variable -> where its own begins."""
         tables = {v: self._program.shared[t].table for v, t in self._plan.marginals if t in self._program.shared}
         rows = dict(zip(tables, accumulate((len(table) for table in tables.values()), initial=0), strict=False))
@@ -144,6 +146,7 @@ class _Place:
         every = {**program._arrays, **self._arrays}
         fields = {name: self._device.address(array) for name, array in every.items()}
         extremes, rows = fields["extremes"], program._arrays["lost"].shape[0]
+        # Three parts of one array, which a launch clears at once.
         size = rows * program.cases * self._dtype.itemsize
         fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
         fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
@@ -158,6 +161,7 @@ class _Place:
         """
         assert answers.memory is not None
         host = self._take(block, rows)
+        # Only what the plan reads: small copies cost as much as kernels.
         names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
         device = self._device
         with device.queue:
@@ -170,15 +174,16 @@ class _Place:
             device.download(self._arrays["found"], host["found"])
             mark = device.mark()
 
-        def found() -> npt.NDArray[np.float64]:
+        def sums() -> npt.NDArray[np.float64]:
             device.wait(mark)
             return host["found"]
 
-        return found
+        return sums
 
     def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
         """Write what differs between blocks into the record of this one."""
         targets = self._program.targets(answers)
+        # In pinned memory, so that the upload does not wait for the host.
         record = self._record.view(np.int64)
         fields = {
             "cases": lanes,

@@ -6,36 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import (
-    COUNT,
-    ENTRIES,
-    FIRST,
-    FIXED,
-    KIND,
-    LIKELIHOOD,
-    LINES_OF_TILE,
-    REDUCE,
-    SIZE,
-    SLICE,
-    SLOT,
-    TILES,
-    Bytecode,
-)
+from junctor_kernels.cpu import bytecode as layout
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu.blocks import BOUND, CONTRACT, FIND, FINISH, FIXED_TABLE, MAKE, MARGINAL, NOTHING, BlockLaunch
 
 from junctor.backends.lowering import Lowering
-from junctor.cost.features.gpu_stages import (
-    FEW_WORK,
-    MANY_WORK,
-    CaseParallel,
-    EntryParallel,
-    LaunchTuner,
-    SideWork,
-    StageWork,
-    each_block,
-    stage_of,
-)
+from junctor.cost.features import gpu_stages
 from junctor.planning.levels import LaunchLevels
 
 
@@ -66,7 +42,12 @@ class Schedule(NamedTuple):
 
 
 def items_of(
-    lowering: Lowering, code: Bytecode, stages: LaunchLevels, cases: int, chunks: int, launching: LaunchTuner
+    lowering: Lowering,
+    code: layout.Bytecode,
+    stages: LaunchLevels,
+    cases: int,
+    chunks: int,
+    launching: gpu_stages.LaunchTuner,
 ) -> Schedule:
     """Return the work of a plan.
 
@@ -74,21 +55,25 @@ def items_of(
     """
     contractions: list[list[int]] = [[] for _ in range(stages.count + 1)]
     rest: list[list[Item]] = [[] for _ in contractions]
+    slice_rows = max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
     for n, table in enumerate(lowering.tables):
         step = code.steps[n]
         total, marginal = bool(code.results[n, 0]), int(code.results[n, 1])
-        if step[KIND] == FIXED:
+        if step[layout.KIND] == layout.FIXED:
             continue
         at = stages.made[table]
-        if step[KIND] == REDUCE:
+        if step[layout.KIND] == layout.REDUCE:
             contractions[at].append(n)
+            # Bounds need the largest entry of the whole table: one launch later.
             rest[at + 1].append(Item(BOUND, n, int(total)))
         else:
-            rows = int(step[ENTRIES])
-            each = rows if step[KIND] == LIKELIHOOD else _rows_of_item(cases)
-            rest[at] += [Item(MAKE, n, first, min(first + each, rows)) for first in range(0, rows, each)]
+            rows = int(step[layout.ENTRIES])
+            # A likelihood is scaled by its largest entry, so one item makes all of it.
+            size = rows if step[layout.KIND] == layout.LIKELIHOOD else slice_rows
+            rest[at] += [Item(MAKE, n, first, min(first + size, rows)) for first in range(0, rows, size)]
         if marginal >= 0:
             rest[at + 1].append(Item(MARGINAL, n, marginal))
+    # Many cases: warps gather the results of a block in parts, then one launch adds them up.
     if not cases:
         rest[-1] += [Item(FIND, 0, part) for part in range(gpu.PARTS)]
         rest.append([])
@@ -96,10 +81,10 @@ def items_of(
     rest[-1].append(Item(FINISH))
     fixed = [slot for table, slot in lowering.slots.items() if table not in stages.made]
     rest[0] += [Item(FIXED_TABLE, slot, n) for n, slot in enumerate(fixed)]
-    cut, work = [], np.zeros(len(FEW_WORK) if cases else len(MANY_WORK))
+    cut, work = [], np.zeros(len(gpu_stages.FEW_WORK) if cases else len(gpu_stages.MANY_WORK))
     launched = [pair for pair in zip(contractions, rest, strict=True) if any(pair)]
     for members, beside in launched:
-        stage = stage_of(code, members, _beside(beside, code))
+        stage = gpu_stages.stage_of(code, members, _beside(beside, code))
         if cases:
             few, counts = launching.for_few(stage, cases)
             cut.append(_few(members, stage, cases, few))
@@ -108,25 +93,21 @@ def items_of(
             cut.append(_many(members, stage, many))
         work += counts
     if cases:
-        work[FEW_WORK.index("offsets")] = code.offsets.size
+        work[gpu_stages.FEW_WORK.index("offsets")] = code.offsets.size
     return Schedule(*_in_order(cut, [beside for _, beside in launched], few=bool(cases)), work)
 
 
-def _rows_of_item(cases: int) -> int:
-    return max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
-
-
-def _beside(items: list[Item], code: Bytecode) -> SideWork:
+def _beside(items: list[Item], code: layout.Bytecode) -> gpu_stages.SideWork:
     """Return what there is beside contractions."""
-    rows: dict[int, list[int]] = {SLICE: [], LIKELIHOOD: []}
-    for item in (each for each in items if each.what == MAKE):
-        rows[int(code.steps[item.step, KIND])].append(item.last - item.first)
-    marginals = [int(code.steps[item.step, ENTRIES]) for item in items if item.what == MARGINAL]
-    return SideWork(
+    rows: dict[int, list[int]] = {layout.SLICE: [], layout.LIKELIHOOD: []}
+    for item in (item for item in items if item.what == MAKE):
+        rows[int(code.steps[item.step, layout.KIND])].append(item.last - item.first)
+    marginals = [int(code.steps[item.step, layout.ENTRIES]) for item in items if item.what == MARGINAL]
+    return gpu_stages.SideWork(
         made=sum(map(sum, rows.values())),
         bounds=sum(item.what == BOUND for item in items),
         marginals=sum(marginals),
-        likelihood=max(rows[LIKELIHOOD], default=0),
+        likelihood=max(rows[layout.LIKELIHOOD], default=0),
         marginal=max(marginals, default=0),
     )
 
@@ -148,16 +129,17 @@ def _in_order(
     return items, stages
 
 
-def _many(members: list[int], stage: StageWork, setting: CaseParallel) -> list[Item]:
+def _many(members: list[int], stage: gpu_stages.StageWork, setting: gpu_stages.CaseParallel) -> list[Item]:
     """Return items of warps over cases, long ones first, so that none begins when the others end."""
     items: list[tuple[int, Item]] = []
     for n, step, longest in zip(members, stage.steps, stage.longest.tolist(), strict=True):
-        tiles = int(step[TILES])
-        each = max(1, setting.terms // longest)
+        tiles = int(step[layout.TILES])
+        size = max(1, setting.terms // longest)
+        # Long sums are shared by all warps of a thread block.
         shares = gpu.MANY_THREADS // gpu.WARP if longest >= setting.shared else 1
-        cost = each * longest * int(step[LINES_OF_TILE] + step[SIZE] // step[LINES_OF_TILE])
-        items += [(cost, Item(CONTRACT, n, first, min(first + each, tiles), shares)) for first in range(0, tiles, each)]
-    return [item for _, item in sorted(items, key=lambda each: (each[1].shares == 1, -each[0]))]
+        cost = size * longest * int(step[layout.LINES_OF_TILE] + step[layout.SIZE] // step[layout.LINES_OF_TILE])
+        items += [(cost, Item(CONTRACT, n, first, min(first + size, tiles), shares)) for first in range(0, tiles, size)]
+    return [item for _, item in sorted(items, key=lambda pair: (pair[1].shares == 1, -pair[0]))]
 
 
 def _in_blocks(items: list[Item]) -> list[Item]:
@@ -170,33 +152,35 @@ def _in_blocks(items: list[Item]) -> list[Item]:
     return result + [nothing] * (-len(result) % warps)
 
 
-def _few(members: list[int], stage: StageWork, cases: int, setting: EntryParallel) -> list[Item]:
+def _few(members: list[int], stage: gpu_stages.StageWork, cases: int, setting: gpu_stages.EntryParallel) -> list[Item]:
     """Return items of thread blocks over entries; threads have about as many terms each in all steps of a stage."""
-    split, each_of = (array[0].tolist() for array in each_block(stage, [setting], cases))
+    split, sizes = (array[0].tolist() for array in gpu_stages.each_block(stage, [setting], cases))
     items: list[Item] = []
-    for n, step, shares, each, along in zip(members, stage.steps, split, each_of, stage.along.tolist(), strict=True):
-        entries = int(step[ENTRIES])
-        operands = int(step[FIRST]), int(step[COUNT])
+    for n, step, shares, size, along in zip(members, stage.steps, split, sizes, stage.along.tolist(), strict=True):
+        entries = int(step[layout.ENTRIES])
+        operands = int(step[layout.FIRST]), int(step[layout.COUNT])
         items += [
-            Item(CONTRACT, n, first, min(first + each, entries), shares, int(along), *operands)
-            for first in range(0, entries, each)
+            Item(CONTRACT, n, first, min(first + size, entries), shares, int(along), *operands)
+            for first in range(0, entries, size)
         ]
     return items
 
 
-def closing_of(code: Bytecode) -> tuple[npt.NDArray[np.int32], int]:
+def closing_of(code: layout.Bytecode) -> tuple[npt.NDArray[np.int32], int]:
     """Return what `finish` reads of the tables that have a part in the results, and how many of them are totals."""
     rows = []
     for step, (total, marginal, up, whole) in zip(code.steps, code.results, strict=True):
         if total == 1 or marginal >= 0 or up >= 0:
-            rows.append((int(total != 1), int(total == 1 or marginal >= 0), step[SLOT], step[ENTRIES], up, whole))
+            rows.append(
+                (int(total != 1), int(total == 1 or marginal >= 0), step[layout.SLOT], step[layout.ENTRIES], up, whole)
+            )
     rows.sort(key=lambda row: row[0])
     totals = sum(row[0] == 0 for row in rows)
     return np.array([row[1:] for row in rows], dtype=np.int32).reshape(-1, gpu.CLOSING_COLUMNS), totals
 
 
-def too_many_operands(code: Bytecode) -> bool:
-    """Tell whether a contraction has more operands than the kernels take."""
-    return bool(code.steps.size) and int(code.steps[:, COUNT][code.steps[:, KIND] == REDUCE].max(initial=0)) > (
-        gpu.MOST_OPERANDS
-    )
+def too_many_operands(code: layout.Bytecode) -> bool:
+    """Return True if a contraction has more operands than the kernels take."""
+    return bool(code.steps.size) and int(
+        code.steps[:, layout.COUNT][code.steps[:, layout.KIND] == layout.REDUCE].max(initial=0)
+    ) > (gpu.MOST_OPERANDS)

@@ -46,7 +46,7 @@ def chunk_of(algebra: Algebra) -> int:
 
 
 def few_are_faster(plan: Plan, algebra: Algebra, speeds: CostModel, rows: int, stages: int) -> bool:
-    """Tell whether threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
+    """Return True if threads over entries are forecast to be faster for so many rows than a warp's worth of cases."""
     few, many = (plan_work(plan, stages, cases, rows) for cases in (rows, chunk_of(algebra)))
     return speeds.seconds(f"few-{algebra.name}", few) < speeds.seconds(f"many-{algebra.name}", many)
 
@@ -109,7 +109,7 @@ class GpuBlocks:
         return max(FEWEST_CASES, min(-(-rows // BLOCKS), BLOCK_BYTES // apiece))
 
     def _is_few(self, rows: int, stages: int, chunk: int) -> bool:
-        """Tell whether threads over entries are faster for so many rows than a warp's worth of cases."""
+        """Return True if threads over entries are faster for so many rows than a warp's worth of cases."""
         return rows <= chunk and few_are_faster(self._plan, self._program.algebra, self.speeds, rows, stages)
 
     def _most_cases(self, host: int, arena_rows: int) -> int:
@@ -117,6 +117,7 @@ class GpuBlocks:
         work, ways = self._shapes(arena_rows, 1), self._way_shapes(1)
         on_device = bytes_of(work) + IN_FLIGHT * bytes_of(ways)
         slack = ALIGNED * (len(work) + IN_FLIGHT * (len(ways) + 1))
+        # They go straight into the answers, not through memory of blocks.
         del ways["posteriors"]
         there, here = (self._room - slack) // on_device, host // (IN_FLIGHT * bytes_of(ways))
         if there < 1:
@@ -154,6 +155,7 @@ class GpuBlocks:
 
 def _in_chunks(rows: int, most: int, chunk: int) -> int:
     """Return the cases of blocks of much the same size, rather than of a small one at the end."""
+    # As many blocks as the largest size needs, then all of one size.
     blocks = -(-rows // (most // chunk * chunk))
     return -(-rows // (blocks * chunk)) * chunk
 

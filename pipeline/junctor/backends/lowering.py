@@ -73,10 +73,6 @@ class Lowering:
         self._shapes = shapes
         self._place, self.arena_rows = places or arena(plan)
         self.tables: list[int] = []
-        self._totals = frozenset(plan.totals)
-        self._marginal_of = {table: variable for variable, table in plan.marginals}
-        self._edge_of = {down: (up, total) for up, down, total in plan.edges}
-        self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.slots: dict[int, int] = {}
         self.likelihoods: dict[int, int] = {}
         self.likelihood_rows = 0
@@ -108,6 +104,7 @@ class Lowering:
         for step in plan.steps:
             if not isinstance(step, Free | Potential):
                 self._lower(step)
+        # After all steps, since tracing reads the offsets of their tables.
         for at in plan.traceback:
             step = plan.steps[at]
             assert isinstance(step, Reduce)
@@ -138,7 +135,8 @@ class Lowering:
         table = self._plan.tables[step.out]
         if not table.per_case:
             # A shared table is computed already; the step only adds it to results.
-            if step.out in self._totals or step.out in self._marginal_of or step.out in self._closed:
+            program = self._program
+            if step.out in program.totals or step.out in program.marginal_of or step.out in program.closed:
                 self._append(step.out, layout.FIXED, 0, table.entries)
             return
         # Offsets in the arena are in numbers, one lane for each case.
@@ -154,18 +152,18 @@ class Lowering:
             self._append(step.out, layout.REDUCE, row, table.entries, *self._reduce(step.out, lowered))
 
     def _append(self, table: int, kind: int, row: int, entries: int, *rest: int) -> None:
-        up, total = self._edge_of.get(table, (-1, -1))
+        up, total = self._program.edge_of.get(table, (-1, -1))
         marginal = -1
-        if table in self._marginal_of:
+        if table in self._program.marginal_of:
             # Posteriors of shared tables are written once, outside of the bytecode.
             marginal = 0
             if kind != layout.FIXED:
-                marginal = self.posteriors[self._marginal_of[table]] = self.posterior_rows
+                marginal = self.posteriors[self._program.marginal_of[table]] = self.posterior_rows
                 self.posterior_rows += entries
         # The second message of an edge weighs the open losses of both.
         edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
         self.tables.append(table)
-        self._results.append((int(table in self._totals), marginal, *edge))
+        self._results.append((int(table in self._program.totals), marginal, *edge))
         step = (kind, self._slot(table), row, entries, *rest)
         # Columns that a kind of step does not use are zero.
         self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
@@ -261,10 +259,8 @@ class Lowering:
     def _add_parents(self, operands: Sequence[int]) -> int:
         first = len(self._parents)
         for operand in operands:
-            program = self._program
-            fixed = operand in program.columns or (operand in program.shared and operand not in self._closed)
-            role = layout.CONSTANT if fixed else layout.CLOSED if operand in self._closed else layout.OPEN
-            self._parents.append((self._slot(operand), role))
+            message = layout.CLOSED if operand in self._program.closed else layout.OPEN
+            self._parents.append((self._slot(operand), layout.CONSTANT if self._program.is_fixed(operand) else message))
         return first
 
     def _list_all_terms(self) -> None:

@@ -142,6 +142,10 @@ class Program:
     network: its numbers.
     algebra: semiring and number format.
     threads: threads of large contractions in compiled code; 0 for NumPy only.
+    marginal_of: table -> variable whose posterior is read off it.
+    totals: tables without axes.
+    edge_of: message down -> message up and total of its edge.
+    closed: messages of edges that carry both.
     """
 
     @collector_paused()
@@ -151,11 +155,11 @@ class Program:
         self.threads = threads
         self.scratch_entries = reference.SCRATCH_ENTRIES
         self._sizes = dict(enumerate(plan.shape.cardinalities))
-        self._marginal_of = {table: variable for variable, table in plan.marginals}
-        self._totals = frozenset(plan.totals)
+        self.marginal_of = {table: variable for variable, table in plan.marginals}
+        self.totals = frozenset(plan.totals)
         # An edge is weighed when its second message, the one down, exists.
-        self._edge_of = {down: (up, total) for up, down, total in plan.edges}
-        self._closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
+        self.edge_of = {down: (up, total) for up, down, total in plan.edges}
+        self.closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
         self.columns: dict[int, _Columns] = {}
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
@@ -195,18 +199,18 @@ class Program:
                 values[step.out] = self.perform(step, values, block)
             value = values[step.out]
             # Edges need the bounds of messages whose entries are freed by then.
-            if step.out in self._closed or step.out in self._totals:
+            if step.out in self.closed or step.out in self.totals:
                 bounds[step.out] = _Bounds(value.log_scale, value.lost, value.open)
-            if step.out in self._totals:
+            if step.out in self.totals:
                 bounds[step.out].log_scale = self.log_of(value)
                 log_value = log_value + bounds[step.out].log_scale
-            if step.out in self._edge_of:
+            if step.out in self.edge_of:
                 edges = edges + self._moved(step.out, value.table.shape[0], bounds)
-            if step.out in self._totals or step.out in self._marginal_of:
+            if step.out in self.totals or step.out in self.marginal_of:
                 # The largest entry is at least a half, so this bounds the share of the sum.
                 results = np.maximum(results, 2 * value.table.shape[0] * value.open)
-            if step.out in self._marginal_of:
-                posteriors[self._marginal_of[step.out]] = self.normalised(value.table)
+            if step.out in self.marginal_of:
+                posteriors[self.marginal_of[step.out]] = self.normalised(value.table)
         return BlockOutcome(log_value, posteriors, {}, doubtful_rows(edges + results, log_value, self.algebra))
 
     def explain(self, block: EvidenceBlock) -> BlockOutcome:
@@ -242,7 +246,7 @@ class Program:
 
     def is_fixed(self, table: int) -> bool:
         """Return True if a table is known before any case: a factor, sliced or not, or a message without evidence."""
-        return table in self.columns or (table in self.shared and table not in self._closed)
+        return table in self.columns or (table in self.shared and table not in self.closed)
 
     def _bind(self, step: object, network: Network) -> None:
         """Prepare a step as far as it does not depend on cases; a step with shared operands only is performed."""
@@ -298,12 +302,7 @@ class Program:
 
     def contract(self, what: Contraction, tables: Sequence[Table], algebra: Algebra) -> Table:
         """Contract tables [entries, cases or 1], with threads in compiled code."""
-        if not self.threads:
-            return reference.reduce(what, tables, algebra, self.scratch_entries)
-        # Imported here: compiled code takes longer to load than a small plan to run.
-        from junctor_kernels.cpu import entries
-
-        return entries.reduce(what, tables, algebra, self.threads)
+        return contracted(what, tables, algebra, self.scratch_entries, self.threads)
 
     def _losses(
         self, lowered: LoweredContraction, operands: Sequence[ScaledTable], here: Floats
@@ -320,7 +319,7 @@ class Program:
                 else:
                     # One more factor of the product of (1 + lost), less 1, without cancellation.
                     in_messages = in_messages + value.lost * (1 + in_messages)
-                    if number not in self._closed:
+                    if number not in self.closed:
                         open_messages = open_messages + value.open
             # Losses are multiplied by exact messages, which may exceed the computed ones by their own losses.
             lost = growth * in_messages + here * (1 + in_messages)
@@ -333,7 +332,7 @@ class Program:
         entries: of the separator.
         bounds: table -> scale and bounds.
         """
-        up, total = self._edge_of[down]
+        up, total = self.edge_of[down]
         one, other = bounds[up], bounds[down]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             both = np.exp(bounds[total].log_scale - one.log_scale - other.log_scale)
@@ -350,7 +349,7 @@ class Program:
     def bounds_of(self, table: int) -> Floats:
         """Return log scale (of a total its logarithm), lost, open and least of a shared table, float64 [4]."""
         value = self.shared[table]
-        scale = self.log_of(value) if table in self._totals else value.log_scale
+        scale = self.log_of(value) if table in self.totals else value.log_scale
         # One number each, since all cases share the table.
         return np.array([scale[0], value.lost[0], value.open[0], value.least[0]])
 
@@ -411,7 +410,7 @@ class Program:
                     self.columns[operand].table,
                     float(lost_below(self.columns[operand].least, self.algebra).max()),
                 )
-            elif operand in self.shared and operand not in self._closed:
+            elif operand in self.shared and operand not in self.closed:
                 fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
             else:
                 continue
@@ -438,6 +437,20 @@ class Program:
         term = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(term, shape) if shape else (), strict=True))
+
+
+def contracted(what: Contraction, tables: Sequence[Table], algebra: Algebra, scratch: int, threads: int) -> Table:
+    """Return a contraction of tables [entries, cases or 1].
+
+    scratch: entries of a block in NumPy.
+    threads: of compiled code; 0 for NumPy.
+    """
+    if not threads:
+        return reference.reduce(what, tables, algebra, scratch)
+    # Imported here: compiled code takes longer to load than a small plan to run.
+    from junctor_kernels.cpu import entries
+
+    return entries.reduce(what, tables, algebra, threads)
 
 
 def doubtful_rows(share: Floats, log_value: Floats, algebra: Algebra) -> npt.NDArray[np.bool_]:

@@ -151,12 +151,14 @@ class PlanMemory:
                 "allow more memory, ask for fewer targets, or give evidence on more variables (explanations are not "
                 "computed in chunks)",
             )
+        # Half of what is left for each: compiled code first, then NumPy's scratch.
         spare = free - self.least
         entry_room, entry_threads = self._fit_entries(spare, to_come, threads)
         spare -= entry_room
         room = spare // 2
         lanes, blocks = self._fit_lanes(room, rows, to_come, threads, entry_threads)
         scratch = LEAST_SCRATCH
+        # Powers of two, so that budgets that differ little give the same blocks and roundings.
         while scratch < reference.SCRATCH_ENTRIES and scratch_bytes(2 * scratch) < spare // 2:
             scratch *= 2
         return BlockSizes(self, free, rows, scratch, lanes, blocks, entry_threads, entry_room, room)
@@ -284,6 +286,7 @@ class ProgramCache:
         if algebra.name not in self._programs:
             self._programs[algebra.name] = Program(self.plan, self.network, algebra, self.sizes.entry_threads)
         program = self._programs[algebra.name]
+        # The program stays; what it may take changes with each batch.
         program.threads = self.sizes.entry_threads
         program.scratch_entries = self.sizes.scratch
         return program
@@ -307,6 +310,7 @@ class ProgramCache:
         # Which numbers come of it depends on the rows of this batch alone, not on those that came before.
         key = algebra.name, 1 << (rows - 1).bit_length()
         if key not in self._on_device:
+            # The oldest go first; tails of files come with one more size.
             kept = [other for other in self._on_device if other[0] == algebra.name]
             for oldest in kept[: 1 - SIZES_ON_DEVICE]:
                 del self._on_device[oldest]

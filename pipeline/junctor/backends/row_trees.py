@@ -145,6 +145,7 @@ class RowEngine:
 
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
+        # By bytes of answers, because rows of many targets take longer.
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
@@ -209,23 +210,21 @@ def room_bytes(network: Network, entries: int) -> int:
 def factors_of(network: Network) -> rowplan.Factors:
     """Return the factors of a network as flat arrays."""
     # Flat arrays: compiled code takes no lists of arrays.
-    starts, places = [0], [0]
-    scopes: list[int] = []
-    strides: list[int] = []
+    scopes = [factor.scope for factor in network.factors]
     tables = [np.ascontiguousarray(factor.table, dtype=np.float64) for factor in network.factors]
-    for factor, table in zip(network.factors, tables, strict=True):
-        scopes.extend(factor.scope)
-        # Computed, since NumPy may report any stride for an axis of one entry.
-        strides.extend(math.prod(table.shape[axis + 1 :]) for axis in range(len(factor.scope)))
-        starts.append(len(scopes))
-        places.append(places[-1] + table.size)
-    graph = moral_graph(len(network.cardinalities), [factor.scope for factor in network.factors])
+    # Computed, since NumPy may report any stride for an axis of one entry.
+    strides = [
+        math.prod(table.shape[axis + 1 :])
+        for scope, table in zip(scopes, tables, strict=True)
+        for axis in range(len(scope))
+    ]
+    graph = moral_graph(len(network.cardinalities), scopes)
     return rowplan.Factors(
         cards=np.array(network.cardinalities, dtype=np.int64),
-        starts=np.array(starts, dtype=np.int64),
-        scopes=np.array(scopes, dtype=np.int64),
+        starts=np.cumsum([0, *map(len, scopes)], dtype=np.int64),
+        scopes=np.array([v for scope in scopes for v in scope], dtype=np.int64),
         strides=np.array(strides, dtype=np.int64),
-        places=np.array(places, dtype=np.int64),
+        places=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64),
         values=np.concatenate([np.zeros(0), *(table.ravel() for table in tables)]),
         directed=int(network.kind == "bayes"),
         graph=pack(graph, len(graph)),

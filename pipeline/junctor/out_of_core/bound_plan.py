@@ -100,12 +100,11 @@ class BoundPlan:
         self.plan = chunks.plan
         self.algebra = algebra
         self._as_summed = as_summed
+        # Only leaves are bound here: reductions have no numbers before their pass.
         leaves = tuple(step for step in self.plan.steps if not isinstance(step, Reduce | Free))
         self._leaves = Program(replace(self.plan, steps=leaves), network, algebra)
         self._sizes = dict(enumerate(self.plan.shape.cardinalities))
         self._adds = algebra.combine is np.add
-        self._closed = frozenset(table for up, down, _ in self.plan.edges for table in (up, down))
-        self._edges = {down: (up, total) for up, down, total in self.plan.edges}
         self.results = (*self.plan.totals, *(table for _, table in self.plan.marginals))
         self.programs = [
             PassProgram(tuple(self._lower(pass_, step) for step in pass_.steps), algebra) for pass_ in chunks.passes
@@ -136,6 +135,7 @@ class BoundPlan:
     def update(self, stats: dict[int, TableStats], report: PassReport) -> None:
         """Add the statistics of the tables of a pass that is done; those of what it reads have to be there."""
         pass_ = self.chunks.passes[report.number]
+        # As the tasks of the pass read them: times their scale factor.
         inside: dict[int, TableStats] = {table: stats[table].as_read() for table in pass_.loads}
         for reduce, step in zip(pass_.steps, self.programs[report.number].steps, strict=True):
             out, operands = step.out, [inside[table] for table in step.operands]
@@ -150,6 +150,7 @@ class BoundPlan:
             # Devices compute the same by themselves, of the bits of the largest entry.
             return replace(stats, exponent=shift_of(self.algebra.dtype.type(stats.largest)))
         exponent = math.frexp(stats.largest)[1]
+        # Most tables need no second pass over their entries then.
         if abs(exponent) <= MAX_UNSCALED:
             return stats
         return replace(stats, exponent=max(-MAX_EXPONENT, min(MAX_EXPONENT, -exponent)))
@@ -161,6 +162,7 @@ class BoundPlan:
         largest, least = max_min
         scale = sum([operand.log_scale for operand in operands])
         if self._adds:
+            # Logarithms lose nothing to underflow.
             return TableStats(scale - factor, 0.0, 0.0, 1.0, largest)
         if not math.isfinite(largest):
             # Beyond the format: nothing is known.
@@ -181,7 +183,7 @@ class BoundPlan:
                 here += terms * operand.lost * excess
             else:
                 in_messages += operand.lost * (1 + in_messages)
-                open_messages += 0.0 if table in self._closed else operand.open
+                open_messages += 0.0 if table in self._leaves.closed else operand.open
         lost = growth * excess * in_messages + here * (1 + in_messages)
         still_open = (growth * excess * open_messages + here) * (1 + in_messages)
         return TableStats(scale - math.log(factor), lost * factor, still_open * factor, least, largest)
@@ -199,7 +201,7 @@ class BoundPlan:
         for table in self.plan.totals:
             logs[table] = self._log_of(results[table].item(), stats[table])
             log_value = log_value + logs[table]
-        share = sum((self._open_share(down, stats, logs) for down in self._edges), 0.0)
+        share = sum((self._open_share(down, stats, logs) for down in self._leaves.edge_of), 0.0)
         marginals = {v: self._posterior(results[table].reshape(-1, 1)) for v, table in self.plan.marginals}
         ends = [_ratio(self.plan.tables[t].entries * stats[t].open, stats[t].largest) for t in self.results]
         # NumPy's maximum, because Python's passes over what is not a number.
@@ -220,24 +222,21 @@ class BoundPlan:
 
     def _open_share(self, down: int, stats: Mapping[int, TableStats], logs: Mapping[int, float]) -> float:
         """Return the share of the probability that the open losses of both messages of an edge can have moved."""
-        up, total = self._edges[down]
+        up, total = self._leaves.edge_of[down]
         one, other = stats[up].as_read(), stats[down].as_read()
         entries = self.plan.tables[down].entries
         moved = entries * (one.open * (other.excess + other.lost) + other.open * (one.excess + one.lost))
         if moved == 0:
             return 0.0
+        # In logarithms first: the scales alone may exceed double precision.
         difference = logs[total] - one.log_scale - other.log_scale
+        # exp(700) is near the end of double precision.
         return _ratio(moved, math.exp(difference) if difference < 700 else math.inf)
 
 
 def _stats_of(value: ScaledTable) -> TableStats:
-    return TableStats(
-        float(value.log_scale[0]),
-        float(value.lost[0]),
-        float(value.open[0]),
-        float(value.least[0]),
-        float(value.table.max()),
-    )
+    log_scale, lost, still_open, least = map(float, (value.log_scale[0], value.lost[0], value.open[0], value.least[0]))
+    return TableStats(log_scale, lost, still_open, least, float(value.table.max()))
 
 
 def _ratio(number: float, by: float) -> float:

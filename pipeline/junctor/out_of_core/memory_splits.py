@@ -6,6 +6,7 @@ divided into slots for tasks in flight; what is left keeps stored tables. `progr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from junctor.cost.model import CostModel
 from junctor.placement.placement import slot_bytes
 from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPlan
+from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Likelihood, Plan, Potential, Slice
 
 # Shares of the memory that a task may take, and bytes of one whose tables stay in a cache; on a GPU, the smaller a
@@ -99,8 +101,7 @@ class CpuSplits:
         self._limits, self._rows, self._itemsize = limits, rows, algebra.dtype.itemsize
         self._costs, self._algebra = costs, algebra
 
-    @staticmethod
-    def fixed(plan: Plan) -> int:
+    def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan)
 
@@ -108,8 +109,10 @@ class CpuSplits:
         """Return the ways to divide the memory that a plan leaves, the largest task first."""
         free, most = self._limits.memory - fixed_bytes(plan), self._limits.task
         saved = self._rows * (self._least(plan, False) - self._least(plan, True))
+        # Large tasks move less, small ones leave more memory to stored tables: the cost model decides.
         shares = [int(free * share) for share in SHARES]
         sizes = [*shares, min(CACHED_BYTES, shares[-1])]
+        # Under a small `task` limit several sizes become one.
         sizes = list(dict.fromkeys(min(free if most is None else most, size) for size in sizes))
         splits: list[CpuSplit] = []
         for task in sizes:
@@ -124,6 +127,7 @@ class CpuSplits:
         return splits
 
     def _split(self, free: int, task: int, scratch: int, entries: int, threads: int) -> CpuSplit:
+        # NumPy masks zeros of an operand with a byte for each entry.
         tables = (task - scratch) * self._itemsize // (self._itemsize + MASK_BYTES)
         arithmetic = Arithmetic(self._itemsize, entries, threads > 0)
         return CpuSplit(tables, free - task, self._limits.disk, scratch, arithmetic, threads)
@@ -157,11 +161,11 @@ class GpuSplits:
     def __init__(self, limits: MemoryLimits, algebra: Algebra, costs: CostModel, gpus: int) -> None:
         self._limits, self._itemsize, self._gpus = limits, algebra.dtype.itemsize, gpus
         self._backend = f"chunks-gpu-{algebra.name}"
+        # A GPU that has never been measured in chunks still gets a plan.
         self._costs = costs if self._backend in costs.coefficients else NOMINAL
         self._whole = (limits.task if limits.task is not None else limits.memory) - OFFSET_BYTES
 
-    @staticmethod
-    def fixed(plan: Plan) -> int:
+    def fixed(self, plan: Plan) -> int:
         """Return what a plan takes of the memory however it is divided."""
         return fixed_bytes(plan) + launch_bytes(plan)
 
@@ -179,29 +183,32 @@ class GpuSplits:
 
     def seconds(self, chunks: ChunkPlan, split: MemorySplit) -> float:
         """Return about what a case takes, with as many slots as are usually best."""
-        seconds = self.seconds_with(chunks, USUAL_SLOTS)
-        return seconds if seconds is not None else self._with_slots(chunks, self._most(chunks))
+        return self.seconds_with(chunks, min(USUAL_SLOTS, self.most_slots(chunks)))
 
-    def seconds_with(self, chunks: ChunkPlan, slots: int) -> float | None:
-        """Return about what a case takes with so many slots, None where there is no room for them."""
-        return self._with_slots(chunks, slots) if slots <= self._most(chunks) else None
-
-    def _most(self, chunks: ChunkPlan) -> int:
+    def most_slots(self, chunks: ChunkPlan) -> int:
         """Return the number of slots that there is room for; one has to fit."""
         return max(1, self._whole // slot_bytes(chunks, self._itemsize))
 
-    def _with_slots(self, chunks: ChunkPlan, slots: int) -> float:
+    def seconds_with(self, chunks: ChunkPlan, slots: int) -> float:
+        """Return about what a case takes with so many slots."""
+        # What slots leave keeps resident tables, so more slots mean more traffic over the bus.
         left = max(0, self._whole - slots * slot_bytes(chunks, self._itemsize))
         work = self._costs.seconds(self._backend, gpu_chunk_work(chunks, self._itemsize, slots, left, self._gpus))
         return work + disk_seconds(chunks, self._itemsize)
 
     def chunking(self, chunks: ChunkPlan, split: MemorySplit) -> ChunkRoute:
         """Return the route of a plan that was cut for a split, with the number of slots that takes least."""
-        most = self._most(chunks)
-        seconds, slots = min((self._with_slots(chunks, slots), slots) for slots in SLOTS if slots <= most)
+        most = self.most_slots(chunks)
+        # Of equals the fewest slots.
+        seconds, slots = min((self.seconds_with(chunks, slots), slots) for slots in SLOTS if slots <= most)
         working = OFFSET_BYTES + slots * slot_bytes(chunks, self._itemsize)
         overhead = launch_bytes(chunks.plan)
         return ChunkRoute(chunks, self._limits, self._itemsize, working, overhead, seconds, slots=slots)
+
+
+def device_bytes(task: int) -> int:
+    """Return the bytes of a GPU on which the tables of a task may take so many: the inverse of `GpuSplits.splits`."""
+    return aligned(math.ceil((task + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,11 +259,13 @@ class ChunkRoute:
 
 def disk_seconds(chunks: ChunkPlan, itemsize: int) -> float:
     """Return about what a disk takes to write and read the tables that go there."""
+    # Written once and read once; most tables have one reader.
     return 2 * itemsize * CPU.disk_byte * sum(chunks.plan.tables[table].entries for table in chunks.on_disk)
 
 
 def compiled_bytes(task: int) -> int:
     """Return what compiled contractions of a task take, however many threads there are in the end."""
+    # However few cores there are: plans must not depend on the machine.
     threads = max(1, min(MOST_THREADS, (int(task * SCRATCH_SHARE) - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
     return ENTRIES_BYTES + threads * ENTRIES_THREAD_BYTES
 

@@ -17,6 +17,8 @@ from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction
 from junctor_kernels.tables.reference import Algebra
 
+from junctor.backends.numpy import contracted
+
 Array = npt.NDArray[np.floating[Any]]
 # Contracts parts of tables [entries, 1] to another one; what goes to other processes has to be picklable.
 Contract = Callable[[Contraction, Sequence[Array]], Array]
@@ -34,11 +36,7 @@ class CpuTasks:
 
     def __call__(self, what: Contraction, operands: Sequence[Array]) -> Array:
         """Return the contraction of parts of tables, [entries, 1]."""
-        if self.threads:
-            from junctor_kernels.cpu import entries
-
-            return entries.reduce(what, operands, self.algebra, self.threads)
-        return reference.reduce(what, operands, self.algebra, self.scratch)
+        return contracted(what, operands, self.algebra, self.scratch, self.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,7 @@ class PassProgram:
             made = contract(step.what, operands)
             yield step.out, made, self._scale(step.out, made, factors)
             alive[step.out] = made
+            # Or they would be alive beside the next load, beyond the working memory of the plan.
             del operands, made
             for table in [table for table in alive if self.last[table] == n]:
                 del alive[table]
@@ -90,11 +89,13 @@ class PassProgram:
         if self.algebra.combine is np.add:
             if table not in factors:
                 largest = largest_of(made)
+                # A part that is all zero (-inf) has no scale: later tasks may still have entries.
                 factors[table] = -largest if math.isfinite(largest) else 0.0
             made += factors[table]
             return 1.0
         if table not in factors:
             exponent = math.frexp(largest_of(made))[1]
+            # Powers of two scale without rounding; the format's smallest exponent bounds the factor.
             factors[table] = 2.0 ** -max(exponent, int(np.finfo(self.algebra.dtype).minexp))
         factor = factors[table]
         # Before scaling: an entry that scaling flushes below the format would pass for a zero.
@@ -114,6 +115,7 @@ def scaled(part: Array, exponent: int) -> Array:
 
 def add_to(total: Array, made: Array, algebra: Algebra) -> None:
     """Add what a further task made to what others did, in place."""
+    # Of logarithms a sum of probabilities; of numbers one that rounds once.
     add = np.logaddexp if algebra.combine is np.add else np.add
     add(total, made, out=total)
 

@@ -53,11 +53,13 @@ def propagate(bound: BoundPlan, block: EvidenceBlock, runner: PassRunner) -> Blo
     stats = bound.begin(block, runner.store)
     order = PassOrder(bound.chunks)
     while order:
+        # As many as the runner accepts: one for threads, several for workers.
         while (number := order.begin(runner.accepts)) is not None:
             runner.submit(number, bound.exponents(number, stats))
         for report in runner.reports():
             bound.update(stats, report)
             for table in order.end(report.number):
+                # Answers are read off at the end, in the order of the plan.
                 if table not in bound.results:
                     runner.drop(table)
     return bound.outcome(block, {table: runner.fetch(table) for table in bound.results}, stats)

@@ -85,6 +85,7 @@ class ThreadRunner:
         for table in pass_.stores:
             self.store.make(table)
         sizes = self._bound.plan.shape.cardinalities
+        # Tasks that differ in summed variables alone follow each other in a group, whose sum stays in one place.
         outer = [v for v in pass_.fixed if v not in pass_.summed]
         tasks = _PassTasks(self._bound, number, self.store, exponents, self._contract)
         groups = configurations([sizes[v] for v in outer])
@@ -133,12 +134,12 @@ class _PassTasks:
         """Do the tasks whose results are added up; states: of the chunk variables that they share."""
         pass_, algebra = self._pass, self._program.algebra
         total: Array | None = None
-        found: dict[int, MaxMin] = {}
+        group_max_min: dict[int, MaxMin] = {}
         for summed in configurations(self._summed):
             here = states | dict(zip(pass_.summed, summed, strict=True))
             for table, made, least in self._program.run(partial(self._load, here), self._contract, self.factors):
                 max_min = largest_of(made), least
-                found[table] = joined((found[table], max_min)) if table in found else max_min
+                group_max_min[table] = joined((group_max_min[table], max_min)) if table in group_max_min else max_min
                 if table != pass_.out:
                     if table in pass_.stores:
                         self._save(table, here, made)
@@ -150,11 +151,12 @@ class _PassTasks:
                 del made
         assert total is not None
         # Of a sum the terms tell what is lost.
-        found[pass_.out] = largest_of(total), found[pass_.out][1]
+        group_max_min[pass_.out] = largest_of(total), group_max_min[pass_.out][1]
         if pass_.out in pass_.stores:
             self._save(pass_.out, states, total)
+        # Groups run on several threads; all else that they write belongs to one of them.
         with self._lock:
-            for table, more in found.items():
+            for table, more in group_max_min.items():
                 self.max_min[table] = joined((self.max_min[table], more)) if table in self.max_min else more
 
     def _save(self, table: int, states: Mapping[int, int], made: Array) -> None:

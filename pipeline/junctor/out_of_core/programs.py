@@ -6,7 +6,6 @@ not fit goes into files. Everything is chosen before anything runs, and determin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,21 +20,12 @@ from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import Answers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
-from junctor.out_of_core.memory_splits import (
-    GPU_SHARES,
-    OFFSET_BYTES,
-    PARTIAL_BYTES,
-    ChunkRoute,
-    CpuSplits,
-    GpuSplits,
-    MemoryLimits,
-)
+from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, GpuSplits, MemoryLimits, device_bytes
 from junctor.out_of_core.program import ChunkedProgram
 from junctor.planning.budget import approximate, format_bytes
 from junctor.planning.chunk_search import ChunkPrices, MemorySplit, TooLongError, cheapest_chunks
 from junctor.planning.chunks import TooSmallError
 from junctor.planning.compile import Problem
-from junctor.planning.first_fit import aligned
 from junctor.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -47,22 +37,20 @@ Rows = npt.NDArray[np.int64]
 
 
 def cut(
-    problem: Problem,
-    algebra: Algebra,
-    limits: MemoryLimits,
-    costs: CostModel,
-    rows: int = 1,
-    gpus: int = 1,
+    problem: Problem, algebra: Algebra, limits: MemoryLimits, costs: CostModel, rows: int = 1, gpus: int = 1
 ) -> ChunkRoute:
     """Return the plan in chunks that takes least time; raises BudgetError where none fits.
 
-    costs: of the device. rows: cases to come, which bound the search. gpus: that share the tasks.
+    costs: of the device.
+    rows: cases to come, which bound the search.
+    gpus: that share the tasks.
     """
     taken: list[int] = []
     ways: GpuSplits | CpuSplits
     ways = GpuSplits(limits, algebra, costs, gpus) if limits.on_gpu else CpuSplits(limits, algebra, costs, rows)
 
     def splits(plan: Plan) -> Sequence[MemorySplit]:
+        # For the message of a refusal: the least that any plan takes however it is cut.
         taken.append(ways.fixed(plan))
         return ways.splits(plan)
 
@@ -80,6 +68,7 @@ def cut(
 
 def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetError:
     allowed = max(0, limits.memory)
+    # Then no cutting helps, and the message must not speak of tasks.
     if fixed >= limits.memory:
         return BudgetError(
             f"propagation in chunks needs {format_bytes(fixed)} ({fixed:,} bytes) for records and factors, allowed "
@@ -97,7 +86,7 @@ def _refusal(error: TooSmallError, limits: MemoryLimits, fixed: int) -> BudgetEr
     if limits.on_gpu and error.where == "working":
         where = "of the GPU for the tables of a task and what goes with them"
         # A task has at most the largest share of what offsets leave.
-        needed = aligned(math.ceil((needed + PARTIAL_BYTES) / max(GPU_SHARES))) + OFFSET_BYTES
+        needed = device_bytes(needed)
         allowed = limits.task if limits.task is not None else limits.memory
     return BudgetError(
         f"propagation in chunks needs at least {format_bytes(needed)} ({approximate(needed)} bytes) {where}, allowed "
@@ -126,6 +115,7 @@ def program_of(
 
     try:
         gpu = DeviceGroup(chunks, algebra.name, *devices, slots=chunking.slots)
+    # Other programs may have taken some of the device since the plan was cut.
     except MemoryError as error:
         raise BudgetError(f"propagation in chunks on the GPU: {error}; allow more, or use --device cpu") from error
     return ChunkedGpuProgram(chunks, network, algebra, gpu, folder)
@@ -135,6 +125,7 @@ def answer_case_by_case(
     program: SingleCaseProgram, plan: Plan, batch: EvidenceBatch, rows: Rows, answers: Answers
 ) -> Rows:
     """Write the answers to `rows`; returns the doubtful ones."""
+    # An empty part, so that no rows give an empty result.
     doubtful: list[Rows] = [rows[:0]]
     for n in range(len(rows)):
         part = rows[n : n + 1]

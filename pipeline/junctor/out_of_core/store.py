@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,8 @@ from junctor.planning.budget import format_bytes
 from junctor.planning.chunks import ChunkPlan
 
 Array = npt.NDArray[np.floating[Any]]
-
-
-class HostMemory(Protocol):
-    """Where the memory of stored tables comes from."""
-
-    def allocate(self, table: int, entries: int) -> Array:
-        """Return the array of a table, not cleared; another one may have it when the table is dropped."""
+# Returns the array of a table [entries], not cleared; another one may have it when the table is dropped.
+Allocate = Callable[[int, int], Array]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,39 +41,35 @@ class ChunkStore:
 
     folder: where those lie that the plan keeps on disk. A file is gone as soon as its table is: it has no name from the
     beginning, so nothing is left behind by a process that dies. Raises DiskError where the disk is full, before
-    anything is written to the table that does not fit. memory: where that of other tables comes from, NumPy if not
+    anything is written to the table that does not fit. allocate: returns that of other tables, NumPy's if not
     given.
     """
 
     def __init__(
-        self, chunks: ChunkPlan, dtype: npt.DTypeLike, folder: Path | None = None, memory: HostMemory | None = None
+        self, chunks: ChunkPlan, dtype: npt.DTypeLike, folder: Path | None = None, allocate: Allocate | None = None
     ) -> None:
-        self._memory = memory
         self._chunks = chunks
         self._sizes = chunks.plan.shape.cardinalities
         self._dtype = np.dtype(dtype)
+        self._allocate = allocate or (lambda _, entries: np.empty(entries, self._dtype))
         self._folder = folder
         self.tables: dict[int, CutTable] = {}
 
     def make(self, table: int) -> None:
         """Make room for a table."""
-        entries = self._chunks.plan.tables[table].entries
-        if table in self._chunks.on_disk:
-            self.keep(table, mapped_file(self._folder, (entries,), self._dtype))
-        else:
-            self.keep(table, self._allocate(table, entries))
+        entries, on_disk = self._chunks.plan.tables[table].entries, table in self._chunks.on_disk
+        made = mapped_file(self._folder, (entries,), self._dtype) if on_disk else self._allocate(table, entries)
+        self.keep(table, made)
 
     def put(self, table: int, values: Array) -> None:
         """Store a whole table, whose axes are in the order of its scope."""
         scope, layout = self._chunks.plan.tables[table].scope, self._chunks.layout(table)
         axes = [scope.index(v) for v in layout]
         whole = values.reshape([self._sizes[v] for v in scope]).transpose(axes)
+        # Copied into an array in its order of axes: a transposed view would make each piece strided.
         kept = self._allocate(table, whole.size)
         kept.reshape(whole.shape)[...] = whole
         self.keep(table, kept)
-
-    def _allocate(self, table: int, entries: int) -> Array:
-        return np.empty(entries, self._dtype) if self._memory is None else self._memory.allocate(table, entries)
 
     def drop(self, table: int) -> None:
         """Forget a table."""
@@ -114,4 +105,5 @@ def reserve(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
+        # A sparse file: without reservation a full disk shows only when pages are written.
         os.truncate(descriptor, size)

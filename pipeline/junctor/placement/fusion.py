@@ -58,6 +58,7 @@ def _groups(chunks: ChunkPlan, pass_: ChunkPass) -> tuple[FusedSteps, ...]:
         end = n + 1
         while end < len(stages) and _follows(pass_, uses, stages, end):
             end += 1
+        # The longest chain that the kernels take wins; a step without one goes alone.
         group = next(_chains(pass_, stages, n, end, sizes), None) or _alone(chunks, pass_, n)
         groups.append(group)
         n = group.steps.stop
@@ -90,6 +91,7 @@ def _stage(
         return None
     small, large = chunks.ordered(step)
     entries = [part(chunks.plan, table, pass_.fixed) for table in (small, large, step.out)]
+    # Eliminated and new variables have as many states: the result has the size of the large table.
     if entries[1] != entries[2] or entries[0] * FACTOR_SHARE > entries[1]:
         return None
     stage = Elimination(*(chunks.axes(table, pass_) for table in (small, large, step.out)))
@@ -106,6 +108,7 @@ def _follows(
     this, made = stages[n], pass_.steps[n - 1].out
     if this is None or stages[n - 1] is None:
         return False
+    # A result that others read as well has to be in memory.
     return this[2] == made and uses[made] == 1 and made not in pass_.stores
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, islice
+from itertools import islice
 
-from junctor.planning.chunks import ChunkPlan
+from junctor.planning.chunks import ChunkPlan, alive_entries
 
 # Passes that are looked at from the first on that has not begun.
 LOOKED_AT = 64
@@ -30,11 +30,7 @@ class PassOrder:
         self._done: set[int] = set()
         # Passes that make or read a table and are not done.
         self._users = Counter(table for pass_ in passes for table in {*pass_.loads, *pass_.stores})
-        change = [0] * (len(passes) + 1)
-        for table, (first, last) in chunks.lifetimes().items():
-            change[max(first, 0)] += plan.tables[table].entries
-            change[last + 1] -= plan.tables[table].entries
-        self._alive = list(accumulate(change))
+        self._alive = alive_entries(plan, chunks.lifetimes(), len(passes))
         self._most = max(self._alive)
 
     def __bool__(self) -> bool:
@@ -52,6 +48,7 @@ class PassOrder:
 
     def _fits(self, n: int) -> bool:
         """Return True if there is room for what a pass makes until its turn comes in the plan."""
+        # Before it all is done as in the plan, so only what is early counts.
         first = min(n, next(iter(self._left)), *self._open)
         early = [k for k in (*self._open, *self._done) if k > first] + [n]
         return all(
@@ -63,5 +60,6 @@ class PassOrder:
         self._open.remove(n)
         self._done.add(n)
         tables = {*self._passes[n].loads, *self._passes[n].stores}
+        # Of a table that no pass reads later nothing is left to wait for.
         self._users.subtract(tables)
         return sorted(table for table in tables if not self._users[table])

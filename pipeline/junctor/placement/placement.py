@@ -41,6 +41,7 @@ def slot_offsets(
     lives: dict[int, tuple[int, int]] = {}
     for n, group in enumerate(groups(chunks, pass_)):
         for table in (*group.operands, group.out):
+            # From the first launch that has the table to the last one; between them others may take gaps.
             lives[table] = (lives.get(table, (n, n))[0], n)
     if pass_.summed:
         # What tasks add to is there from the beginning of the next one.
@@ -51,6 +52,7 @@ def slot_offsets(
 def sums_on_host(chunks: ChunkPlan, pass_: ChunkPass, itemsize: int) -> bool:
     """Return True if results of tasks are added up on the host, so that such tasks need not wait for each other."""
     size = part(chunks.plan, pass_.out, pass_.fixed) * itemsize
+    # Tasks of a group would follow each other on one slot otherwise.
     return bool(pass_.summed) and size * chunks.plan.shape.entries(pass_.fixed) <= SPREAD_BYTES
 
 
@@ -70,6 +72,7 @@ def leaf_offsets(chunks: ChunkPlan, itemsize: int, room: int) -> tuple[dict[int,
     room: bytes that there are on each GPU.
     """
     leaves = sorted(table for table, (first, _) in chunks.lifetimes().items() if first < 0)
+    # Kernels load whole vectors from wherever a piece begins.
     apart = {table: aligned(chunks.piece(table), VECTOR) for table in leaves}
     pieces = {table: chunks.plan.tables[table].entries // chunks.piece(table) for table in leaves}
     offsets, total = side_by_side({table: pieces[table] * apart[table] * itemsize for table in leaves})
@@ -118,8 +121,8 @@ def pinned_offsets(chunks: ChunkPlan, itemsize: int, resident: Resident) -> tupl
 
 
 def _pinned_lives(chunks: ChunkPlan, lives: Lives, resident: Resident) -> Lives:
-    found = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
-    return found | {t: (lives[t][0], residency.since) for t, residency in resident.items() if residency.brought}
+    others = {t: life for t, life in lives.items() if t not in resident and t not in chunks.on_disk}
+    return others | {t: (lives[t][0], residency.since) for t, residency in resident.items() if residency.brought}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ def reuse_barriers(chunks: ChunkPlan, itemsize: int, resident: Resident, pinned:
     for gpu in {gpu for residency in resident.values() for gpu in residency.sharding.used}:
         offsets = {t: residency.offset for t, residency in resident.items() if gpu in residency.sharding.used}
         for table, last in _before(offsets, shares, resident_lives).items():
+            # Of a table that is spread over GPUs the last one counts.
             on_gpus[table] = max(last, on_gpus.get(table, -1))
     return ReuseBarriers(_before(pinned, sizes, _pinned_lives(chunks, lives, resident)), on_gpus)
 
@@ -151,27 +155,29 @@ def _before(places: Mapping[int, int], sizes: Mapping[int, int], lives: Lives) -
     """The same for tables of one memory, where each begins."""
     # Pieces side by side: where each ends, and the last pass of what lies there.
     ends, lasts = [max((places[table] + sizes[table] for table in places), default=0)], [-1]
-    found: dict[int, int] = {}
+    barriers: dict[int, int] = {}
     for table in sorted(places, key=lambda table: (lives[table][0], table)):
         start, end, last = places[table], places[table] + sizes[table], lives[table][1]
+        # An empty share takes the place of nothing.
         if start == end:
             continue
         first, behind = bisect.bisect_right(ends, start), bisect.bisect_left(ends, end)
         before = max(lasts[first : behind + 1])
         if before >= 0:
-            found[table] = before
+            barriers[table] = before
         begins = ends[first - 1] if first else 0
         rest = ([start], [lasts[first]]) if begins < start else ([], [])
         kept = ([], []) if ends[behind] == end else ([ends[behind]], [lasts[behind]])
         ends[first : behind + 1] = [*rest[0], end, *kept[0]]
         lasts[first : behind + 1] = [*rest[1], last, *kept[1]]
-    return found
+    return barriers
 
 
 def stored(chunks: ChunkPlan, itemsize: int) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
     """Return the bytes of the tables that passes store, and their first and last passes."""
     lives = {table: life for table, life in chunks.lifetimes().items() if life[0] >= 0}
     for table in results(chunks) & lives.keys():
+        # Results are read when all passes are done.
         lives[table] = (lives[table][0], len(chunks.passes))
     return {table: aligned(chunks.plan.tables[table].entries * itemsize) for table in lives}, lives
 

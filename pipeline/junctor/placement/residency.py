@@ -60,6 +60,7 @@ def choose_residency(
     while candidates:
         gains = [traffic.gain(candidate.crossings) for candidate in candidates]
         n = max(range(len(gains)), key=lambda n: (gains[n], candidates[n].preference))
+        # Gains change with every choice, so the best is looked for anew.
         best, gain = candidates.pop(n), gains[n]
         if memory.add(best, moving=gain > 0):
             traffic.keep(best.crossings)
@@ -137,6 +138,7 @@ class _Memory:
         """Place a table, if need be with others at other offsets; returns False where there is no room."""
         if any(self._taken[gpu][new.since : new.last + 1].max() + new.share > self._size for gpu in new.used):
             return False
+        # First at its place among the others: moving them takes long.
         offsets = self._with(self.offsets, new)
         if offsets is None and moving and self._anew:
             self._anew -= 1
@@ -186,6 +188,7 @@ class _Traffic:
             loads = {table: float(loaded_entries(plan, pass_, [table])) for table in pass_.loads}
             stores = {table: float(plan.tables[table].entries) for table in pass_.stores}
             touched = plan.shape.entries(pass_.fixed) * touched_entries(chunks, pass_)
+            # As long as that many entries over the bus would take.
             there = touched * bus / device
             self._passes.append((sum(loads.values()), sum(stores.values()), there))
             for table in self.crossings.keys() & (loads.keys() | stores.keys()):

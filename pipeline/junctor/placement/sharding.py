@@ -58,11 +58,8 @@ class Sharding:
 
     def begin(self, gpu: int) -> int:
         """Return the number of the first configuration on a GPU that has any."""
+        # Rounded up: blocks of neighbours differ in size by one at the most.
         return -(-((gpu - self.first) % self.gpus) * self.count // self.gpus)
-
-    def configurations(self) -> Iterator[dict[int, int]]:
-        """Yield all configurations, in order."""
-        return (dict(zip(self.by, states, strict=True)) for states in configurations(self.sizes))
 
     def _gpu_of(self, number: int) -> int:
         return (self.first + number * self.gpus // self.count) % self.gpus
@@ -83,6 +80,7 @@ def shard_passes(chunks: ChunkPlan, outer: Sequence[Sequence[int]], gpus: int) -
     outer: for each pass the variables that its groups differ in.
     gpus: how many there are.
     """
+    # One GPU has everything; the search below would take long for nothing.
     if gpus == 1:
         stored = (table for pass_ in chunks.passes for table in pass_.stores)
         return Shardings((Sharding(),) * len(outer), {table: Sharding() for table in stored})
@@ -96,6 +94,7 @@ def shard_passes(chunks: ChunkPlan, outer: Sequence[Sequence[int]], gpus: int) -
         later = [(set(outer[n]), entries[t]) for t in pass_.stores for n in readers.get(t, ())]
         best = max(_ways(chunks, variables, gpus), key=partial(_worth, made=made, later=later, busy=busy))
         for gpu in best.used:
+            # Work evens out over passes that have too few groups for all GPUs.
             busy[gpu] += sum(map(chunks.plan.work, pass_.steps)) / len(best.used)
         passes.append(best)
         tables |= dict.fromkeys(pass_.stores, best)

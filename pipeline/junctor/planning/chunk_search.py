@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, chunk_plan
+from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_entries, chunk_plan
 from junctor.planning.compile import Problem, lay_out
-from junctor.planning.elimination import moral_graph, varied_orders
+from junctor.planning.elimination import varied_orders
 from junctor.planning.plan import Plan, Reduce
 from junctor.planning.shape import mask_of
 
@@ -71,6 +70,7 @@ def cheapest_chunks(
     best: tuple[float, int, ChunkPlan, MemorySplit] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
+    # The first one that fits bounds the time of all others.
     for plan in sorted(candidates(problem, rows), key=operations_of):
         ways = list(enumerate(splits(plan)))
         if best is not None:
@@ -96,6 +96,7 @@ def cheapest_chunks(
                 best = seconds, number, chunks, split
     if best is not None:
         return best[2:]
+    # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
 
 
@@ -107,19 +108,15 @@ def waiting_entries(plan: Plan) -> int:
     steps = [step for step in plan.steps if isinstance(step, Reduce)]
     made = {step.out: n for n, step in enumerate(steps)}
     last = {table: n for n, step in enumerate(steps) for table in step.operands}
-    change = [0] * (len(steps) + 1)
-    for up, _, _ in plan.edges:
-        if up in made and up in last and last[up] - made[up] > MOST_STEPS:
-            change[made[up]] += plan.tables[up].entries
-            change[last[up]] -= plan.tables[up].entries
-    return max(accumulate(change))
+    # Until the step that reads it, where it does not wait any more.
+    lives = {up: (made[up], last[up] - 1) for up, _, _ in plan.edges if up in made and up in last}
+    waiting = {up: life for up, life in lives.items() if life[1] + 1 - life[0] > MOST_STEPS}
+    return max(alive_entries(plan, waiting, len(steps)))
 
 
 def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
     """Yield the plans to choose from; raises TooLongError where each would take years."""
-    cardinalities = problem.shape.cardinalities
-    graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
-    orders = varied_orders(graph, mask_of(problem.free()), cardinalities, rows)
+    orders = varied_orders(problem.graph(), mask_of(problem.free()), problem.shape.cardinalities, rows)
     least = min(order.entries for order in orders)
     if least > HOPELESS_ENTRIES:
         raise TooLongError(f"{least:.1e} entries of cliques")

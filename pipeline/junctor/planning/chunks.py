@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +91,7 @@ class ChunkPlan:
     def peak(self, on_disk: bool) -> int:
         """Return the most entries of stored tables at once, of those in memory or of those on disk."""
         alive = {t: life for t, life in self.lifetimes().items() if (t in self.on_disk) == on_disk}
-        return _most(self.plan, alive, len(self.passes))
+        return max(alive_entries(self.plan, alive, len(self.passes)))
 
     def layout(self, table: int) -> tuple[int, ...]:
         """Return the scope of a table as it is kept: chunk variables first, so that pieces are contiguous."""
@@ -176,32 +177,23 @@ def _passes(plan: Plan, working: int) -> list[ChunkPass]:
     return passes
 
 
-def _reads(plan: Plan) -> dict[int, int]:
+def _reads(plan: Plan) -> Counter[int]:
     """Return for every table how many reductions read it, results once more."""
-    reads: dict[int, int] = {}
-    for step in plan.steps:
-        if isinstance(step, Reduce):
-            for table in step.operands:
-                reads[table] = reads.get(table, 0) + 1
-    for table in [*plan.totals, *(table for _, table in plan.marginals)]:
-        reads[table] = reads.get(table, 0) + 1
-    return reads
+    reads = Counter(table for step in plan.steps if isinstance(step, Reduce) for table in step.operands)
+    return reads + Counter((*plan.totals, *(table for _, table in plan.marginals)))
 
 
 def _fixed_pass(
-    plan: Plan, steps: Sequence[Reduce], working: int, reads: Mapping[int, int], preferred: Iterable[int]
+    plan: Plan, steps: Sequence[Reduce], working: int, reads: Counter[int], preferred: Iterable[int]
 ) -> ChunkPass | None:
     """Return the pass of some steps that fits, with the chunk variables that move the least; None where nothing fits.
 
     preferred: variables that others hold constant; between equals they go first, so that pieces stay large.
     """
     made = {step.out for step in steps}
-    inside: dict[int, int] = {}
-    for step in steps:
-        for table in step.operands:
-            inside[table] = inside.get(table, 0) + 1
+    inside = Counter(table for step in steps for table in step.operands)
     loads = tuple(dict.fromkeys(table for step in steps for table in step.operands if table not in made))
-    stores = tuple(step.out for step in steps if reads.get(step.out, 0) > inside.get(step.out, 0))
+    stores = tuple(step.out for step in steps if reads[step.out] > inside[step.out])
     # What a step does not depend on would make it be done more than once.
     allowed = set.intersection(*(_variables(plan, step) for step in steps))
     allowed -= {v for step in steps[:-1] for v in step.eliminated}
@@ -218,12 +210,7 @@ def _fixed_pass(
             lower, _ = parts.peak(entries, v)
             if lower < peak:
                 fixed, _ = _ordered([*chosen, v], steps[-1])
-                key = (
-                    _loaded(plan, fixed, {table: entries[table] for table in loads}),
-                    v not in members,
-                    lower,
-                    v,
-                )
+                key = (_loaded(plan, fixed, {table: entries[table] for table in loads}), v not in members, lower, v)
                 best = min(best, key) if best else key
         if best is None:
             return None
@@ -317,14 +304,13 @@ def _cuts(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, ...]]
     for pass_ in passes:
         for table in dict.fromkeys((*pass_.loads, *pass_.stores)):
             held.setdefault(table, []).append(frozenset(pass_.fixed))
-    cuts = {
-        table: [v for v in plan.tables[table].scope if any(v in constant for constant in fixed)]
-        for table, fixed in held.items()
-    }
-    return {
-        table: tuple(sorted(cut, key=lambda v: [v not in constant for constant in held[table]]))
-        for table, cut in cuts.items()
-    }
+    cuts: dict[int, tuple[int, ...]] = {}
+    for table, fixed in held.items():
+        cut = frozenset().union(*fixed).intersection(plan.tables[table].scope)
+        # Sorted as the scope is where passes hold the same of them.
+        in_order = [v for v in plan.tables[table].scope if v in cut]
+        cuts[table] = tuple(sorted(in_order, key=lambda v: [v not in constant for constant in fixed]))
+    return cuts
 
 
 def _lifetimes(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, int]]:
@@ -337,17 +323,14 @@ def _lifetimes(plan: Plan, passes: Sequence[ChunkPass]) -> dict[int, tuple[int, 
     return lives
 
 
-def _most(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> int:
-    """Return the most entries alive at once."""
-    change = [0] * (passes + 2)
+def alive_entries(plan: Plan, lives: Mapping[int, tuple[int, int]], passes: int) -> list[int]:
+    """Return the entries alive at each pass, and 0 behind the last one; lives: table -> first and last pass."""
+    change = [0] * (passes + 1)
     for table, (first, last) in lives.items():
+        # What is there at the beginning has -1.
         change[max(first, 0)] += plan.tables[table].entries
         change[last + 1] -= plan.tables[table].entries
-    most = alive = 0
-    for entries in change:
-        alive += entries
-        most = max(most, alive)
-    return most
+    return list(accumulate(change))
 
 
 def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[int]:
@@ -360,7 +343,8 @@ def _spilled(plan: Plan, passes: Sequence[ChunkPass], memory: int) -> frozenset[
 
     def fits(count: int) -> bool:
         spilled = frozenset(waiting[:count])
-        return _most(plan, {t: life for t, life in lives.items() if t not in spilled}, len(passes)) <= memory
+        kept = {t: life for t, life in lives.items() if t not in spilled}
+        return max(alive_entries(plan, kept, len(passes))) <= memory
 
     # Each that goes makes room, so the first number that is enough can be bisected.
     count = bisect.bisect_left(range(len(waiting)), True, key=fits)

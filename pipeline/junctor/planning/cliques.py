@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from junctor_kernels.tables.swaps import Swap, swaps_to_front
 
 from junctor.planning.elimination import best_order, moral_graph
-from junctor.planning.junction_tree import JunctionTree, junction_tree
+from junctor.planning.junction_tree import JunctionTree, SmallestCliques, junction_tree
 from junctor.planning.shape import Shape, mask_of
 
 # Entries of all tables from which on compiled kernels are worth their loading time.
@@ -105,6 +105,7 @@ def plan_stored(shape: Shape, rows: int = 1) -> StoredPlan:
     """Return the stored cliques of a network; `rows`: cases to come, for the effort of the elimination order."""
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(shape.cardinalities), shape.scopes)
+    # One tree for all evidence: none is cut out of the graph.
     order = best_order(graph, mask_of(everything), shape.cardinalities, rows)
     return stored_plan(junction_tree(order, shape), shape)
 
@@ -128,22 +129,14 @@ def stored_plan(tree: JunctionTree, shape: Shape) -> StoredPlan:
 
 def _assigned(tree: JunctionTree, shape: Shape) -> tuple[list[list[int]], list[list[int]]]:
     """Return the factors and the evidence variables of each clique: each goes to the smallest clique around it."""
-    masks = [mask_of(clique.scope) for clique in tree.cliques]
-    by_size = sorted(range(len(masks)), key=lambda i: (shape.entries(tree.cliques[i].scope), i))
-    around: dict[int, list[int]] = {}
-    for i in by_size:
-        for v in tree.cliques[i].scope:
-            around.setdefault(v, []).append(i)
-    factors: list[list[int]] = [[] for _ in masks]
-    variables: list[list[int]] = [[] for _ in masks]
+    smallest = SmallestCliques(tree, shape)
+    factors: list[list[int]] = [[] for _ in tree.cliques]
     for number, scope in enumerate(shape.scopes):
-        needed = mask_of(scope)
         # Factors without variables are constants; the smallest clique takes them.
-        candidates = around[scope[0]] if scope else by_size[:1]
-        factors[next(i for i in candidates if not needed & ~masks[i])].append(number)
-    for v, homes in around.items():
-        variables[homes[0]].append(v)
-    return factors, variables
+        factors[smallest.of(scope)].append(number)
+    homes = [smallest.of((v,)) for v in range(len(shape.cardinalities))]
+    # In the order of scopes: operands of a pass multiply in the order of these lists.
+    return factors, [[v for v in clique.scope if homes[v] == i] for i, clique in enumerate(tree.cliques)]
 
 
 def passes(plan: StoredPlan, observed: frozenset[int]) -> list[list[CliquePass]]:

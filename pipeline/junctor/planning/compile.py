@@ -8,12 +8,12 @@ smallest tables; every table is freed after its last use.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
-from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
+from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
 from junctor.planning.paths import PathOperand, Paths, ProductName, product_name
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, bits, mask_of
@@ -79,6 +79,10 @@ class Problem:
             if relevant.issuperset(scope)
         }
 
+    def graph(self) -> list[int]:
+        """Return the moral graph of what remains, neighbour sets as bit sets."""
+        return moral_graph(len(self.shape.cardinalities), list(self.remaining().values()))
+
 
 def compile_plan(
     shape: Shape,
@@ -99,9 +103,7 @@ def compile_plan(
 
 def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
-    cardinalities = problem.shape.cardinalities
-    graph = moral_graph(len(cardinalities), list(problem.remaining().values()))
-    orders = good_orders(graph, mask_of(problem.free()), cardinalities, rows)
+    orders = good_orders(problem.graph(), mask_of(problem.free()), problem.shape.cardinalities, rows)
     return min(((order, lay_out(problem, order)) for order in orders), key=lambda pair: pair[1].case_operations)
 
 
@@ -116,11 +118,11 @@ def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths
     shape, pattern = problem.shape, problem.pattern
     remaining, free = problem.remaining(), problem.free()
     tree = junction_tree(order, shape)
+    joined = binary_joins(tree, shape) if joins else tree
     wanted = free if problem.targets is None else free & problem.targets
-    layout = _Layout(shape, pattern, binary_joins(tree, shape) if joins else tree, remaining, paths)
+    layout = _Layout(shape, pattern, joined, remaining, paths)
     layout.load()
     layout.collect()
-    totals = layout.total_tables()
     marginals = {} if problem.explain else layout.distribute_and_read(wanted, problem.lean)
     return Plan(
         shape=shape,
@@ -129,7 +131,7 @@ def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths
         # An explanation is traced back through the messages, so they all stay.
         steps=tuple(layout.steps if problem.explain else _with_frees(layout.steps, layout.tables)),
         marginals=tuple(sorted(marginals.items())),
-        totals=tuple(totals),
+        totals=tuple(layout.up[root] for root in joined.roots()),
         edges=layout.edges(),
         constants=tuple(i for i, scope in remaining.items() if not scope),
         traceback=tuple(reversed(layout.collected)) if problem.explain else (),
@@ -160,7 +162,7 @@ class _Layout:
         self.inputs = [[] for _ in self.tree.cliques]
         self.children = self.tree.children()
         self.rank = self.tree.ranks()
-        self.home = _SmallestCliques(self.tree, self.shape)
+        self.home = SmallestCliques(self.tree, self.shape)
         self.paths = Paths(self.shape, self.products)
 
     def load(self) -> None:
@@ -192,13 +194,13 @@ class _Layout:
     def collect(self) -> None:
         """Append the messages to the roots, children first; a root ends in a table without axes, a part of P(e)."""
         for i, clique in enumerate(self.tree.cliques):
-            operands = [*self.inputs[i], *(self.up[child] for child in self.children[i])]
             phase: Phase = "total" if clique.parent is None else "collect"
-            self.up[i] = self._reduce(operands, clique.scope, clique.separator, phase)
+            self.up[i] = self._reduce(self._operands(i), clique.scope, clique.separator, phase)
 
-    def total_tables(self) -> list[int]:
-        """Return the tables without axes at the roots."""
-        return [self.up[root] for root in self.tree.roots()]
+    def _operands(self, clique: int, without: int | None = None) -> list[int]:
+        """Return the inputs of a clique, the message down to it and those up from its children but one."""
+        above = [self.down[clique]] if clique in self.down else []
+        return [*self.inputs[clique], *above, *(self.up[child] for child in self.children[clique] if child != without)]
 
     def edges(self) -> tuple[tuple[int, int, int], ...]:
         """Return (message up, message down, total of the component) of every edge that carries messages both ways."""
@@ -222,9 +224,11 @@ class _Layout:
         for i in range(len(self.tree.cliques) - 1, -1, -1):
             clique = self.tree.cliques[i]
             if clique.parent is not None and i in needed:
-                self._send_down(i, clique.parent)
+                operands, scope = self._operands(clique.parent, without=i), self.tree.cliques[clique.parent].scope
+                self.down[i] = self._reduce(operands, scope, clique.separator, "distribute")
             for on_separator, variables in hosts.get(i, {}).items():
-                self._read(i, on_separator, variables, marginals)
+                operands = [self.up[i], self.down[i]] if on_separator else self._operands(i)
+                self._read(operands, clique.separator if on_separator else clique.scope, variables, marginals)
         return marginals
 
     def _hosts(self, wanted: Iterable[int]) -> dict[int, dict[bool, list[int]]]:
@@ -233,14 +237,10 @@ class _Layout:
         Returns clique -> on its separator or not -> variables.
         """
         places: dict[int, tuple[int, int, bool]] = {}
-        for i, clique in enumerate(self.tree.cliques):
-            size = self.shape.entries(clique.scope)
-            for v in clique.scope:
-                places[v] = min(places.get(v, (size, i, False)), (size, i, False))
-            if clique.parent is not None:
-                size = self.shape.entries(clique.separator)
-                for v in clique.separator:
-                    places[v] = min(places.get(v, (size, i, True)), (size, i, True))
+        for host, scope in self._readable():
+            place = (self.shape.entries(scope), *host)
+            for v in scope:
+                places[v] = min(places.get(v, place), place)
         hosts: dict[int, dict[bool, list[int]]] = {}
         for v in sorted(wanted):
             _, i, on_separator = places[v]
@@ -252,12 +252,7 @@ class _Layout:
 
         Returns clique -> on its separator or not -> variables.
         """
-        members = {
-            (i, on_separator): (self.shape.entries(scope), mask_of(scope))
-            for i, clique in enumerate(self.tree.cliques)
-            for on_separator, scope in ((True, clique.separator), (False, clique.scope))
-            if scope and (clique.parent is not None or not on_separator)
-        }
+        members = {host: (self.shape.entries(scope), mask_of(scope)) for host, scope in self._readable() if scope}
         left = mask_of(wanted)
         hosts: dict[int, dict[bool, list[int]]] = {}
         # The variables that a host adds only become fewer while others are chosen, so the first host of the heap with
@@ -275,6 +270,13 @@ class _Layout:
                 hosts.setdefault(host[0], {})[host[1]] = list(bits(new))
         return hosts
 
+    def _readable(self) -> Iterator[tuple[tuple[int, bool], tuple[int, ...]]]:
+        """Yield the separators and cliques to read off: (clique, on its separator or not), and the variables."""
+        for i, clique in enumerate(self.tree.cliques):
+            if clique.parent is not None:
+                yield (i, True), clique.separator
+            yield (i, False), clique.scope
+
     def _needed(self, hosts: Iterable[int]) -> set[int]:
         """Return the cliques on the paths from the roots to `hosts`: only these get a message down."""
         needed: set[int] = set()
@@ -285,31 +287,7 @@ class _Layout:
                 node = self.tree.cliques[node].parent
         return needed
 
-    def _send_down(self, child: int, parent: int) -> None:
-        siblings = [self.up[other] for other in self.children[parent] if other != child]
-        above = [self.down[parent]] if parent in self.down else []
-        operands = [*self.inputs[parent], *above, *siblings]
-        separator = self.tree.cliques[child].separator
-        self.down[child] = self._reduce(operands, self.tree.cliques[parent].scope, separator, "distribute")
-
-    def _read(self, clique: int, on_separator: bool, variables: Sequence[int], marginals: dict[int, int]) -> None:
-        """Append the marginals of variables that are read off one separator or clique.
-
-        clique: index of the clique.
-        on_separator: whether they are read off its separator to the parent.
-        variables: to read.
-        marginals: variable -> table, extended here.
-        """
-        if on_separator:
-            operands = [self.up[clique], self.down[clique]]
-            scope = self.tree.cliques[clique].separator
-        else:
-            above = [self.down[clique]] if clique in self.down else []
-            operands = [*self.inputs[clique], *above, *(self.up[child] for child in self.children[clique])]
-            scope = self.tree.cliques[clique].scope
-        self._read_from(operands, scope, variables, marginals)
-
-    def _read_from(
+    def _read(
         self, operands: Sequence[int], scope: Sequence[int], variables: Sequence[int], marginals: dict[int, int]
     ) -> None:
         """Append the marginals of a product of tables, through joint tables of several variables where these pay.
@@ -332,7 +310,7 @@ class _Layout:
             return
         for part in parts:
             joint = self._reduce(operands, scope, part, "marginal")
-            self._read_from([joint], part, part, marginals)
+            self._read([joint], part, part, marginals)
 
     def _reduce(self, operands: Sequence[int], scope: Sequence[int], kept: Sequence[int], phase: Phase) -> int:
         """Append the contraction of operands over a clique and return its table; pairs of them first where that pays.
@@ -378,25 +356,6 @@ class _Layout:
 
     def _sorted(self, scope: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(scope, key=self.rank.__getitem__))
-
-
-class _SmallestCliques:
-    """Finds the smallest clique that contains a scope, where factors and likelihoods are multiplied in."""
-
-    def __init__(self, tree: JunctionTree, shape: Shape) -> None:
-        self._members = [frozenset(clique.scope) for clique in tree.cliques]
-        self._sizes = [shape.entries(clique.scope) for clique in tree.cliques]
-        self._with: dict[int, list[int]] = {}
-        for i, members in enumerate(self._members):
-            for v in members:
-                self._with.setdefault(v, []).append(i)
-
-    def has(self, variable: int) -> bool:
-        return variable in self._with
-
-    def of(self, scope: Sequence[int]) -> int:
-        rarest = min((self._with[v] for v in scope), key=len)
-        return min((i for i in rarest if self._members[i].issuperset(scope)), key=lambda i: (self._sizes[i], i))
 
 
 def _grouped(

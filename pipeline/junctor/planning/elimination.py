@@ -216,14 +216,8 @@ def _searched(
     from junctor_kernels.orders.annealing import search
     from junctor_kernels.orders.greedy import pack
 
-    variables, entries = search(
-        pack(graph, len(graph)),
-        pack([members], len(graph))[0],
-        cardinalities,
-        start.variables,
-        steps,
-        seed,
-    )
+    masks, members_mask = pack(graph, len(graph)), pack([members], len(graph))[0]
+    variables, entries = search(masks, members_mask, cardinalities, start.variables, steps, seed)
     return EliminationOrder(tuple(variables), cliques_of(graph, members, variables), entries, "annealing")
 
 

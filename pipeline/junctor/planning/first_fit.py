@@ -29,6 +29,7 @@ def first_fit(
     offsets: dict[Key, int] = {}
     total = taken = 0
     for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
+        # Pieces whose last moment is `first` are still read then.
         while ends and ends[0][0] < first:
             _, start, end = ends.pop(0)
             alive.remove((start, end))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from junctor.planning.elimination import EliminationOrder
@@ -62,6 +62,28 @@ class JunctionTree:
         return sum(shape.entries(clique.scope) for clique in self.cliques)
 
 
+class SmallestCliques:
+    """Finds the smallest clique that contains a scope, where factors and evidence are multiplied in."""
+
+    def __init__(self, tree: JunctionTree, shape: Shape) -> None:
+        self._members = [frozenset(clique.scope) for clique in tree.cliques]
+        self._sizes = [shape.entries(clique.scope) for clique in tree.cliques]
+        self._with: dict[int, list[int]] = {}
+        for i, members in enumerate(self._members):
+            for v in members:
+                self._with.setdefault(v, []).append(i)
+
+    def has(self, variable: int) -> bool:
+        """Return True if any clique contains a variable."""
+        return variable in self._with
+
+    def of(self, scope: Sequence[int]) -> int:
+        """Return the smallest clique around a scope, the first of several; a scope may be empty."""
+        # The rarest variable leaves the fewest cliques to test.
+        rarest = min((self._with[v] for v in scope), key=len, default=range(len(self._members)))
+        return min((i for i in rarest if self._members[i].issuperset(scope)), key=lambda i: (self._sizes[i], i))
+
+
 def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
     """Return the tree of an elimination order: maximal cliques only, each component rooted at its centre."""
     # A root at the centre keeps the longest path of dependent messages short.
@@ -81,20 +103,8 @@ def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
             # Preorder reversed: every clique stands after its children.
             rooted.extend(reversed(part))
     number = {node: i for i, (node, _) in enumerate(rooted)}
-
-    def listed(mask: int) -> tuple[int, ...]:
-        return tuple(sorted(bits(mask), key=lambda v: -position[v]))
-
-    return JunctionTree(
-        tuple(
-            Clique(
-                listed(members[node]),
-                None if parent is None else number[parent],
-                () if parent is None else listed(members[node] & members[parent]),
-            )
-            for node, parent in rooted
-        )
-    )
+    nodes = [(members[node], None if parent is None else number[parent]) for node, parent in rooted]
+    return _as_tree(nodes, lambda v: -position[v])
 
 
 def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -190,7 +200,7 @@ def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
                 nodes[top] = (nodes[top][0], len(nodes) - 1)
         for top in tops:
             nodes[top] = (nodes[top][0], renamed[i])
-    return _as_tree(nodes, tree)
+    return _as_tree(nodes, tree.ranks().__getitem__)
 
 
 def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, entries: int, left: int) -> None:
@@ -245,11 +255,11 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
             offer(joined, [other for other in tops if other != joined])
 
 
-def _as_tree(nodes: list[tuple[int, int | None]], tree: JunctionTree) -> JunctionTree:
-    rank = tree.ranks()
+def _as_tree(nodes: Sequence[tuple[int, int | None]], rank: Callable[[int], int]) -> JunctionTree:
+    """Return the tree of nodes (variables, parent); scopes and separators are sorted by rank."""
 
     def listed(mask: int) -> tuple[int, ...]:
-        return tuple(sorted(bits(mask), key=rank.__getitem__))
+        return tuple(sorted(bits(mask), key=rank))
 
     return JunctionTree(
         tuple(

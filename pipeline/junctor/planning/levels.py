@@ -42,16 +42,14 @@ def stages_of(plan: Plan) -> LaunchLevels:
     read: dict[int, int] = {}
     reductions = list(plan.reductions(per_case=True))
     for step in reductions:
+        # Evidence counts as level 0 here: its own level follows below.
         made[step.out] = 1 + max((made.get(operand, 0) for operand in step.operands), default=0)
         for operand in step.operands:
             read[operand] = max(read.get(operand, 0), made[step.out])
-    for table in _evidence(plan):
+    for table in (step.out for step in plan.steps if isinstance(step, Slice | Likelihood)):
         made[table] = min((made[step.out] for step in reductions if table in step.operands), default=1) - 1
     for _, table in plan.marginals:
         if table in made:
+            # Posteriors are read one launch later, when the table is complete.
             read[table] = max(read.get(table, 0), made[table] + 1)
     return LaunchLevels(made, {table: max(read.get(table, 0), level) for table, level in made.items()})
-
-
-def _evidence(plan: Plan) -> list[int]:
-    return [step.out for step in plan.steps if isinstance(step, Slice | Likelihood)]

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from junctor.planning.shape import Pattern, Shape
 
@@ -147,7 +147,14 @@ class Plan:
 
     def peak_case_entries(self) -> int:
         """Return the largest sum of entries and CASE_NUMBERS of the per-case tables alive at once for one case."""
-        return self._peak(lambda table: table.entries + CASE_NUMBERS if table.per_case else 0)
+        alive = peak = 0
+        for step in self.steps:
+            table = self.tables[step.table if isinstance(step, Free) else step.out]
+            # Shared tables stay: they count once for a plan, not for a case.
+            entries = table.entries + CASE_NUMBERS if table.per_case else 0
+            alive += -entries if isinstance(step, Free) else entries
+            peak = max(peak, alive)
+        return peak
 
     def shared_entries(self) -> int:
         """Return the entries of all shared tables and sliced factors, which stay while the plan is in use."""
@@ -161,18 +168,9 @@ class Plan:
         """Return the factors with an observed variable."""
         return [*(step.factor for step in self.steps if isinstance(step, Slice)), *self.constants]
 
-    def _peak(self, entries: Any) -> int:
-        alive = peak = 0
-        for step in self.steps:
-            if isinstance(step, Free):
-                alive -= entries(self.tables[step.table])
-            else:
-                alive += entries(self.tables[step.out])
-                peak = max(peak, alive)
-        return peak
-
     def to_json(self) -> str:
         """Return the plan as JSON; equal plans give equal text."""
+        # Fields come by name, so that the text outlives changes of their order.
         record = asdict(self)
         # Sets have no order; JSON must be the same in every process.
         record["pattern"] = {name: sorted(members) for name, members in record["pattern"].items()}

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from junctor.planning.compile import DEFAULT_ROWS, Problem, cheapest_plan, lay_out
-from junctor.planning.elimination import EliminationOrder
 from junctor.planning.junction_tree import junction_tree
 from junctor.planning.shape import Pattern, Shape
 
@@ -44,15 +43,12 @@ def count_savings(
     before = {"evidence cut out before triangulation": _planned(replace(problem, pattern=unsliced), rows)}
     if problem.relevant() != replace(problem, drops_barren=False).relevant():
         before["barren variables dropped"] = _planned(replace(problem, drops_barren=False), rows)
-    if _neighbours_squared(problem, order) <= MOST_NEIGHBOURS_SQUARED:
+    if sum(len(below) ** 2 for below in junction_tree(order, shape).children()) <= MOST_NEIGHBOURS_SQUARED:
         before["cliques of many neighbours joined in pairs"] = lay_out(problem, order, joins=False).case_operations
     before["operands contracted in pairs"] = lay_out(problem, order, paths=False).case_operations
     before["messages without evidence done once"] = plan.case_operations + plan.shared_operations
+    # Each technique is left out alone; savings overlap and do not add up.
     return [Saving(name, operations, plan.case_operations) for name, operations in before.items()]
-
-
-def _neighbours_squared(problem: Problem, order: EliminationOrder) -> int:
-    return sum(len(below) ** 2 for below in junction_tree(order, problem.shape).children())
 
 
 def _planned(problem: Problem, rows: int) -> int:

@@ -52,6 +52,7 @@ def shape_of(network: Network) -> Shape:
 def bits(mask: int) -> Iterator[int]:
     """Yield the positions of the set bits of `mask`, lowest first."""
     while mask:
+        # The lowest set bit alone.
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low

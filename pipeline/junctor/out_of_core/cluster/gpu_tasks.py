@@ -13,17 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from junctor.out_of_core.cluster import tasks
 from junctor.out_of_core.cluster.gpu_worker import DevicePart, LoweredPass, WorkerGpu, worker_gpu
-from junctor.out_of_core.cluster.tasks import (
-    PartOrigin,
-    PassContext,
-    Slices,
-    TaskOutput,
-    TaskReport,
-    arrived,
-    in_order,
-    laid_out,
-)
 from junctor.out_of_core.gpu.copies import DeviceView, device_view, enqueue
 from junctor.out_of_core.gpu.run import RUN_BYTES
 from junctor.out_of_core.gpu.slots import Slot
@@ -33,16 +24,16 @@ Array = npt.NDArray[Any]
 
 
 def run_task(
-    context: PassContext,
+    context: tasks.PassContext,
     states: Mapping[int, int],
     pilot: Mapping[int, float],
-    here: Sequence[PartOrigin],
-    elsewhere: Sequence[PartOrigin],
+    here: Sequence[tasks.PartOrigin],
+    elsewhere: Sequence[tasks.PartOrigin],
     *of: Any,
-) -> TaskOutput:
+) -> tasks.TaskOutput:
     """Do a task, as `tasks.run_task` does; pilot: table -> largest entry that the pilot task found."""
     assert context.gpu is not None
-    gpu, slices, there = worker_gpu(context.gpu), arrived(states, here, elsewhere, of), set[int]()
+    gpu, slices, there = worker_gpu(context.gpu), tasks.arrived(states, here, elsewhere, of), set[int]()
     parts: dict[int, Any] = {}
     small: dict[int, Array] = {}
     with gpu.task(context, pilot) as (slot, lowered):
@@ -52,6 +43,7 @@ def run_task(
                     _load(gpu, slot, context, table, states, slices)
             there.update((*step.operands, step.out))
             lowered.launch(n, slot, pilot=not pilot)
+            # Copied out at once on the same stream: the next step may overwrite the place in the slot.
             address, entries = slot.address + context.offsets[step.out], step.what.kept_entries
             if step.out in context.stored:
                 parts[step.out] = gpu.keep(slot, address, entries)
@@ -59,31 +51,34 @@ def run_task(
                 small[step.out] = np.empty(entries, gpu.dtype)
                 enqueue(gpu.cuda, slot.stream, small[step.out], device_view(address, entries, gpu.dtype))
         slot.stream.synchronize()
-        return TaskOutput(parts, _report(lowered, pilot, small))
+        return tasks.TaskOutput(parts, _report(lowered, pilot, small))
 
 
-def sum_parts(context: PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> TaskOutput:
+def sum_parts(context: tasks.PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> tasks.TaskOutput:
     """Add up what tasks made of the last table of a pass, in their order, as `tasks.sum_parts` does."""
     assert context.gpu is not None
     gpu, last = worker_gpu(context.gpu), context.program.steps[-1]
     entries = last.what.kept_entries
     with gpu.task(context, {}) as (slot, lowered):
-        for n, part in enumerate(in_order(here, elsewhere, of)):
+        for n, part in enumerate(tasks.in_order(here, elsewhere, of)):
             view = part.array if isinstance(part, DevicePart) else _reached(gpu, slot, part)
             if n == 0:
                 enqueue(gpu.cuda, slot.stream, device_view(slot.address, entries, gpu.dtype), view)
             else:
+                # Read where it is, on the device or in pinned memory: no second slot is needed.
                 lowered.add(slot, view.ctypes.data)
         total = gpu.keep(slot, slot.address, entries)
         slot.stream.synchronize()
-        _, largest, _ = lowered.found()
+        _, largest, _ = lowered.max_min()
         # What is smallest was found in the parts: of a sum the terms tell what is lost.
-        return TaskOutput({last.out: total}, TaskReport({last.out: (largest_of(largest[-1:]), math.inf)}, {}, {}))
+        report = tasks.TaskReport({last.out: (largest_of(largest[-1:]), math.inf)}, {}, {})
+        return tasks.TaskOutput({last.out: total}, report)
 
 
 def _reached(gpu: WorkerGpu, slot: Slot, part: Array) -> Array:
     """Return a copy of a part where the device reaches it."""
     copy = gpu.pinned(part.size)
+    # Kernels reach pinned memory only; what came over the network is not.
     copy[...] = part.reshape(-1)
     slot.kept.append(copy)
     return copy
@@ -92,15 +87,15 @@ def _reached(gpu: WorkerGpu, slot: Slot, part: Array) -> Array:
 def _load(
     gpu: WorkerGpu,
     slot: Slot,
-    context: PassContext,
+    context: tasks.PassContext,
     table: int,
     states: Mapping[int, int],
-    slices: Mapping[int, Slices],
+    slices: Mapping[int, tasks.Slices],
 ) -> None:
     """Enqueue the copy of the table slice for this chunk assignment into the slot buffer."""
     leaf = context.leaves.get(table)
     parts = [leaf.part(states)] if leaf else [part for _, part in slices[table]]
-    shape, indices = (parts[0].shape, [()]) if leaf else laid_out(slices[table], states)
+    shape, indices = (parts[0].shape, [()]) if leaf else tasks.laid_out(slices[table], states)
     target = device_view(slot.address + context.offsets[table], math.prod(shape), gpu.dtype).reshape(shape)
     for index, part in zip(indices, parts, strict=True):
         # Many short rows are slower than one copy of the host.
@@ -110,8 +105,8 @@ def _load(
         enqueue(gpu.cuda, slot.stream, target[index], part)
 
 
-def _report(lowered: LoweredPass, pilot: Mapping[int, float], small: dict[int, Array]) -> TaskReport:
+def _report(lowered: LoweredPass, pilot: Mapping[int, float], small: dict[int, Array]) -> tasks.TaskReport:
     """Return the report of a task: largest and smallest entries of all that tasks of the pass made here so far."""
-    first, largest, least = lowered.found()
+    first, largest, least = lowered.max_min()
     max_min = {out: (largest_of(largest[n : n + 1]), float(least[n])) for out, n in lowered.made.items()}
-    return TaskReport(max_min, dict(pilot) or {out: float(first[n]) for out, n in lowered.made.items()}, small)
+    return tasks.TaskReport(max_min, dict(pilot) or {out: float(first[n]) for out, n in lowered.made.items()}, small)

@@ -59,15 +59,21 @@ class DevicePart:
 
     def copy_to(self, host: Array, slice_: Array) -> None:
         """Copy a slice of `array` to memory of this machine."""
-        self._gpu.download(host, slice_)
+        download = self._gpu.slots.download
+        with self._gpu.cuda.current():
+            enqueue(self._gpu.cuda, download, host, slice_)
+            # Whoever gets the copy reads it at once, or sends it away.
+            download.synchronize()
 
     def host(self, slice_: Array) -> Array:
         """Return a copy of a slice of `array` in this machine's memory."""
+        # Pinned: a copy to pageable memory takes longer and waits for the device.
         host = self._gpu.pinned(slice_.size).reshape(slice_.shape)
         self.copy_to(host, slice_)
         return host
 
     def __reduce__(self) -> Any:
+        # Other processes cannot use an address of this one.
         return np.asarray, (self.host(self.array),)
 
 
@@ -107,6 +113,7 @@ class WorkerGpu:
             lowered = self._lowered(context)
             lowered.scale_by(pilot)
             self._busy += 1
+        # Outside the lock: tasks that end need it to give their slot back.
         slot = self.free.get()
         try:
             with self.cuda.current(slot.stream):
@@ -140,16 +147,19 @@ class WorkerGpu:
         """Return a part for good, of what the stream of a slot will have made at an address [entries]."""
         size = aligned(entries * self.dtype.itemsize)
         with self._changed:
+            # Parts come and go in no known order, so places cannot be planned.
             start = first_gap(self._taken, size)
             fits = start + size <= self.slots.room
             if fits:
                 bisect.insort(self._taken, (start, start + size))
         made = device_view(address, entries, self.dtype)
         if not fits:
+            # Without a gap nobody waits: what would leave the device may wait for this very task.
             part = self.pinned(entries)
             enqueue(self.cuda, slot.stream, part, made)
             return part
         on_device = DevicePart(self, self.slots.tables + start, entries)
+        # Dask decides when a part is not needed any more: then its object goes.
         weakref.finalize(on_device, self._release, (start, start + size))
         enqueue(self.cuda, slot.stream, on_device.array, made)
         return on_device
@@ -167,12 +177,6 @@ class WorkerGpu:
     def pinned(self, entries: int) -> Array:
         """Return memory of the host that the device reaches, not cleared; used again once nobody needs it."""
         return self.cuda.pinned(entries, self.dtype, pooled=True)
-
-    def download(self, host: Array, slice_: Array) -> None:
-        """Copy what lies on the device to this machine's memory."""
-        with self.cuda.current():
-            enqueue(self.cuda, self.slots.download, host, slice_)
-            self.slots.download.synchronize()
 
 
 class LoweredPass:
@@ -204,6 +208,7 @@ class LoweredPass:
                 for step in steps
             ]
             entries = steps[-1].what.kept_entries
+            # A contraction of one operand without sums is a copy; added to what is there, a sum.
             same = Contraction((entries,), (), (Strides((1,), ()),))
             (self._sum,) = self._step(same, [0, 0], [UNSCALED], sent)
         # Until then the arrays that are sent have to live.
@@ -231,6 +236,7 @@ class LoweredPass:
         """Bring the largest entries that the pilot task found, unless another task has."""
         if not pilot or self._is_scaled:
             return
+        # Bits of the entries as in memory, which kernels compare as integers.
         largest = np.array([pilot[out] for out in self.made], self._slots.dtype)
         with self._slots.cuda.current():
             self._words[0, :-1, 0] = self._slots.cuda.put(largest.view(self._word))
@@ -249,7 +255,7 @@ class LoweredPass:
         words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = self._word_at(False, len(self.made)), True
         self._slots.launch(self._sum.kernel, self._sum.blocks, words)
 
-    def found(self) -> tuple[Array, Array, Array]:
+    def max_min(self) -> tuple[Array, Array, Array]:
         """Return what tasks of the pass found here so far, once they are done.
 
         The largest entries of its steps in the pilot task; in all tasks, and of sums behind them; the smallest above
@@ -258,6 +264,7 @@ class LoweredPass:
         words = self._words.get()
         first, most = np.ascontiguousarray(words[0, :-1, 0]), words.max(axis=0)
         dtype = self._slots.dtype
+        # A zero complement means that no entry above zero was seen.
         least = np.where(most[:, 1] > 0, (~most[:, 1]).view(dtype), 1)
         return first.view(dtype), np.ascontiguousarray(most[:, 0]).view(dtype), least
 
@@ -274,9 +281,12 @@ def worker_gpu(tasks: GpuTasks) -> WorkerGpu:
     """
     global opened
     with _opening:
+        # Tasks of one plan share the device; those of another one need slots of another size.
         if opened is None or opened[0] != tasks:
             _forget(PATIENCE)
             opened = tasks, WorkerGpu(tasks, open_device(tasks.room))
+            # Slices from other workers of this machine are then copied to the device without a way through this
+            # process.
             _reach_shared(_pinned)
         return opened[1]
 

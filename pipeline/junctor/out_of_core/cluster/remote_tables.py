@@ -76,6 +76,7 @@ class RemoteTables:
     ) -> Future:
         """Start a function on some worker, or on a certain one as long as that is there; `first`: before others."""
         where = {"workers": [worker], "allow_other_workers": True} if worker else {}
+        # The same key for the same task: Dask computes it again under that name when a worker is lost.
         key = (f"chunk-{what}-{self._name}", *at)
         return self.client.submit(function, *of, key=key, retries=RETRIES, priority=int(first), **where)
 
@@ -83,10 +84,6 @@ class RemoteTables:
         """Note where a part of a stored table is."""
         self.parts.setdefault(part.source.table, {})[tuple(part.source.states.values())] = part
         self.bytes[part.worker] += part.bytes
-
-    def has_room(self, worker: str, size: int) -> bool:
-        """Return True if a worker has room for more bytes."""
-        return self.bytes[worker] + size <= self.room
 
     def drop(self, table: int) -> None:
         """Forget a table; the workers give it back."""
@@ -103,5 +100,6 @@ class RemoteTables:
     def agreeing(self, table: int, states: Mapping[int, int]) -> list[RemotePart]:
         """Return the parts of a table in which something agrees with `states`."""
         parts, sizes = self.parts[table], self.chunks.plan.shape.cardinalities
+        # All parts of a table hold the same variables constant: one pass made them.
         constant = next(iter(parts.values())).source.states
         return [parts[key] for key in product(*((states[v],) if v in states else range(sizes[v]) for v in constant))]

@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.gpu.entries import shift_of
-from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.model.errors import RunError
-from junctor.model.network import Network
 from junctor.out_of_core import pass_runner
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport
 from junctor.out_of_core.cluster.remote_tables import RemoteTables
@@ -38,7 +36,6 @@ from junctor.out_of_core.program import ThreadRunner
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_offsets
-from junctor.planning.chunks import ChunkPlan
 from junctor.runtime import dask_cluster
 from junctor.runtime.dask_cluster import WorkersLostError
 
@@ -58,39 +55,16 @@ SMALL_TABLE = 1 << 10
 SMALL_ENTRIES, SMALL_WORK = 1 << 17, 1 << 24
 
 
-def propagate(
-    client: Client,
-    chunks: ChunkPlan,
-    network: Network,
-    algebra: Algebra,
-    block: EvidenceBlock,
-    contract: Contract | None = None,
-    in_flight: int = IN_FLIGHT,
-    gpu: GpuTasks | None = None,
-) -> BlockOutcome:
-    """Propagate one case over the workers of a cluster; bit for bit what `ChunkedProgram.run` finds in one process.
-
-    A worker that dies costs time only. Raises RunError where workers die of the same task several times, or where there
-    are none for `dask_cluster.PATIENCE` seconds.
-    client: of the cluster.
-    chunks, network, algebra, block: the plan, its numbers, and evidence.
-    contract: what the workers contract with, picklable; by default NumPy.
-    in_flight: tasks for each worker.
-    gpu: the GPUs that workers use instead, in single or double precision; bit for bit what one process finds on a GPU
-    but for small passes, which the client does.
-    """
-    bound = BoundPlan(chunks, network, algebra, as_summed=gpu is not None)
-    return ClusterRun(client, bound, contract, in_flight, gpu).outcome(block)
-
-
 class ClusterRun:
-    """One propagation over a cluster.
+    """One propagation over a cluster; bit for bit what `ChunkedProgram.run` finds in one process.
 
+    A worker that dies costs time only.
     client: of the cluster.
     bound: the plan.
-    contract: what the workers contract with.
+    contract: what the workers contract with, picklable; by default NumPy.
     in_flight: tasks for each worker.
-    gpu: the GPUs that they use instead.
+    gpu: the GPUs that they use instead, in single or double precision; bit for bit what one process finds on a GPU but
+    for small passes, which the client does.
     room: bytes of stored tables that each worker has room for; one has more only where none has less to do.
     tables: what is stored on workers; store: what is stored in this process.
     """
@@ -110,18 +84,28 @@ class ClusterRun:
         self._contract = contract or CpuTasks(bound.algebra)
         self._most_in_flight = in_flight
         self._gpu = gpu
-        self._functions = task_functions(gpu)
+        self._functions = TaskFunctions()
+        if gpu is not None:
+            from junctor.out_of_core.cluster import gpu_tasks
+
+            self._functions = TaskFunctions(gpu_tasks.run_task, gpu_tasks.sum_parts)
         self.tables = RemoteTables(client, bound.chunks, bound.algebra.dtype.itemsize, room)
         self.store = ChunkStore(bound.chunks, bound.algebra.dtype)
         small = self._contract if isinstance(self._contract, CpuTasks) else CpuTasks(bound.algebra)
+        # Small passes are done here, always on the CPU.
         self._here = ThreadRunner(bound, self.store, small)
         self._open: dict[int, PassJobs] = {}
 
     def outcome(self, block: EvidenceBlock) -> BlockOutcome:
-        """Return the answer of a case; raises RunError."""
+        """Return the answer of a case.
+
+        Raises RunError where workers die of the same task several times, or where there are none for
+        `dask_cluster.PATIENCE` seconds.
+        """
         try:
             self.tables.client.wait_for_workers(1, timeout=dask_cluster.PATIENCE)
             self.tables.look_around()
+            # Only now: which workers there are is known once they have come.
             self._jobs = JobsInFlight(self.tables.client, self._most_in_flight)
             return pass_runner.propagate(self._bound, block, self)
         except TimeoutError:
@@ -157,6 +141,7 @@ class ClusterRun:
         if not self._here.accepts(0):
             yield from self._here.reports()
             return
+        # Earlier passes first, as in the plan.
         for number in sorted(self._open):
             self._open[number].fill()
         pass_jobs, job, report = self._jobs.next()
@@ -182,6 +167,7 @@ class ClusterRun:
         if self._gpu is None:
             return report
         dtype = self._bound.algebra.dtype.type
+        # The same shift as kernels compute from the bits of the largest entry.
         exponents = {table: shift_of(dtype(largest)) for table, largest in report.factors.items()}
         return PassReport(report.number, report.max_min, dict.fromkeys(report.factors, 1.0), exponents)
 
@@ -193,12 +179,14 @@ class ClusterRun:
 
     def _bring(self, table: int) -> None:
         if table not in self.store.tables:
+            # From here on it goes to workers with the tasks, as leaves do.
             self.store.keep(table, self.tables.fetch(table))
             self.tables.drop(table)
 
     def _context(self, number: int, exponents: Mapping[int, int]) -> PassContext:
         pass_, chunks = self._bound.chunks.passes[number], self._bound.chunks
         small = frozenset(t for t in pass_.stores if chunks.plan.tables[t].entries <= SMALL_TABLE)
+        # Workers launch every step by itself, so each has its own place in a slot.
         offsets, _ = slot_offsets(chunks, pass_, self._bound.algebra.dtype.itemsize, single_steps)
         return PassContext(
             program=self._bound.programs[number],
@@ -210,12 +198,3 @@ class ClusterRun:
             gpu=self._gpu,
             offsets=offsets if self._gpu else {},
         )
-
-
-def task_functions(gpu: GpuTasks | None) -> TaskFunctions:
-    """Return what workers do, on CPUs or on their GPUs."""
-    if gpu is None:
-        return TaskFunctions()
-    from junctor.out_of_core.cluster import gpu_tasks
-
-    return TaskFunctions(gpu_tasks.run_task, gpu_tasks.sum_parts)

@@ -60,6 +60,7 @@ class _Sums:
         """Return what is to be added up next, the total so far in front; empty while it is not all there."""
         before = [self.total] if self.total else []
         wanted = range(self.begun, min(self.tasks, self.begun + self.at_once - len(before)))
+        # All of them, in order: sums must not depend on which task is done first.
         if self.busy or not wanted or not all(n in self.waiting for n in wanted):
             return []
         self.busy, self.begun = True, wanted.stop
@@ -104,6 +105,7 @@ class JobsInFlight:
     def __init__(self, client: Client, in_flight: int) -> None:
         self.client = client
         self.workers = sorted(workers_of(client)) or [""]
+        # For the whole cluster: workers without a fitting task leave theirs to others.
         self.most = in_flight * len(self.workers)
         self.busy: Counter[str] = Counter()
         self.jobs: dict[Any, tuple[PassJobs, _Job]] = {}
@@ -116,6 +118,7 @@ class JobsInFlight:
         """Add a job; report: the future of its report."""
         self.busy[job.worker] += 1
         self.jobs[report.key] = pass_jobs, job
+        # A queue, because callbacks come on a thread of the client.
         report.add_done_callback(self._finished.put)
 
     def next(self) -> tuple[PassJobs, _Job, TaskReport]:
@@ -127,6 +130,7 @@ class JobsInFlight:
         return pass_jobs, job, report
 
 
+@dataclass(eq=False)
 class PassJobs:
     """The jobs of one pass, its pilot task alone because it chooses the scale factors.
 
@@ -135,31 +139,25 @@ class PassJobs:
     sums: group of tasks -> its partial results, until the last of them is being added.
     """
 
-    def __init__(
-        self,
-        tables: RemoteTables,
-        number: int,
-        context: PassContext,
-        functions: TaskFunctions,
-        here: ChunkStore,
-        in_flight: JobsInFlight,
-    ) -> None:
-        """Prepare a pass; here: the store that small tables go to."""
-        self.number = number
-        self._tables = tables
-        self._pass = tables.chunks.passes[number]
+    _tables: RemoteTables
+    number: int
+    _context: PassContext
+    _functions: TaskFunctions
+    _here: ChunkStore
+    _all: JobsInFlight
+
+    def __post_init__(self) -> None:
+        chunks = self._tables.chunks
+        self._pass = chunks.passes[self.number]
         self.loads = self._pass.loads
-        self._context = context
-        self._functions = functions
-        self._here = here
-        plan, self._out = tables.chunks.plan, self._pass.out
+        plan, self._out = chunks.plan, self._pass.out
         self._sizes = plan.shape.cardinalities
         self._tasks = plan.shape.entries(self._pass.fixed)
         self._in_sum = plan.shape.entries(self._pass.summed)
-        self._at_once = max(2, min(MOST_ADDED, tables.chunks.working // part(plan, self._out, self._pass.fixed) - 1))
-        self._shared = tables.submit("pass", [number], tasks.shared_context, context)
-        self._all = in_flight
-        self._workers = in_flight.workers
+        # Beside the parts the working memory has to hold their sum.
+        self._at_once = max(2, min(MOST_ADDED, chunks.working // part(plan, self._out, self._pass.fixed) - 1))
+        self._shared = self._tables.submit("pass", [self.number], tasks.shared_context, self._context)
+        self._workers = self._all.workers
         self._key = self._ranking_variables()
         self._order = self._groups()
         self._begun = 0
@@ -173,7 +171,7 @@ class PassJobs:
 
     def report(self) -> PassReport:
         """Return what the jobs found; all of them are done."""
-        return PassReport(self.number, {t: joined(found) for t, found in self._max_min.items()}, self._factors)
+        return PassReport(self.number, {t: joined(parts) for t, parts in self._max_min.items()}, self._factors)
 
     @property
     def is_done(self) -> bool:
@@ -183,6 +181,7 @@ class PassJobs:
 
     def fill(self) -> None:
         """Start jobs while there is room for them."""
+        # Without factors only the pilot task may be in flight.
         while len(self._all) < self._all.most and (self._factors or not self._in_flight):
             self._look_ahead()
             # What waits to be added up takes memory.
@@ -210,6 +209,7 @@ class PassJobs:
             for table in self._context.stored.intersection(later.loads):
                 shared = tuple(v for v in self._pass.fixed if v in later.fixed)
                 weights[shared] += self._tables.chunks.plan.tables[table].entries
+        # The reader of most entries counts, the others take what they find.
         first = max(weights, key=lambda shared: weights[shared], default=())
         return [*first, *(v for v in self._pass.fixed if v not in first)]
 
@@ -217,6 +217,7 @@ class PassJobs:
         """Return the worker where readers want a result: neighbours in the ranking together, equal shares for all."""
         rank = 0
         for v in self._key:
+            # Summed variables that a result does not have count as 0.
             rank = rank * self._sizes[v] + states.get(v, 0)
         return self._workers[rank * len(self._workers) // self._tasks]
 
@@ -227,12 +228,14 @@ class PassJobs:
         for at in configurations([self._sizes[v] for v in outer]):
             states = dict(zip(outer, at, strict=True))
             by_worker.setdefault(self._home(states), []).append(states)
+        # Otherwise the first tasks would all want the same worker.
         turns = zip_longest(*(by_worker[worker] for worker in sorted(by_worker, key=self._workers.index)))
         return [states for turn in turns for states in turn if states is not None]
 
     def _task(self, number: int) -> _Job:
         group, place = divmod(number, self._in_sum)
         states = dict(self._order[group])
+        # The last summed variable is the fastest, as in `configurations`.
         for v in reversed(self._pass.summed):
             place, states[v] = divmod(place, self._sizes[v])
         reads: list[RemotePart] = []
@@ -261,20 +264,23 @@ class PassJobs:
 
     def _next_of(self, waiting: Sequence[_Job]) -> tuple[_Job, str]:
         """Return the job that finds most of what it reads on a worker with least to do and room, and that worker."""
+        # Load first: a worker that idles costs more than bytes that move.
         least = min(self._all.busy[worker] for worker in self._workers)
         idle = [worker for worker in self._workers if self._all.busy[worker] == least]
         tables = self._tables
 
         def worth(job: _Job, worker: str) -> tuple[bool, int, int]:
-            return tables.has_room(worker, job.stores), job.local_bytes(worker), -tables.bytes[worker]
+            has_room = tables.bytes[worker] + job.stores <= tables.room
+            return has_room, job.local_bytes(worker), -tables.bytes[worker]
 
         return max(product(waiting, idle), key=lambda pair: worth(*pair))
 
     def _start(self, job: _Job, worker: str) -> None:
         tables, key = self._tables, [self.number, int(job.is_sum), job.number]
         job.worker = worker
+        # What moves is counted: tests and benchmarks compare it with the forecast.
         tables.transferred += job.bytes.total() - job.bytes[worker]
-        output = self._submit_sum(job, key) if job.is_sum else self._submit_task(job, key)
+        output = self._submit(job, key)
         # Kept until they are not needed any more: the scheduler may learn of a release before it learns of a reader.
         job.futures.append(output)
         for table in [self._out] if job.is_sum else self._context.stored:
@@ -283,15 +289,13 @@ class PassJobs:
         self._in_flight.add(job)
         self._all.add(self, job, report)
 
-    def _submit_sum(self, job: _Job, key: Sequence[int]) -> Future:
-        numbers = {part_: n for n, part_ in enumerate(job.reads)}
+    def _submit(self, job: _Job, key: Sequence[int]) -> Future:
         here, elsewhere, futures = self._gather(job, key)
-        order = [[numbers[part_] for part_ in parts] for parts in (here, elsewhere)]
-        function = self._functions.sum_parts
-        return self._tables.submit("sum", key, function, self._shared, *order, *futures, worker=job.worker)
-
-    def _submit_task(self, job: _Job, key: Sequence[int]) -> Future:
-        here, elsewhere, futures = self._gather(job, key)
+        if job.is_sum:
+            # Parts are added up in the order of their tasks, wherever they come from.
+            order = [[job.reads.index(part_) for part_ in parts] for parts in (here, elsewhere)]
+            sum_ = (self._functions.sum_parts, self._shared, *order, *futures)
+            return self._tables.submit("sum", key, *sum_, worker=job.worker)
         origins = [[part_.source for part_ in parts] for parts in (here, elsewhere)]
         task = (self._functions.run_task, self._shared, job.states, self._factors, *origins, *futures)
         return self._tables.submit("task", key, *task, worker=job.worker)
@@ -328,6 +332,7 @@ class PassJobs:
     def finish(self, job: _Job, report: TaskReport) -> None:
         """Take what a job has found."""
         self._in_flight.remove(job)
+        # Those of the pilot task, the first that reports; all later ones repeat them.
         self._factors = self._factors or report.factors
         for table, max_min in report.max_min.items():
             self._max_min.setdefault(table, []).append(max_min)
@@ -342,6 +347,7 @@ class PassJobs:
             group, place = divmod(job.number, self._in_sum)
             partial = self._fetched.setdefault(group, {})
             partial[place] = entries
+            # Added up in order once all are here, as workers do it.
             if len(partial) < self._in_sum:
                 return
             total = tasks.sum_parts(self._context, sorted(partial), (), *(partial[n] for n in sorted(partial)))
@@ -360,6 +366,7 @@ class PassJobs:
         else:
             sums.waiting[place] = partial
         if reads := sums.ready():
+            # The last sum is a part of the table itself, which readers find.
             final = sums.begun == self._in_sum
             outer = {v: state for v, state in job.states.items() if v not in self._pass.summed}
             last = group * self._in_sum + sums.begun - 1

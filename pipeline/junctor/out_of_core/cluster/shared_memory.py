@@ -49,6 +49,7 @@ def machine() -> tuple[str, str, int] | None:
     if not hasattr(os, "memfd_create"):
         return None
     started = Path("/proc/sys/kernel/random/boot_id")
+    # Host names may repeat; the id of a boot does not.
     one = started.read_text() if started.exists() else os.uname().nodename
     return one, os.readlink("/proc/self/ns/pid"), os.getuid()
 
@@ -76,6 +77,7 @@ class OwnFile(MappedFile):
         if size > available_memory():
             raise OSError(errno.ENOMEM, f"no {format_bytes(size)} of memory for a file")
         self.descriptor, self.taken = os.memfd_create("junctor"), False
+        # The system takes the memory back when the last descriptor and mapping are gone.
         weakref.finalize(self, os.close, self.descriptor)
         # Reserved at once: a limit is found out here, not by a signal when a page is written.
         os.posix_fallocate(self.descriptor, 0, size)
@@ -140,6 +142,7 @@ class SentSlices:
     def name(self) -> Name | None:
         """Return what another process finds the slices by; None from the second time on: it did not find them."""
         global _missed
+        # Asked twice means that the reader could not open the file.
         named, self._named = self._named, True
         _missed += named
         if named or _missed >= MOST_MISSED:
@@ -152,6 +155,7 @@ def room_for(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], kept: int)
 
     Raises OSError where there is no memory for a file.
     """
+    # The token lies in front; slices begin at aligned offsets behind it.
     sizes = {-1: TOKEN_BYTES} | {n: math.prod(shape) * dtype.itemsize for n, shape in enumerate(shapes)}
     offsets, total = side_by_side(sizes)
     return SentSlices(_file_of(total, kept), [(offsets[n], shape, dtype.str) for n, shape in enumerate(shapes)])
@@ -170,6 +174,7 @@ def _file_of(size: int, kept: int) -> OwnFile:
             file = OwnFile(size)
             own_files.append(file)
         file.taken = True
+        # New for each content: descriptors and inode numbers are used again.
         file.memory[:TOKEN_BYTES] = np.frombuffer(os.urandom(TOKEN_BYTES), np.uint8)
         return file
 

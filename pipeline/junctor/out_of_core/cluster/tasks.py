@@ -88,6 +88,7 @@ def laid_out(slices: Slices, states: Mapping[int, int]) -> tuple[tuple[int, ...]
     if len(slices) == 1:
         return first.shape, [()]
     free = {v: size for v, size in source.sizes.items() if v not in states}
+    # A variable that a part holds constant is a single index there, all others are free.
     indices = [tuple(source.states.get(v, slice(None)) for v in free) for source, _ in slices]
     return (*free.values(), first.shape[-1]), indices
 
@@ -163,6 +164,7 @@ def run_task(
 
     def load(table: int) -> Array:
         leaf = context.leaves.get(table)
+        # Taken out of `slices`, so that its memory is free after its last use.
         part = leaf.part(states) if leaf else join(slices.pop(table), states)
         return scaled(part, context.exponents[table])
 
@@ -226,6 +228,7 @@ def slices_of(
 def sum_parts(context: PassContext, here: Sequence[int], elsewhere: Sequence[int], *of: Any) -> TaskOutput:
     """Add up what tasks made of the last table of a pass, in the order that `in_order` finds."""
     first, *others = in_order(here, elsewhere, of)
+    # A copy: Dask may hand the same part to a task that is done again.
     total, table = first.reshape(-1).copy(), context.program.steps[-1].out
     for part in others:
         add_to(total, part.reshape(-1), context.program.algebra)

@@ -21,30 +21,18 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import BudgetError, JunctorError
 from junctor.model.network import Network
+from junctor.out_of_core import memory_splits
 from junctor.out_of_core.bound_plan import BoundPlan
 from junctor.out_of_core.cluster.gpu_worker import MOST_SLOTS, close, room_of
 from junctor.out_of_core.cluster.run import IN_FLIGHT, ClusterRun
 from junctor.out_of_core.cluster.tasks import GpuTasks, forget_shared
-from junctor.out_of_core.memory_splits import (
-    MASK_BYTES,
-    OFFSET_BYTES,
-    PARTIAL_BYTES,
-    ChunkRoute,
-    MemoryLimits,
-    fixed_bytes,
-)
+from junctor.out_of_core.memory_splits import ChunkRoute, MemoryLimits
 from junctor.out_of_core.pass_program import CpuTasks
 from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
+from junctor.planning import chunk_search
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import (
-    FAR_MORE,
-    MemorySplit,
-    TooLongError,
-    candidates,
-    operations_of,
-    waiting_entries,
-)
+from junctor.planning.chunk_search import MemorySplit
 from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
@@ -99,16 +87,20 @@ class WorkerPool:
                 f"({approximate(error.needed)} bytes) {where}, {format_bytes(max(0, error.allowed))} are {there}; "
                 f"allow more memory (--memory){'' if working else ', or more workers'}"
             ) from None
-        except TooLongError as error:
+        except chunk_search.TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
         _, scratch, compiled = _contracts(task)
-        worth = operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
+        # Loading compiled code takes a second on every worker.
+        worth = chunk_search.operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
         kept = (GPU_RESERVED if limits.on_gpu else RESERVED) * task
+        task_bytes = task
+        if limits.on_gpu:
+            task_bytes = memory_splits.OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
         return ChunkRoute(
             chunks=chunks,
             limits=limits,
             itemsize=itemsize,
-            working=self._slots(chunks, itemsize) if limits.on_gpu else task,
+            working=task_bytes,
             overhead=self.workers * kept,
             seconds=_seconds(chunks, itemsize, limits.on_gpu, self.workers),
             scratch=scratch,
@@ -121,12 +113,13 @@ class WorkerPool:
         best: tuple[float, ChunkPlan, int] | None = None
         missed: list[TooSmallError] = []
         operation = (GPU if limits.on_gpu else CPU).task_operation
-        for plan in candidates(problem, rows):
-            if best is not None and operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
+        for plan in chunk_search.candidates(problem, rows):
+            # A lower bound: multiply-adds alone, spread evenly over the workers.
+            if best is not None and chunk_search.operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
                 continue
             for task, split in self._ways(plan, itemsize, limits):
                 working, stored = split.working // itemsize, max(0, split.memory // itemsize)
-                if (waiting := waiting_entries(plan)) > FAR_MORE * stored:
+                if (waiting := chunk_search.waiting_entries(plan)) > chunk_search.FAR_MORE * stored:
                     missed.append(TooSmallError("memory", waiting * itemsize, split.memory))
                     continue
                 try:
@@ -146,16 +139,18 @@ class WorkerPool:
 
     def _ways(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> Iterator[tuple[int, MemorySplit]]:
         """Yield the bytes of a task, and the memory split of all workers together."""
-        memory = self._memory(limits) - fixed_bytes(plan)
+        memory = self._memory(limits) - memory_splits.fixed_bytes(plan)
         if limits.on_gpu:
-            device = (self.room or limits.task or memory) - OFFSET_BYTES
+            device = (self.room or limits.task or memory) - memory_splits.OFFSET_BYTES
             for share in GPU_SHARES:
                 task = int(device * share)
-                left = device - MOST_SLOTS * task
-                yield task, MemorySplit(task - PARTIAL_BYTES, self.workers * (memory - GPU_RESERVED * task + left), 0)
+                # What slots leave of the device keeps parts of tables, as the memory of the machine does.
+                stored = memory - GPU_RESERVED * task + device - MOST_SLOTS * task
+                yield task, MemorySplit(task - memory_splits.PARTIAL_BYTES, self.workers * stored, 0)
             return
+        # Half of the memory at the most is reserved for tasks in flight.
         task = min(limits.task or TASK_BYTES, memory // (2 * RESERVED))
-        tables = (task - _contracts(task)[0]) * itemsize // (itemsize + MASK_BYTES)
+        tables = (task - _contracts(task)[0]) * itemsize // (itemsize + memory_splits.MASK_BYTES)
         yield task, MemorySplit(tables, self.workers * (memory - RESERVED * task), 0)
 
     def _memory(self, limits: MemoryLimits) -> int:
@@ -164,14 +159,12 @@ class WorkerPool:
 
     def room_for_tables(self, chunking: ChunkRoute, itemsize: int) -> int:
         """Return the bytes of stored tables that each worker has room for, on its GPU and in its memory."""
-        limits, memory = chunking.limits, self._memory(chunking.limits) - fixed_bytes(chunking.chunks.plan)
+        limits = chunking.limits
+        memory = self._memory(limits) - memory_splits.fixed_bytes(chunking.chunks.plan)
         if not limits.on_gpu:
             return memory - RESERVED * chunking.working
         slot = slot_bytes(chunking.chunks, itemsize, single_steps)
         return memory - GPU_RESERVED * slot + max(0, (self.room or limits.task or memory) - chunking.working)
-
-    def _slots(self, chunks: ChunkPlan, itemsize: int) -> int:
-        return OFFSET_BYTES + MOST_SLOTS * slot_bytes(chunks, itemsize, single_steps)
 
     def program(self, chunking: ChunkRoute, network: Network, algebra: Algebra) -> WorkerProgram:
         """Return what runs a plan that was cut for these workers."""
@@ -193,6 +186,7 @@ class WorkerProgram:
 
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises RunError where workers die of it."""
+        # On a GPU one task copies in, one computes, one copies out.
         in_flight = MOST_SLOTS if self._gpu else IN_FLIGHT
         run = ClusterRun(self._client, self._bound, self._contract, in_flight, self._gpu, self._room)
         return run.outcome(block)
@@ -207,6 +201,7 @@ def _seconds(chunks: ChunkPlan, itemsize: int, on_gpu: bool, workers: int) -> fl
         moved = loaded_entries(plan, pass_) + sum(plan.tables[table].entries for table in pass_.stores)
         work = sum(plan.work(step) for step in pass_.steps) * device.task_operation
         work += moved * itemsize * device.task_byte
+        # The pilot task alone, then the others in rounds over the workers.
         seconds += work / tasks * (1 + math.ceil((tasks - 1) / workers))
     return seconds + transferred_entries(chunks, workers) * itemsize * CPU.worker_byte / workers
 
@@ -232,6 +227,7 @@ def transferred_entries(chunks: ChunkPlan, workers: int) -> float:
 def _contracts(task: int) -> tuple[int, int, bool]:
     """Return the bytes that contractions of a task take, scratch in NumPy in entries, and whether code is compiled."""
     compiled = ENTRIES_BYTES + ENTRIES_THREAD_BYTES
+    # With less, the scratch of compiled code would leave the tables too little.
     if compiled <= task // 2:
         return compiled, reference.SCRATCH_ENTRIES, True
     entry = reference.SCRATCH_ARRAYS * 8
@@ -249,10 +245,12 @@ def open_workers(resources: Resources, threads: int | None) -> Iterator[WorkerPo
     with cluster_client(resources) as client:
         workers = workers_of(client)
         memory = memory_of_each(workers.values(), resources) if resources.scheduler is not None else None
+        # Two tasks of a worker run side by side and share its threads.
         shared = min(int(worker["nthreads"]) for worker in workers.values()) // IN_FLIGHT
         room = None
         device = resources.compute.device
         if device == "gpu" or (device == "auto" and all(client.run(has_gpu).values())):
+            # One plan for all: the smallest device decides.
             room = min(client.run(room_of, resources.compute.device_memory).values())
         try:
             yield WorkerPool(len(workers), memory, room, threads or max(1, shared), client)

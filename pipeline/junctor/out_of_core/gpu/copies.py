@@ -48,6 +48,7 @@ def copies(target: Array, source: Array) -> Iterator[RowsCopy]:
         elif size > 1:
             axes.append((size, one, other))
     width = axes[0][0] * target.itemsize
+    # A single run is a copy of one row.
     rows, *pitches = axes[1] if len(axes) > 1 else (1, width, width)
     outer = axes[2:]
     if max(pitches) > MOST_PITCH:
@@ -72,6 +73,7 @@ def enqueue_all(
     for copy in rows_copies:
         target, source = copy.target + target_shift, copy.source + source_shift
         if copy.rows == 1:
+            # A plain copy is cheaper to enqueue than one of rows.
             device.copy_bytes(target, source, copy.width, stream)
         else:
             device.copy_rows(target, copy.target_pitch, source, copy.source_pitch, copy.width, copy.rows, stream)

@@ -7,7 +7,7 @@ the part that its tasks make. Others copy from there, since all devices reach ea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,14 +23,7 @@ from junctor.out_of_core.gpu.slots import SLOTS, DeviceSlots, Slot
 from junctor.out_of_core.gpu.staging import Staging, pinned
 from junctor.out_of_core.memory_splits import STAGING_BYTES
 from junctor.out_of_core.store import ChunkStore
-from junctor.placement.placement import (
-    crosses_bus,
-    leaf_offsets,
-    outer_variables,
-    pinned_offsets,
-    reuse_barriers,
-    slot_bytes,
-)
+from junctor.placement import placement
 from junctor.placement.residency import choose_residency
 from junctor.placement.sharding import Sharding, agreement, shard_passes
 from junctor.planning.chunks import ChunkPlan, configurations
@@ -65,6 +58,7 @@ class DeviceGroup:
     slots: of each device, at most.
     shardings: which device does which tasks.
     barriers: table -> the last pass that needs what lies where the table goes.
+    first_steps: number of the first step of every pass among those of all passes, and of all steps.
     Raises MemoryError where not even one slot fits.
     """
 
@@ -73,63 +67,49 @@ class DeviceGroup:
         self._sizes = chunks.plan.shape.cardinalities
         self.dtype = np.dtype(algebra)
         itemsize = self.dtype.itemsize
-        slot = slot_bytes(chunks, itemsize)
+        slot = placement.slot_bytes(chunks, itemsize)
         self.devices = [DeviceSlots(algebra, device, slot, slots) for device in devices]
         self.slots: list[Slot] = []
         for device in self.devices:
             self.slots += device.new_slots(len(self.slots))
-        self.leaves, size = leaf_offsets(chunks, itemsize, min(device.room for device in self.devices))
+        self.leaves, size = placement.leaf_offsets(chunks, itemsize, min(device.room for device in self.devices))
         self._leaves = pinned(size).view(self.dtype)
         for device in self.devices:
+            # Every device has all leaves: they are small, and all tasks read them.
             device.reserve_leaves(size)
-        outer = [outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes]
+        outer = [placement.outer_variables(chunks, pass_, itemsize) for pass_ in chunks.passes]
         self.shardings = shard_passes(chunks, outer, len(self.devices))
-        room = min(device.room for device in self.devices) if _reach_each_other(devices) else 0
+        # Without room nothing is resident: then no device needs the memory of another one.
+        reach_each_other = all(one.enable_peer(other) for one, other in itertools.permutations(devices, 2))
+        room = min(device.room for device in self.devices) if reach_each_other else 0
         self.resident = choose_residency(chunks, itemsize, room, self.shardings, bus=GPU.bus_rate, device=GPU.copy_rate)
-        self._pinned, size = pinned_offsets(chunks, itemsize, self.resident)
-        self.barriers = reuse_barriers(chunks, itemsize, self.resident, self._pinned)
-        self._first = list(accumulate((len(pass_.steps) for pass_ in chunks.passes), initial=0))
+        # Planned like the memory of devices: pinning anew for each table takes longer than many passes.
+        self._pinned, size = placement.pinned_offsets(chunks, itemsize, self.resident)
+        self.barriers = placement.reuse_barriers(chunks, itemsize, self.resident, self._pinned)
+        self.first_steps = list(accumulate((len(pass_.steps) for pass_ in chunks.passes), initial=0))
         # Behind the tables: what devices report of the steps, four words each.
-        self._report = aligned(4 * self._first[-1] * itemsize)
+        self._report = aligned(4 * self.first_steps[-1] * itemsize)
         staging = size + self._report * len(self.devices)
         self._host = pinned(staging + STAGING_BYTES)
         self._reported = self._host[size:staging].view(f"u{itemsize}")
         self.staging = Staging(self._host[staging:])
         for n, device in enumerate(self.devices):
-            device.allot_words(self._first[-1], self._reported.ctypes.data + n * self._report)
-
-    @property
-    def loaded(self) -> int:
-        """Bytes that came in so far."""
-        return sum(slot.loaded for slot in self.slots)
-
-    @property
-    def stored(self) -> int:
-        """Bytes that went out so far."""
-        return sum(slot.stored for slot in self.slots)
-
-    @property
-    def exchanged(self) -> int:
-        """Bytes of both that were copied from a device or to one."""
-        return sum(slot.exchanged for slot in self.slots)
+            device.allot_words(self.first_steps[-1], self._reported.ctypes.data + n * self._report)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Context manager: exclusive use of the devices' shared room."""
         with ExitStack() as stack:
             for device in self.devices:
+                # In the order of the devices, the same for all, so that no two wait for each other.
                 stack.enter_context(device.cuda.queue)
                 device.cuda.synchronize_all()
             yield
 
-    def begin(self) -> None:
-        """Begin a propagation."""
-        for device in self.devices:
-            device.begin()
-
     def bring_leaves(self, store: ChunkStore) -> None:
         """Enqueue the copies of factors and evidence to all devices, as far as they have room for them."""
         for table, (start, apart) in self.leaves.items():
+            # Apart by whole vectors, since kernels load vectors wherever a piece begins.
             pieces = store.tables[table].entries.reshape(-1, self.chunks.piece(table))
             begin = start // self.dtype.itemsize
             self._leaves[begin : begin + len(pieces) * apart].reshape(-1, apart)[:, : pieces.shape[1]] = pieces
@@ -142,7 +122,7 @@ class DeviceGroup:
 
     def crosses_bus(self, table: int, number: int) -> bool:
         """Return True if a pass moves a table between host and devices."""
-        return crosses_bus(self.resident, table, number)
+        return placement.crosses_bus(self.resident, table, number)
 
     def in_place(self, device: DeviceSlots, table: int, number: int) -> TableView | None:
         """Return where tasks of a pass on a device find all that they need of a table there; None if they do not.
@@ -157,6 +137,7 @@ class DeviceGroup:
             start += device.leaves
         elif self.is_resident(table, number) and self.chunks.piece(table) % VECTOR == 0:
             apart, sharding = self.chunks.piece(table), self.resident[table].sharding
+            # A part that is spread over devices has no single address.
             if not set(sharding.by) <= set(fixed) or agreement(sharding, self.shardings.passes[number]) < 1:
                 return None
             start = self._origin(table, self.devices.index(device))
@@ -177,6 +158,7 @@ class DeviceGroup:
         sharding: its variables are the slowest, so that the share of a device is contiguous.
         """
         cuts, strides = self.chunks.cuts.get(table, ()), dict[int, int]()
+        # From the fastest to the slowest, so that strides are products of what comes before.
         for v in reversed((*sharding.by, *(v for v in cuts if v not in sharding.by))):
             strides[v] = apart
             apart *= self._sizes[v]
@@ -186,6 +168,7 @@ class DeviceGroup:
         """Return the address on a GPU of the first configuration of a resident table, if the GPU had that too."""
         residency = self.resident[table]
         block = self.chunks.plan.tables[table].entries // residency.sharding.count
+        # A device has its share alone; the address counts as if the shares before it were there, too.
         before = residency.sharding.begin(gpu) * block * self.dtype.itemsize
         return self.devices[gpu].tables + residency.offset - before
 
@@ -201,6 +184,7 @@ class DeviceGroup:
         apart = tuple(self.dtype.itemsize * stride for stride in (*(strides[v] for v in free), 1))
         open_ = [v for v in sharding.by if v not in states]
         for values in configurations([self._sizes[v] for v in open_]):
+            # Configurations of the sharding may lie on different devices, so each has a view of its own.
             here = dict(states) | dict(zip(open_, values, strict=True))
             entries = sum(here[v] * stride for v, stride in strides.items() if v not in free)
             address = self._origin(table, sharding.gpu(here)) + entries * self.dtype.itemsize
@@ -212,10 +196,6 @@ class DeviceGroup:
         for device in self.devices:
             device.cuda.synchronize_all()
 
-    def first_step(self, number: int) -> int:
-        """Return the number of the first step of a pass among those of all passes."""
-        return self._first[number]
-
     def reports(self, devices: Iterable[DeviceSlots], first: int, steps: int) -> Array:
         """Return what devices have reported of some steps [devices, steps, pilot task or others, largest or least]."""
         words = self._reported.reshape(len(self.devices), -1)[:, 4 * first : 4 * (first + steps)]
@@ -223,6 +203,7 @@ class DeviceGroup:
 
     def reaches(self, array: Array) -> bool:
         """Return True if kernels reach an array of the host."""
+        # Inside the one pinned array of all tables and staging.
         begin = array.ctypes.data - self._host.ctypes.data
         return begin >= 0 and begin + array.nbytes <= self._host.nbytes
 
@@ -233,8 +214,3 @@ class DeviceGroup:
             return np.empty(entries, self.dtype)
         start = self._pinned[table]
         return self._host[start : start + entries * self.dtype.itemsize].view(self.dtype)
-
-
-def _reach_each_other(devices: Sequence[CudaBlockDevice]) -> bool:
-    """Let all devices use the memory of all others; returns True if they can."""
-    return all(one.enable_peer(other) for one, other in itertools.permutations(devices, 2))

@@ -57,6 +57,7 @@ class PassInFlight:
 
     def is_done(self) -> bool:
         """Return True if the devices are through with it."""
+        # Reports come on another stream than tasks: both have to be through.
         return all(mark.event.done for mark in self.saved.values()) and all(event.done for event in self.reported)
 
     def wait(self) -> None:

@@ -79,9 +79,11 @@ class StepLaunch:
         max_min_at: address of the words for the largest and the smallest entry.
         adds: whether results are added to what is there.
         """
+        # A copy: the launch serves all slots and tasks.
         words = moved(self.words, self.in_slot, slot.address)
         for place, v, by in self.elsewhere:
             words[place] += states[v] * by
+        # Only the last launch of a step sees its results; those before make partial sums.
         if self.ends:
             words[entries_gpu.EXTREMES], words[entries_gpu.ADDS] = max_min_at, adds
         slot.device.launch(self.kernel, self.blocks, words)
@@ -115,6 +117,7 @@ def step_launches(
         fields = dict(zip((*entries_gpu.TABLES[: len(offsets)], entries_gpu.OUT), (*read, out), strict=True))
         addresses = [table.address if isinstance(table, TableView) else table for table in fields.values()]
         given = zip(addresses[:-1], offsets, scales, strict=True)
+        # What differs between tasks stays 0 here: `StepLaunch.enqueue` fills it in.
         words = record(launch, addresses[-1], 0, False, [(table, *parts, *scale) for table, parts, scale in given])
         words[entries_gpu.OUT_PANELS] = prepared.out_panels if ends else 0
         in_slot = [field for field, table in fields.items() if not isinstance(table, TableView)]
@@ -160,8 +163,10 @@ class PassFacts:
         self.steps = steps
         self.sums_on_host = sums_on_host(chunks, pass_, itemsize)
         self.outer = outer_variables(chunks, pass_, itemsize)
+        # Tasks of a group follow each other in one slot and add to one result there.
         self.inner = [v for v in pass_.fixed if v not in self.outer]
         self.is_followed = chunks.plan.shape.entries(self.outer) > 1
+        # A chain makes several steps in one launch: their results stay in registers.
         self.groups = fused_steps(chunks, pass_)
         self.inside = frozenset(n for group in self.groups for n in group.inside)
         self.made = {step.out: n for n, step in enumerate(steps)}
@@ -201,6 +206,7 @@ class Launches:
         self.makers = {table: n for n, facts in enumerate(self.facts) for table in facts.made}
         self._kept: dict[tuple[int, int], PassLaunches] = {}
         self._exchanges: dict[tuple[Any, ...], list[RowsCopy]] = {}
+        # All or none: with some kept, the others would be built anew for every case all the same.
         self._is_kept = len(gpu.devices) * sum(map(len, steps)) <= MOST_KEPT
 
     def of(self, n: int, device: DeviceSlots, take: Callable[[int], Array]) -> PassLaunches:
@@ -211,10 +217,12 @@ class Launches:
         take: returns memory of so many bytes that copies may come from.
         """
         launches = self._kept.get((n, device.number))
+        # After offsets have been released the addresses in older records are stale.
         if launches is None or launches.generation != device.generation:
             launches = self._build(n, device, take)
             if self._is_kept:
                 self._kept[n, device.number] = launches
+        # Marks the offsets as used, so that `make_room` waits for this pass before it releases them.
         for prepared in launches.prepared:
             prepared.used = n
         return launches
@@ -236,6 +244,7 @@ class Launches:
         in_slot = device_view(ORIGIN + self.facts[n].offsets[table], entries, gpu.dtype).reshape(*sizes, -1)
         for index, piece in gpu.pieces(table, states):
             rows += copies(in_slot[index], piece) if to_slot else copies(piece, in_slot[index])
+        # Beyond that copies are worked out anew for each case.
         if len(self._exchanges) < MOST_EXCHANGES:
             self._exchanges[key] = rows
         return rows
@@ -257,6 +266,7 @@ class Launches:
                 if self._is_summed_on_host(table, n)
             ]
             groups.append(step_launches(device, prepared, ends, scales, scaled))
+        # One event behind the offsets of all steps: slots wait for it before their first launch.
         device.uploaded.record(device.upload)
         return PassLaunches(groups, views, all_prepared, device.generation)
 
@@ -278,10 +288,11 @@ class Launches:
         if table not in self.makers or self._is_summed_on_host(table, n):
             return UNSCALED
         maker = self.makers[table]
-        step = self.gpu.first_step(maker) + self.facts[maker].made[table]
+        step = self.gpu.first_steps[maker] + self.facts[maker].made[table]
         if maker == n:
             # Inside a pass all tasks scale alike: by what the pilot task found.
             return Scale(UNSCALED.bits, device.words_at(step))
+        # One device has the words of all tasks itself; several gather theirs first.
         if len(self.gpu.devices) == 1:
             return Scale(UNSCALED.bits, device.words_at(step), of_all=True)
         return Scale(UNSCALED.bits, device.gathered_at(step))

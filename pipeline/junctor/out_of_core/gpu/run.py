@@ -27,7 +27,7 @@ from junctor.out_of_core.bound_plan import BoundPlan, PassReport, TableStats
 from junctor.out_of_core.gpu.copies import device_view, enqueue, enqueue_all
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.in_flight import PassInFlight, States
-from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches, StepLaunch
+from junctor.out_of_core.gpu.launches import ORIGIN, Launches, PassFacts, PassLaunches
 from junctor.out_of_core.gpu.slots import DeviceSlots, Slot, StreamMark
 from junctor.out_of_core.store import ChunkStore
 from junctor.planning.chunks import ChunkPlan, configurations, part
@@ -50,6 +50,7 @@ class ChunkedGpuProgram:
     def __init__(
         self, chunks: ChunkPlan, network: Network, algebra: Algebra, gpu: DeviceGroup, folder: Path | None = None
     ) -> None:
+        # A device that scaled what it stores would have to wait for the largest entry of the whole table first.
         self._bound = BoundPlan(chunks, network, algebra, as_summed=True)
         self._gpu = gpu
         self._folder = folder
@@ -67,8 +68,9 @@ class ChunkedGpuProgram:
     def run(self, block: EvidenceBlock) -> BlockOutcome:
         """Propagate one case and return its posteriors and log P(e); raises DiskError where the disk is full."""
         bound = self._bound
+        # Slots begin at the start of the room, where programs of blocks have their arrays, too.
         with self._gpu.alone():
-            store = ChunkStore(bound.chunks, bound.algebra.dtype, self._folder, self._gpu)
+            store = ChunkStore(bound.chunks, bound.algebra.dtype, self._folder, self._gpu.allocate)
             stats = bound.begin(block, store)
             GpuRun(self.launches, store, stats, partial(bound.update, stats)).run(self._dead)
             return bound.outcome(block, {table: store.part(table, {}) for table in bound.results}, stats)
@@ -106,6 +108,7 @@ class GpuRun:
         self._sources: dict[int, PassInFlight] = {}
         # For each pass the last marks of all slots when it had been enqueued.
         self._ends: list[list[StreamMark]] = []
+        # Slots of a device take groups by turns, so that copies of one run beside kernels of another.
         self._turns = [
             itertools.cycle([slot for slot in self.gpu.slots if slot.device is device]) for device in self.gpu.devices
         ]
@@ -114,15 +117,18 @@ class GpuRun:
     def run(self, dead: Sequence[Iterable[int]]) -> None:
         """Do all passes; dead: for each the tables that nobody reads after it."""
         try:
-            self.gpu.begin()
+            for device in self.gpu.devices:
+                device.begin()
             self.gpu.bring_leaves(self.store)
             for n in range(len(self.chunks.passes)):
+                # Nothing here waits for the devices unless the host itself has to read or write a table.
                 self._submit(n)
                 for table in dead[n]:
                     if table in self.store.tables:
                         self.store.drop(table)
                     self._origins.pop(table, None)
                     self._sources.pop(table, None)
+                # Closed as soon as that takes no wait: staging memory of the pass becomes free.
                 while self._pending and self._pending[0].is_done():
                     self._close()
             self._close_through(len(self.chunks.passes))
@@ -135,6 +141,7 @@ class GpuRun:
         """Enqueue all tasks of a pass."""
         facts = self.launches.facts[n]
         for table in facts.pass_.stores:
+            # Other tables have no array on the host: they lie where `choose_residency` put them.
             if self.gpu.crosses_bus(table, n):
                 self.store.make(table)
         for table in facts.pass_.loads:
@@ -144,15 +151,18 @@ class GpuRun:
         work = PassInFlight(n, facts)
         self._pending.append(work)
         for device in self.gpu.devices:
+            # Before anything of the pass is built: its own offsets must not be released.
             device.make_room(self._close_through)
+        # Once for the pass, not for each task: there may be many thousands.
         waits = {table: self._marks_of(facts, table) for table in facts.pass_.loads if table in self._origins}
         for gpu, states in self._sharded(n, facts):
             self._group(work, waits, next(self._turns[gpu]), states)
         for device in work.launches:
-            work.reported.append(device.report(work.computed.values(), self.gpu.first_step(n), len(facts.steps)))
+            work.reported.append(device.report(work.computed.values(), self.gpu.first_steps[n], len(facts.steps)))
         self._origins |= dict.fromkeys(facts.pass_.stores, work)
         brought = [table for table in facts.pass_.loads if self._brings(table, n)]
         self._sources |= dict.fromkeys((*facts.pass_.stores, *brought), work)
+        # Streams keep their order, so the last mark of each slot stands for all that came before.
         self._ends.append([slot.last for slot in self.gpu.slots if slot.last is not None])
 
     def _sharded(self, n: int, facts: PassFacts) -> list[tuple[int, States]]:
@@ -164,6 +174,7 @@ class GpuRun:
             gpu = sharding.gpu(states)
             groups.append((before[gpu], gpu, states))
             before[gpu] += 1
+        # Within a device groups stay in C order.
         groups[1:] = sorted(groups[1:], key=lambda group: group[:2])
         return [(gpu, states) for _, gpu, states in groups]
 
@@ -171,6 +182,7 @@ class GpuRun:
         """Return True if producer or consumer needs the table in host memory."""
         origin = self._origins[table]
         ends = (origin.number, number)
+        # Where runs are large, devices copy from the table itself; small ones the host gathers.
         return origin.facts.summed_on_host == table or not all(self._needs_no_host(table, end) for end in ends)
 
     def _needs_no_host(self, table: int, number: int) -> bool:
@@ -201,10 +213,12 @@ class GpuRun:
         with device.cuda.current(slot.stream):
             if device not in work.launches:
                 work.launches[device] = self._launches(work, device)
+            # Offsets, factors and evidence come on a stream of their own.
             slot.stream.wait_event(device.uploaded)
             inner = work.facts.inner
             for n, values in enumerate(configurations([self._sizes[v] for v in inner])):
                 self._task(work, waits, slot, {**states, **dict(zip(inner, values, strict=True))}, adds=n > 0)
+            # Two marks: reports need the kernels alone, readers of stored parts the copies behind them as well.
             work.computed[slot.number] = slot.mark()
             if work.facts.sums_on_host:
                 self._take_term(work, slot, states)
@@ -218,10 +232,12 @@ class GpuRun:
         launches = self.launches.of(work.number, device, partial(self._staged, work))
         for launch in itertools.chain.from_iterable(launches.groups):
             for place, table in launch.scaled:
+                # Launches are kept from case to case, the factors of tables that the host adds up are not.
                 launch.words[place] = bits_of(2.0 ** self._stats[table].exponent)
         return launches
 
     def _task(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, states: States, adds: bool) -> None:
+        # The pilot task is the first configuration: all chunk variables in state 0.
         is_pilot = not any(states.values())
         if is_pilot:
             work.pilot = slot.device
@@ -231,33 +247,31 @@ class GpuRun:
             for table in group.operands:
                 if table not in there and table not in made:
                     self._load(work, waits, slot, table, states)
+            # A part stays in the slot for later steps of the same task.
             there.update(group.operands)
             if not is_pilot:
                 self._follow(work, slot, [made[table] for table in group.operands if table in made])
             is_last = group.steps.stop == len(facts.steps)
+            # Kernels write to the table itself then, so they wait here, not the copy behind them.
             if group.out in pass_launches.in_place:
                 self._wait_for_barrier(work, slot, group.out)
-            step = self.gpu.first_step(work.number) + group.steps.start
-            self._launch(launches, slot, states, slot.device.words_at(step, is_pilot), adds and is_last)
+            step = self.gpu.first_steps[work.number] + group.steps.start
+            max_min_at = slot.device.words_at(step, is_pilot)
+            for launch in launches:
+                launch.enqueue(slot, states, max_min_at, adds and is_last)
             if is_pilot and facts.is_followed:
                 self._publish(work, slot, group.steps)
             if group.out in facts.pass_.stores and not is_last:
                 self._save(work, slot, group.out, states)
 
-    def _launch(self, launches: Iterable[StepLaunch], slot: Slot, states: States, max_min_at: int, adds: bool) -> None:
-        for launch in launches:
-            launch.enqueue(slot, states, max_min_at, adds)
-
     def _publish(self, work: PassInFlight, slot: Slot, steps: range) -> None:
         """Let other tasks know that the pilot task has been enqueued some steps further."""
         device = slot.device
         if len(self.gpu.devices) > 1:
-            step = self.gpu.first_step(work.number) + steps.start
+            step = self.gpu.first_steps[work.number] + steps.start
             words = relayed(device.report_at(step), device.words_at(step), len(steps))
             device.launch(device.kernel("relay"), 1, words)
-        event = device.cuda.event()
-        event.record(slot.stream)
-        work.followed += [event] * len(steps)
+        work.followed += [device.event(slot.stream)] * len(steps)
 
     def _follow(self, work: PassInFlight, slot: Slot, steps: Sequence[int]) -> None:
         """Let a slot wait until the pilot task is through with some steps, and its device knows what that found."""
@@ -273,6 +287,7 @@ class GpuRun:
     def _relay(self, work: PassInFlight, slot: Slot, last: int) -> None:
         """Bring what the pilot task found on another device, up to a step, unless another slot here has."""
         device, relayed_steps = slot.device, work.relayed.setdefault(slot.device, [])
+        # Another slot may have relayed these steps on its own stream.
         if relayed_steps:
             slot.stream.wait_event(relayed_steps[min(last, len(relayed_steps) - 1)])
         assert work.pilot is not None
@@ -280,12 +295,10 @@ class GpuRun:
         if steps:
             # The pilot task does its steps in order.
             slot.stream.wait_event(work.followed[last])
-            step = self.gpu.first_step(work.number) + steps.start
+            step = self.gpu.first_steps[work.number] + steps.start
             words = relayed(device.words_at(step), work.pilot.report_at(step), len(steps))
             device.launch(device.kernel("relay"), 1, words)
-            event = device.cuda.event()
-            event.record(slot.stream)
-            relayed_steps += [event] * len(steps)
+            relayed_steps += [device.event(slot.stream)] * len(steps)
 
     def _load(self, work: PassInFlight, waits: Mapping[int, Any], slot: Slot, table: int, states: States) -> None:
         if table in waits:
@@ -296,6 +309,7 @@ class GpuRun:
             part_ = self._from_host(work, slot, table, states)
             for index, piece in self.gpu.pieces(table, states):
                 enqueue(slot.device.cuda, slot.stream, piece, part_[index])
+        # What kernels read where it lies needs no copy.
         if table not in work.launches[slot.device].in_place:
             self._bring(work, slot, table, states)
         if table in waits:
@@ -327,16 +341,17 @@ class GpuRun:
         if len(self.gpu.devices) == 1:
             slot.wait(origin.computed.values())
             return
+        # Once for a device: its slots share what has been gathered.
         key = origin.number, device
         if key not in self._gathered:
             for event in origin.reported:
                 slot.stream.wait_event(event)
-            first = self.gpu.first_step(origin.number)
+            first = self.gpu.first_steps[origin.number]
+            # In pinned memory, which every device reads by itself.
             reports = [reporter.report_at(first) for reporter in origin.launches]
             words = gathered(device.gathered_at(first), reports, len(origin.facts.steps))
             device.launch(device.kernel("gather"), 1, words)
-            self._gathered[key] = device.cuda.event()
-            self._gathered[key].record(slot.stream)
+            self._gathered[key] = device.event(slot.stream)
         slot.stream.wait_event(self._gathered[key])
 
     def _wait_for_barrier(self, work: PassInFlight, slot: Slot, table: int) -> None:
@@ -360,12 +375,14 @@ class GpuRun:
         if not _large_runs(part_):
             target = self._staged(work, part_.nbytes).view(part_.dtype).reshape(part_.shape)
             work.late.append((target, part_))
+        # Into pinned memory if need be: the copy to the table itself follows when the pass is closed.
         self._copy(slot, target, slot.address + work.facts.offsets[table], to_slot=False)
 
     def _take_term(self, work: PassInFlight, slot: Slot, states: States) -> None:
         entries = part(self.chunks.plan, work.pass_.out, work.pass_.fixed)
         term = self._staged(work, entries * self.gpu.dtype.itemsize).view(self.gpu.dtype)
         slot.stored += term.nbytes
+        # By configuration, because terms are added up in that order, whenever they arrive.
         work.terms[tuple(states[v] for v in work.pass_.fixed)] = term
         self._copy(slot, term, slot.address + work.facts.offsets[work.pass_.out], to_slot=False)
 
@@ -376,6 +393,7 @@ class GpuRun:
             oldest = staging.oldest
             if oldest is None or oldest == work.number:
                 break
+            # Waits for the devices: the ring is as large as it is so that this stays rare.
             self._close_through(oldest)
         if staged is None:
             # Slow: copies from memory that is not pinned go through buffers of the driver.
@@ -386,11 +404,10 @@ class GpuRun:
     def _exchange(self, work: PassInFlight, slot: Slot, table: int, states: States, to_slot: bool) -> int:
         """Enqueue the copies between a resident table and a slot for this chunk assignment; returns their bytes."""
         rows_copies = self.launches.exchange(work.number, table, states, to_slot)
+        # Copies are kept as for a slot at ORIGIN and serve all slots.
         shifts = (slot.address - ORIGIN, 0) if to_slot else (0, slot.address - ORIGIN)
         enqueue_all(slot.device.cuda, slot.stream, rows_copies, *shifts)
-        size = sum(copy.width * copy.rows for copy in rows_copies)
-        slot.exchanged += size
-        return size
+        return sum(copy.width * copy.rows for copy in rows_copies)
 
     def _copy(self, slot: Slot, table: Array, address: int, to_slot: bool) -> None:
         """Enqueue the copies of an array of the host to an address in a slot or from there."""
@@ -415,8 +432,9 @@ class GpuRun:
         work.wait()
         for source, target in work.late:
             target[...] = source
+        # Of results that the host adds up the words on devices know the terms only.
         of_sums, steps = self._add_up(work), work.facts.steps
-        words = self.gpu.reports(work.launches, self.gpu.first_step(work.number), len(steps))
+        words = self.gpu.reports(work.launches, self.gpu.first_steps[work.number], len(steps))
         largest, least = self._numbers(words.max(axis=(0, 2)))
         pilot, _ = self._numbers(words[:, :, 0].max(axis=0))
         # What is not a number counts as beyond the format.
@@ -437,6 +455,7 @@ class GpuRun:
         """Add up the results that came to the host, in order of configurations; returns the largest entry."""
         pass_, totals, largest = work.pass_, dict[tuple[int, ...], Array](), 0.0
         kept = len(pass_.fixed) - len(pass_.summed)
+        # Sorted: floating-point sums depend on the order, and slots finish in any.
         for states, term in sorted(work.terms.items(), key=lambda term: term[0]):
             if states[:kept] in totals:
                 totals[states[:kept]] += term

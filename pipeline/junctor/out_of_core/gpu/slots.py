@@ -50,7 +50,6 @@ class Slot:
     device: that it is on.
     address: of its memory.
     loaded, stored: bytes that came in and went out.
-    exchanged: bytes of both that came from tables on devices, or went there.
     last: the last mark in the stream.
     waited: slot -> number of its last mark that this one has waited for.
     kept: arrays that copies in flight need.
@@ -62,16 +61,14 @@ class Slot:
     stream: Stream
     loaded: int = 0
     stored: int = 0
-    exchanged: int = 0
     last: StreamMark | None = None
     waited: dict[int, int] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
     def mark(self) -> StreamMark:
         """Mark what has been enqueued so far."""
-        event = self.device.cuda.event()
-        event.record(self.stream)
-        self.last = StreamMark(self.number, self.last.number + 1 if self.last else 0, event)
+        # Numbers grow along the stream, so that of two marks of a slot the later one covers both.
+        self.last = StreamMark(self.number, self.last.number + 1 if self.last else 0, self.device.event(self.stream))
         return self.last
 
     def wait(self, marks: Iterable[StreamMark]) -> None:
@@ -137,20 +134,28 @@ class DeviceSlots:
         # Bytes left for stored tables.
         self.room = device.room - OFFSET_BYTES - slot * self.count
         with device.current():
+            # From the beginning of the room that all programs of the device share; `DeviceGroup.alone` keeps them
+            # apart.
             self._memory = device.place(0, (device.room - OFFSET_BYTES,), np.uint8)
         start = address_of(self._memory)
         # Behind the slots lie factors and evidence, then stored tables.
         self.leaves = self.tables = start + slot * self.count
         self._addresses = [start + n * slot for n in range(self.count)]
+        # Streams of their own: copies of offsets and reports must not queue behind tasks.
         self.upload = device.stream()
         self.download = device.stream()
-        self.uploaded = device.event()
-        self.uploaded.record(self.upload)
+        self.uploaded = self.event(self.upload)
 
     def new_slots(self, first: int = 0) -> list[Slot]:
         """Return the slots, each with a new stream; first: number of the first of them."""
         # Not kept here: a circle of references would hold the memory until the collector runs.
         return [Slot(first + n, self, address, self.cuda.stream()) for n, address in enumerate(self._addresses)]
+
+    def event(self, stream: Stream) -> Event:
+        """Return a new event behind what has been enqueued in a stream."""
+        event = self.cuda.event()
+        event.record(stream)
+        return event
 
     def launch(self, kernel: Kernel, blocks: int, words: Array) -> None:
         """Enqueue a kernel of `entries.cu` in the current stream."""
@@ -174,14 +179,17 @@ class DeviceSlots:
 
     def begin(self) -> None:
         """Begin a propagation: nothing has been found, and all launches that needed offsets are done."""
+        # Passes are counted anew in every propagation.
         for prepared in self._prepared.values():
             prepared.used = -1
         with self.cuda.current():
+            # Zero bits are below all others, so maxima begin there.
             self._words[...] = 0
         self.cuda.synchronize_all()
 
     def words_at(self, step: int, pilot: bool = True) -> int:
         """Return the address of the words of a step, of the pilot task or of all others."""
+        # Two pairs of words a step: of the pilot task, then of all others.
         return self._words_address + (4 * step + (0 if pilot else 2)) * self._word.itemsize
 
     def gathered_at(self, step: int) -> int:
@@ -204,9 +212,7 @@ class DeviceSlots:
                 self.download.wait_event(mark.event)
             # A kernel, because a copy would wait for its turn behind those of large tables.
             self.launch(self.kernel("carry"), 1, carried(self.report_at(first), self.words_at(first), 4 * steps))
-            event = self.cuda.event()
-            event.record(self.download)
-        return event
+            return self.event(self.download)
 
     def prepared(self, layout: StepLayout, number: int, take: Callable[[int], Array]) -> PreparedLaunches:
         """Return the launches of a contraction, with their offsets on the device; who launches waits for `uploaded`.
@@ -215,13 +221,14 @@ class DeviceSlots:
         number: of the pass.
         take: returns memory of so many bytes that copies may come from.
         """
+        # Equal contractions of different passes share their offsets.
         if layout not in self._prepared:
             launches, panels = launches_in_place(layout)
             piece, starts = packed(launches, [] if panels is None else [panels], take)
             with self.cuda.current(self.upload):
                 memory = self.cuda.empty(piece.nbytes, np.uint8)
             self.cuda.copy_bytes(address_of(memory), piece.ctypes.data, piece.nbytes, self.upload)
-            offsets, (out,) = addresses_of(launches, address_of(memory), starts, 1)
+            offsets, out = addresses_of(launches, address_of(memory), starts)
             self._prepared[layout] = PreparedLaunches(launches, offsets, out, memory, number)
             self._offset_bytes += memory.nbytes
         self._prepared[layout].used = number
@@ -240,11 +247,13 @@ class DeviceSlots:
 
     def make_room(self, close_through: Callable[[int], None]) -> None:
         """Release the offsets used longest ago where all take too much; close_through: waits for passes up to one."""
+        # The rest is for the offsets of the next pass.
         if self._offset_bytes <= OFFSET_BYTES * 3 // 4:
             return
         # Down to half, so that this does not come with every pass.
         for layout, prepared in sorted(self._prepared.items(), key=lambda item: item[1].used):
             if self._offset_bytes > OFFSET_BYTES // 2:
+                # Launches in flight read the offsets until their pass is through.
                 close_through(prepared.used)
                 self._offset_bytes -= prepared.memory.nbytes
                 del self._prepared[layout]
@@ -269,15 +278,9 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     """
     what, operands, out = layout
     if isinstance(what, Chain):
-        return (_chain_in_place(what, (*operands, out)),), None
+        return (_placed(chains_gpu.launch_of(what), (*operands, out), chains_gpu.in_place),), None
     first, *rest = launches_of(what)
-    for k, runs in enumerate(operands):
-        if runs is not None:
-            placed = in_place(first, k, runs)
-            if placed is None:
-                raise ValueError(f"operand {k} cannot be read where it is")
-            first = placed
-    launches = (first, *rest)
+    launches = (_placed(first, operands, in_place), *rest)
     if out is None:
         return launches, None
     panels = out_panels(launches[-1], out)
@@ -286,12 +289,16 @@ def launches_in_place(layout: StepLayout) -> tuple[tuple[EntryLaunch, ...], Arra
     return launches, panels
 
 
-def _chain_in_place(what: Chain, tables: Iterable[PartRuns | None]) -> EntryLaunch:
-    launch = chains_gpu.launch_of(what)
+def _placed(
+    launch: EntryLaunch,
+    tables: Iterable[PartRuns | None],
+    place: Callable[[EntryLaunch, int, PartRuns], EntryLaunch | None],
+) -> EntryLaunch:
+    """Return a launch with its tables where they lie, one after the other; raises ValueError."""
     for k, runs in enumerate(tables):
-        placed = launch if runs is None else chains_gpu.in_place(launch, k, runs)
+        placed = launch if runs is None else place(launch, k, runs)
         if placed is None:
-            raise ValueError(f"table {k} of a chain cannot be used where it is")
+            raise ValueError(f"table {k} cannot be used where it is")
         launch = placed
     return launch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Staging:
     def release(self, number: int) -> None:
         """Release the parts of passes up to a number."""
         while self._parts and self._parts[0][0] <= number:
+            # Passes are closed in order, so parts come free in the order in which they were taken.
             self._free = self._parts.popleft()[1]
 
 
@@ -86,17 +87,16 @@ def packed(
 
 
 def addresses_of(
-    launches: Sequence[EntryLaunch], memory: int, starts: Sequence[int], more: int = 0
-) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-    """Return the addresses of the offsets of every operand of some launches, and of more arrays (0: none).
+    launches: Sequence[EntryLaunch], memory: int, starts: Sequence[int]
+) -> tuple[list[list[tuple[int, ...]]], int]:
+    """Return the addresses of the offsets of every operand of some launches, and of an array behind them (0: none).
 
     launches, starts: those of `packed`.
     memory: address of its piece on the device.
-    more: how many addresses behind the offsets.
     """
     addresses = iter([memory + start for start in starts])
     offsets = [[tuple(islice(addresses, 4)) for _ in launch.offsets] for launch in launches]
-    return offsets, [next(addresses, 0) for _ in repeat(None, more)]
+    return offsets, next(addresses, 0)
 
 
 def pinned(size: int) -> Array:
@@ -109,6 +109,7 @@ def pinned(size: int) -> Array:
         return np.empty(0, np.uint8)
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Fewer pages to touch and to pin.
         memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.uint8)
     parts = [array[start : start + TOUCHED_BYTES] for start in range(0, size, TOUCHED_BYTES)]
