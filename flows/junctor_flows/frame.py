@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
 from junctor.runs import run as steps
-from junctor.runs.workload import RunEstimate, Workload
+from junctor.runs.workload import Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Progress, Silence
 from prefect import State, task
@@ -23,10 +23,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Failed
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# Who shows progress beside Prefect: set by `run_flow`. A flow's own arguments have to be JSON.
+# The display of progress in addition to Prefect's, set by `run_flow`: a flow's own arguments have to be JSON.
 display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa: B039
 
 
@@ -34,11 +31,12 @@ class FlowSteps:
     """The steps of a run as Prefect tasks, under names that suit what it is of."""
 
     def __init__(self, ingest_model: str, ingest_inputs: str, propagate: str) -> None:
-        self._ingest_model = _in_task(ingest_model, _ingest_model)
-        self._ingest_inputs = _in_task(ingest_inputs, _ingest_inputs)
-        self._plan = _in_task("plan", _plan)
-        self._propagate = _in_task(propagate, _propagate)
-        self._finalise = _in_task("finalise", _finalise)
+        self._ingest_model = _in_task(ingest_model, steps.ingest_model)
+        self._ingest_inputs = _in_task(ingest_inputs, steps.ingest_inputs)
+        self._plan = _in_task("plan", steps.plan)
+        # Only here rows take long enough for an artifact of their progress.
+        self._propagate = _in_task(propagate, steps.propagate, lambda display: ProgressArtifact(display))
+        self._finalise = _in_task("finalise", steps.finalise)
 
     def run(self, job: Workload, resources: Resources | None) -> Any:
         """Do all steps; returns the manifest as a JSON-able record, or the state of a flow that failed."""
@@ -59,32 +57,19 @@ class FlowSteps:
             return _failed(error)
 
 
-def _ingest_model(job: Workload) -> None:
-    steps.ingest_model(job, display.get())
+def _in_task(
+    name: str, step: Callable[..., Any], progress: Callable[[Progress], Progress] = lambda display: display
+) -> Any:
+    """Return a step as a Prefect task: errors of the user fail it in one line, other errors are tried again.
 
+    name: of the task.
+    step: its last argument is the progress.
+    progress: made from the display.
+    """
 
-def _ingest_inputs(job: Workload) -> None:
-    steps.ingest_inputs(job, display.get())
-
-
-def _plan(job: Workload, resources: Resources) -> RunEstimate:
-    return steps.plan(job, resources, display.get())
-
-
-def _propagate(job: Workload, resources: Resources, estimate: RunEstimate) -> steps.RunStats:
-    return steps.propagate(job, resources, estimate, ProgressArtifact(display.get()))
-
-
-def _finalise(job: Workload, work: steps.RunStats, seconds: float) -> steps.Manifest:
-    return steps.finalise(job, work, seconds, display.get())
-
-
-def _in_task(name: str, function: Callable[P, R]) -> Any:
-    """Make a task of a step. What the user has to mend fails it in one line; other errors are tried again."""
-
-    def attempt(*args: P.args, **kwargs: P.kwargs) -> R | State[Any]:
+    def attempt(*args: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return step(*args, progress(display.get()))
         except JunctorError as error:
             return _failed(error)
 

@@ -76,15 +76,16 @@ class Chip(NamedTuple):
     cache: int
 
 
-def near(parts: int, kept_bytes: int, part_bytes: int, used: int, chip: Chip) -> tuple[int, int]:
-    """Return how many of a block's parts of a matrix it keeps in shared memory, and how many in the cache.
+class MatrixParts(NamedTuple):
+    """Parts of a dense matrix that a block of the grid reads.
 
-    parts: of a block.
-    kept_bytes, part_bytes: of a part in shared memory, and elsewhere.
-    used: bytes of shared memory that are taken.
+    number: of one block.
+    kept_bytes, size: bytes of a part in shared memory (padding included), and elsewhere.
     """
-    kept = max(0, min(parts, (chip.shared - used) // kept_bytes))
-    return kept, min(parts - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * part_bytes))
+
+    number: int
+    kept_bytes: int
+    size: int
 
 
 class SequenceKernels(NamedTuple):
@@ -145,6 +146,37 @@ def spans(counts: npt.NDArray[np.int64], choose: Callable[[int], KernelChoice]) 
         last = min(int(np.searchsorted(-counts, -choice.least, side="right")) - 1, end)
         yield SequenceLaunch(choice.kernel, first, last, choice.rows)
         first = last
+
+
+def planned(
+    counts: npt.NDArray[np.int64],
+    sparse: str | None,
+    itemsize: int,
+    parts: MatrixParts,
+    shared: Callable[[SequenceLaunch], int],
+    chip: Chip,
+) -> Iterator[SequenceLaunch]:
+    """Yield the launches for the rows of a block of ticks, given those of its first tick.
+
+    counts: rows of each tick, int64 [ticks], descending.
+    sparse: name of the kernel of a sparse matrix, None for a dense one.
+    itemsize: bytes of a number.
+    parts: of the dense matrix.
+    shared: bytes of shared memory that a launch asks for.
+    """
+
+    def choose(count: int) -> KernelChoice:
+        if sparse is not None:
+            return KernelChoice(sparse, 0, 1)
+        return choice_for(count, itemsize, lambda rows: shared(SequenceLaunch("", 0, 0, rows)) <= chip.shared)
+
+    for launch in spans(counts, choose):
+        kept = cached = 0
+        if launch.rows:
+            # Shared memory first, then the cache: every tick reads the whole matrix again.
+            kept = max(0, min(parts.number, (chip.shared - shared(launch)) // parts.kept_bytes))
+            cached = min(parts.number - kept, int(CACHE_SHARE * chip.cache) // (chip.blocks * parts.size))
+        yield launch._replace(kept=kept, cached=cached)
 
 
 class ChainDevice(CudaDevice):

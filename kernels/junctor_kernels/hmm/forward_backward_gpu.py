@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,7 @@ import numpy.typing as npt
 from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
 from junctor_kernels.hmm import products_cpu as hmm_cpu
-from junctor_kernels.hmm.device import (
-    LINE,
-    Chip,
-    KernelChoice,
-    SequenceKernels,
-    SequenceLaunch,
-    choice_for,
-    near,
-    spans,
-    stride_of,
-)
+from junctor_kernels.hmm.device import LINE, Chip, MatrixParts, SequenceKernels, SequenceLaunch, planned, stride_of
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 512
@@ -71,27 +62,19 @@ def shared_bytes(launch: SequenceLaunch, states: int, blocks: int, itemsize: int
 def launches(
     counts: npt.NDArray[np.int64], states: int, sparse: bool, itemsize: int, chip: Chip
 ) -> Iterator[SequenceLaunch]:
-    """Yield what computes the rows of a block from those of its first tick; on the way back, the last one first.
+    """Yield the launches for the rows of a block of ticks; the backward pass takes them in reverse.
 
-    The kernels have `forward_` or `backward_` before their names.
+    Names of kernels lack their prefix, `forward_` or `backward_`.
 
     counts: rows of each tick, int64 [ticks], descending.
     sparse: whether the matrix is.
     itemsize: bytes of a number.
     """
-
-    def fits(rows: int) -> bool:
-        return shared_bytes(SequenceLaunch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
-
-    for launch in spans(
-        counts, lambda count: KernelChoice("sparse", 0, 1) if sparse else choice_for(count, itemsize, fits)
-    ):
-        kept, cached = 0, 0
-        if launch.rows:
-            units = -(-(stride_of(states) // PANEL) // chip.blocks) * runs_of(states)
-            used, size = shared_bytes(launch, states, chip.blocks, itemsize), RUN * PANEL * itemsize
-            kept, cached = near(units, size + PANEL * itemsize, size, used, chip)
-        yield launch._replace(kept=kept, cached=cached)
+    units, size = -(-(stride_of(states) // PANEL) // chip.blocks) * runs_of(states), RUN * PANEL * itemsize
+    # In shared memory a run has one line more, as in `shared_bytes`.
+    parts = MatrixParts(units, size + PANEL * itemsize, size)
+    shared = partial(shared_bytes, states=states, blocks=chip.blocks, itemsize=itemsize)
+    return planned(counts, "sparse" if sparse else None, itemsize, parts, shared, chip)
 
 
 PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)

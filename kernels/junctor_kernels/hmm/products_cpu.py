@@ -161,29 +161,15 @@ def _put_four(rows: Any, to: int, t0: Any, t1: Any, t2: Any, t3: Any, lanes: int
 
 @jit
 def _four_rows(
-    panels: Any,
-    panel: int,
-    terms: int,
-    rows: Any,
-    at: int,
-    to: int,
-    n1: int,
-    n2: int,
-    n3: int,
-    fresh: bool,
-    adds: Any,
+    panels: Any, panel: int, terms: int, rows: Any, at: int, to: int, n1: int, n2: int, n3: int, fresh: bool, adds: Any
 ) -> None:
     lanes = BYTES // rows.itemsize
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = spread(_nothing(rows, adds))
     c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = spread(_nothing(rows, adds))
     for i in range(terms):
         x = panel + i * VECTORS * lanes
-        x0, x1, x2, x3 = (
-            load(panels, x),
-            load(panels, x + lanes),
-            load(panels, x + 2 * lanes),
-            load(panels, x + 3 * lanes),
-        )
+        x0, x1 = load(panels, x), load(panels, x + lanes)
+        x2, x3 = load(panels, x + 2 * lanes), load(panels, x + 3 * lanes)
         y = spread(rows[at + i])
         a0, a1, a2, a3 = _fold(a0, x0, y, adds), _fold(a1, x1, y, adds), _fold(a2, x2, y, adds), _fold(a3, x3, y, adds)
         y = spread(rows[at + n1 + i])

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.hmm import device as hmm_gpu
-from junctor_kernels.hmm.device import (
-    Chip,
-    KernelChoice,
-    SequenceKernels,
-    SequenceLaunch,
-    choice_for,
-    near,
-    spans,
-    stride_of,
-)
+from junctor_kernels.hmm.device import Chip, MatrixParts, SequenceKernels, SequenceLaunch, planned, stride_of
 
 # Threads of a block, but for those that keep a product in registers.
 THREADS = 1024
@@ -58,27 +50,19 @@ def shared_bytes(launch: SequenceLaunch, states: int, blocks: int, itemsize: int
 def launches(
     counts: npt.NDArray[np.int64], states: int, transitions: int | None, itemsize: int, chip: Chip
 ) -> Iterator[SequenceLaunch]:
-    """Yield what computes the rows of a block from those of its first tick.
+    """Yield the launches for the rows of a block of ticks.
 
     counts: rows of each tick, int64 [ticks], descending.
     transitions: that are not zero, None for a dense matrix.
     itemsize: bytes of a number.
     """
-
-    def choose(count: int) -> KernelChoice:
-        if transitions is not None:
-            return KernelChoice("sparse_32" if transitions > WIDE * states else "sparse_1", 0, 1)
-        return choice_for(count, itemsize, fits)
-
-    def fits(rows: int) -> bool:
-        return shared_bytes(SequenceLaunch("", 0, 0, rows), states, chip.blocks, itemsize) <= chip.shared
-
-    for launch in spans(counts, choose):
-        kept, cached = 0, 0
-        if launch.rows:
-            parts, size = -(-states // chip.blocks) * SEGMENTS, part_bytes(states, itemsize)
-            kept, cached = near(parts, size, size, shared_bytes(launch, states, chip.blocks, itemsize), chip)
-        yield launch._replace(kept=kept, cached=cached)
+    sparse = None
+    if transitions is not None:
+        sparse = "sparse_32" if transitions > WIDE * states else "sparse_1"
+    size = part_bytes(states, itemsize)
+    parts = MatrixParts(-(-states // chip.blocks) * SEGMENTS, size, size)
+    shared = partial(shared_bytes, states=states, blocks=chip.blocks, itemsize=itemsize)
+    return planned(counts, sparse, itemsize, parts, shared, chip)
 
 
 PROGRAM = SequenceKernels(KernelModule(source), FIELDS, THREADS, shared_bytes)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from junctor.evidence.columns import is_text
+from junctor.model.errors import Place
 
 # Rows of a batch: a thousand columns of dictionary indices take 250 MiB.
 _BATCH_ROWS = 2**16
@@ -18,7 +19,17 @@ _BATCH_ROWS = 2**16
 _BUFFER_BYTES = 2**20
 
 
-class ParquetTable:
+class BinaryTable:
+    """A file whose rows have no lines."""
+
+    path: Path
+
+    def place_of(self, row: int) -> Place:
+        """Return the place of a row: the file."""
+        return Place(str(self.path))
+
+
+class ParquetTable(BinaryTable):
     """A Parquet file. Text columns come as dictionaries: stored that way, and decoded once for each distinct cell."""
 
     def __init__(self, path: Path) -> None:
@@ -37,10 +48,6 @@ class ParquetTable:
                 picked.validate(full=True)
                 yield picked
 
-    def line_of(self, row: int) -> int | None:
-        """Return None: rows of a Parquet file have no line."""
-        return None
-
     def _open(self, dictionaries: list[str]) -> pa.parquet.ParquetFile:
         import pyarrow.parquet as pq
 
@@ -50,7 +57,7 @@ class ParquetTable:
         )
 
 
-class ArrowTable:
+class ArrowTable(BinaryTable):
     """An Arrow IPC file (also Feather version 2) or stream, distinguished by its first bytes."""
 
     def __init__(self, path: Path) -> None:
@@ -69,10 +76,6 @@ class ArrowTable:
                 picked = batch.select(list(positions))
                 picked.validate(full=True)
                 yield picked
-
-    def line_of(self, row: int) -> int | None:
-        """Return None: rows of an Arrow file have no line."""
-        return None
 
     def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
         import pyarrow.ipc

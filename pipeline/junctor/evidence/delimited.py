@@ -57,11 +57,12 @@ class DelimitedTable:
             if counted.quotes % 2:
                 self._refuse_open_quote()
 
-    def line_of(self, row: int) -> int | None:
-        """Return the line (from 1) on which a row (from 0, the header not counted) starts, or None if it is unclear."""
+    def place_of(self, row: int) -> Place:
+        """Return the file, and the line on which a row (from 0, the header not counted) starts unless it is unclear."""
+        line = None
         with closing(self._rows()) as rows, suppress(EvidenceError):
-            return next((line for i, (line, _) in enumerate(rows) if i == row), None)
-        return None
+            line = next((line for i, (line, _) in enumerate(rows) if i == row), None)
+        return Place(str(self.path), line)
 
     def _parsed(self, source: _CountedQuotes, names: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
         import pyarrow.csv

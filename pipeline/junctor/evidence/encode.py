@@ -6,7 +6,7 @@ the columns, `states` reads their cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,26 +161,17 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
     """
     starts = np.cumsum([0, *(part.batch.rows for part in parts)]).tolist()
     batches = [part.batch for part in parts]
-    states = {
-        # Pieces of different files may have different columns: what one lacks is unobserved there.
-        variable: np.concatenate([_states(batch, variable) for batch in batches])
-        for variable in _keys(batch.states for batch in batches)
-    }
-    likelihoods = {
-        variable: _concatenated(
-            [
-                (start, batch.likelihoods[variable])
-                for start, batch in zip(starts, batches, strict=False)
-                if variable in batch.likelihoods
-            ]
-        )
-        for variable in _keys(batch.likelihoods for batch in batches)
-    }
-    invalid = {
-        start + row: reason
-        for start, batch in zip(starts, batches, strict=False)
-        for row, reason in batch.invalid.items()
-    }
+    # Pieces of different files may have different columns: what one lacks is unobserved there.
+    variables = sorted({variable for batch in batches for variable in batch.states})
+    states = {variable: np.concatenate([_states(batch, variable) for batch in batches]) for variable in variables}
+    pieces: dict[int, list[SoftEvidence]] = {}
+    invalid: dict[int, str] = {}
+    for start, batch in zip(starts, batches, strict=False):
+        for variable, likelihood in batch.likelihoods.items():
+            pieces.setdefault(variable, []).append(SoftEvidence(likelihood.rows + start, likelihood.values))
+        invalid |= {start + row: reason for row, reason in batch.invalid.items()}
+    # In the order of the network, whatever the order of columns: encoded files are compared by their bytes.
+    likelihoods = {variable: _concatenated(pieces[variable]) for variable in sorted(pieces)}
     ids = [part.case_ids for part in parts]
     case_ids = pa.concat_arrays(ids) if ids else pa.nulls(0, case_id_type)
     return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row)
@@ -193,15 +184,11 @@ def _without_states(likelihood: SoftEvidence, states: npt.NDArray[np.int32]) -> 
     return SoftEvidence(likelihood.rows[~observed], likelihood.values[~observed]), bad
 
 
-def _keys(tables: Iterable[Mapping[int, object]]) -> list[int]:
-    return sorted({variable for table in tables for variable in table})
-
-
 def _states(batch: EvidenceBatch, variable: int) -> npt.NDArray[np.int32]:
     states = batch.states.get(variable)
     return np.full(batch.rows, UNOBSERVED, dtype=np.int32) if states is None else states
 
 
-def _concatenated(pieces: Sequence[tuple[int, SoftEvidence]]) -> SoftEvidence:
-    rows = np.concatenate([likelihood.rows + start for start, likelihood in pieces])
-    return SoftEvidence(rows, np.concatenate([likelihood.values for _, likelihood in pieces]))
+def _concatenated(pieces: Sequence[SoftEvidence]) -> SoftEvidence:
+    rows = np.concatenate([piece.rows for piece in pieces])
+    return SoftEvidence(rows, np.concatenate([piece.values for piece in pieces]))

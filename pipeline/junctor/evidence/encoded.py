@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
 from junctor.model.errors import RunError
-from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
+from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
 from junctor.runtime.files import aside
 
 FORMAT_VERSION = 1
@@ -54,7 +54,7 @@ def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
             # Workers read partitions concurrently; threads in each of them would only compete.
             table = file.read(use_threads=False)
         kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
-        columns = {name: _whole(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+        columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
         batch = _batch(columns, table.num_rows)
         return EncodedPartition(batch, columns[_CASE_ID].cast(kind), metadata["first_row"])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -76,13 +76,7 @@ def _columns(partition: EncodedPartition) -> Iterator[tuple[str, pa.Array]]:
         yield f"s{variable}", _packed(states)
     for variable, likelihood in batch.likelihoods.items():
         yield f"l{variable}", _spread(likelihood, batch.rows)
-    yield _REASON, _reasons(batch)
-
-
-def _reasons(batch: EvidenceBatch) -> pa.Array:
-    if not batch.invalid:
-        return pa.nulls(batch.rows, pa.string())
-    return string_array([batch.invalid.get(row) for row in range(batch.rows)])
+    yield _REASON, reason_array(batch.invalid, batch.rows)
 
 
 def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
@@ -98,10 +92,6 @@ def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
     missing = np.ones(rows, dtype=np.bool_)
     missing[likelihood.rows] = False
     return list_array(values, missing)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
 
 
 def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:

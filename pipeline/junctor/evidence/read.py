@@ -81,8 +81,8 @@ def open_evidence(
     # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
     for table, layout in zip(tables[1:], layouts[1:], strict=True):
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
-    encoders = [_encoder(network, layout, strict, table) for table, layout in zip(tables, layouts, strict=True)]
-    files = tuple(zip(tables, layouts, encoders, strict=True))
+    pairs = zip(tables, layouts, strict=True)
+    files = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
     return TableSource(layouts[0].variables, layouts[0].case_id_type, files)
 
 
@@ -101,15 +101,19 @@ def digest_of(path: str | os.PathLike[str]) -> str:
         return sha.hexdigest()
 
 
-class _Table(Protocol):
+class ColumnTable(Protocol):
     """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
 
     path: Path
     schema: pa.Schema
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]: ...
+    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, batch by batch."""
+        ...
 
-    def line_of(self, row: int) -> int | None: ...
+    def place_of(self, row: int) -> Place:
+        """Return the place of a row, from 0, of the file."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class TableSource:
 
     columns: list[int]
     case_id_type: pa.DataType
-    _files: tuple[tuple[_Table, ColumnLayout, Encoder], ...] = field(repr=False)
+    _files: tuple[tuple[ColumnTable, ColumnLayout, Encoder], ...] = field(repr=False)
 
     def partitions(self, rows: int) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
@@ -165,10 +169,6 @@ def _slice_encoder(
     return encode
 
 
-def _encoder(network: Network, layout: ColumnLayout, strict: bool, table: _Table) -> Encoder:
-    return Encoder(network, layout, strict, lambda row: Place(str(table.path), table.line_of(row)))
-
-
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:
     names, others = ({column.name for column in layout.columns} for layout in (first, other))
     for name in sorted(names ^ others):
@@ -189,23 +189,24 @@ def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool) 
     return EvidSource.read(path, network, strict)
 
 
-def _open_tables(source: Path, format: str | None) -> Iterator[_Table]:
+def _open_tables(source: Path, format: str | None) -> Iterator[ColumnTable]:
     if not source.is_dir():
-        yield _open_table(source, format or format_of(source), None)
+        yield open_table(source, format or format_of(source))
         return
     files = files_of(source)
     if not files:
         raise EvidenceError("the folder has no evidence files", Place(str(source)))
     for path in files:
-        yield _open_table(path, format or format_of(path), source)
+        yield open_table(path, format or format_of(path), source)
 
 
-def _open_table(path: Path, format: str, folder: Path | None) -> _Table:
+def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTable:
+    """Open a file of columns; `folder` is the one whose subfolders `column=value` are columns as well."""
     with explained(path):
         if format in ("csv", "tsv"):
             from junctor.evidence.delimited import DelimitedTable
 
-            table: _Table = DelimitedTable(path, "," if format == "csv" else "\t")
+            table: ColumnTable = DelimitedTable(path, "," if format == "csv" else "\t")
         elif format == "parquet":
             from junctor.evidence.columnar import ParquetTable
 
@@ -224,7 +225,7 @@ def _open_table(path: Path, format: str, folder: Path | None) -> _Table:
 class _WithFolderColumns:
     """A file in folders called `column=value`, as Hive and Spark write them: each is a column, after the file's own."""
 
-    def __init__(self, table: _Table, constants: dict[str, str]) -> None:
+    def __init__(self, table: ColumnTable, constants: dict[str, str]) -> None:
         self.path = table.path
         self._table = table
         self._values = [None if text == _NULL_FOLDER else unquote(text) for text in constants.values()]
@@ -243,5 +244,5 @@ class _WithFolderColumns:
             # A record batch without columns loses its number of rows.
             yield picked if positions else batch
 
-    def line_of(self, row: int) -> int | None:
-        return self._table.line_of(row)
+    def place_of(self, row: int) -> Place:
+        return self._table.place_of(row)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
@@ -24,6 +26,8 @@ EXTENSIONS = {
 }
 # UAI files have no names: variables and states become numbers. The XML formats and Hugin are read only.
 WRITABLE = ("bif", "uai", "parquet")
+# Formats of plain text.
+_TEXTS = ("bif", "hugin", "uai")
 
 _PARQUET_MAGIC = b"PAR1"
 
@@ -66,48 +70,23 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
 
 
 def _read(format: str, data: bytes, path: Path) -> Network:
-    # Readers are imported on demand: Arrow alone takes 0.1 s and more to load.
-    file = str(path)
-    if format == "bif":
-        from junctor.formats import bif
+    # XML and Parquet say themselves how their bytes are text.
+    content = decode(data, str(path)) if format in _TEXTS else data
+    network: Network = _module_of(format).read(content, str(path))
+    return network
 
-        return bif.read(decode(data, file), file)
-    if format == "hugin":
-        from junctor.formats import hugin
 
-        return hugin.read(decode(data, file), file)
-    if format == "uai":
-        from junctor.formats import uai
-
-        return uai.read(decode(data, file), file)
-    if format == "xmlbif":
-        from junctor.formats import xmlbif
-
-        return xmlbif.read(data, file)
-    if format == "xdsl":
-        from junctor.formats import xdsl
-
-        return xdsl.read(data, file)
-    from junctor.formats import store
-
-    return store.read(data, file)
+def _module_of(format: str) -> Any:
+    # Imported on demand: Arrow alone takes 0.1 s and more to load.
+    return import_module(f"junctor.formats.{'store' if format == 'parquet' else format}")
 
 
 def _written(network: Network, format: str) -> bytes:
-    if format == "bif":
-        from junctor.formats import bif
-
-        return _encoded(bif.write(network))
-    if format == "uai":
-        from junctor.formats import uai
-
-        return _encoded(uai.write(network))
-    from junctor.formats import store
-
-    return store.to_bytes(network)
-
-
-def _encoded(text: str) -> bytes:
+    module = _module_of(format)
+    if format == "parquet":
+        content: bytes = module.to_bytes(network)
+        return content
+    text: str = module.write(network)
     try:
         return text.encode()
     except UnicodeEncodeError:

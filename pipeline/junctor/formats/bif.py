@@ -129,10 +129,7 @@ def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     types = block.all("type")
     if len(types) != 1:
         found = "no type" if not types else f"{len(types)} types"
-        raise ModelError(
-            f"variable {name!r} has {found}, expected one: type discrete [ 2 ] {{ no, yes }};",
-            place,
-        )
+        raise ModelError(f"variable {name!r} has {found}, expected one: type discrete [ 2 ] {{ no, yes }};", place)
     size, listed = types[0].tokens
     states = names_in_list(listed[1:-1], int(size))
     if len(states) != int(size):

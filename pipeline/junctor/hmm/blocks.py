@@ -1,8 +1,7 @@
-"""How a trellis that exceeds the memory is cut: into blocks of ticks that are kept, stored, or computed a second time.
+"""Checkpoints of a trellis that exceeds the memory: blocks of ticks that are kept, stored, or computed a second time.
 
-A block begins with the last tick of the one before, so with rows that are there already. On the way back its rows are
-needed again: the last block is still where it was computed; others were stored in memory of the host or in files; of
-those that nobody stored the first tick was kept, and the rest is computed again.
+Main functions: `plan_blocks` and `fitting`, for decoding and smoothing. Recomputation from checkpoints: Griewank and
+Walther, ACM TOMS 26(1), 2000.
 """
 
 from __future__ import annotations
@@ -20,13 +19,21 @@ from junctor.model.errors import BudgetError
 from junctor.out_of_core.store import mapped_file
 from junctor.planning.budget import format_bytes
 
+# A block begins with the last tick of the one before, whose rows are known. The backward pass needs its rows again:
+# the last block is still where it was computed ("here"); others were stored in host memory or in files; of those that
+# were not stored the first tick was kept, and the rest is computed again.
 Place = Literal["here", "host", "disk", "again"]
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class TrellisMemory:
-    """Bytes for a trellis: where it is computed (`here`), beside that in memory of the host, and in files."""
+    """Bytes for a trellis.
+
+    here: where it is computed.
+    host: in addition, in host memory.
+    disk: in files.
+    """
 
     here: int
     host: int = 0
@@ -35,7 +42,7 @@ class TrellisMemory:
 
 @dataclass(frozen=True, slots=True)
 class TickBlock:
-    """The ticks from `first`, whose rows are given (but for tick 0), to `last`; where they are until the way back."""
+    """The ticks from `first` (rows given, except tick 0) to `last`, and their place until the backward pass."""
 
     first: int
     last: int
@@ -43,10 +50,12 @@ class TickBlock:
 
 
 def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[TickBlock, ...]:
-    """Cut the ticks of a batch into blocks, as few and as near as the room allows.
+    """Return the blocks of a trellis, as few and as near as the room allows.
 
-    starts: int64 [ticks + 1], where the rows of each tick begin. Raises BudgetError where not even blocks that are
-    computed again fit, which take about the square root of the ticks.
+    starts: int64 [ticks + 1], first row of each tick.
+    row_bytes: bytes of a row.
+    room: for the rows.
+    Raises BudgetError if blocks that are computed again, about the square root of the ticks, do not fit either.
     """
     if starts[-1] * row_bytes <= room.here:
         return (TickBlock(0, len(starts) - 2, "here"),)
@@ -55,8 +64,9 @@ def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[
     parts = _cut(starts, int(allowed // 2))
     places = _places(starts, parts, row_bytes, room)
     blocks = tuple(TickBlock(first, last, place) for (first, last), place in zip(parts, places, strict=True))
-    firsts = sum(int(starts[each.first + 1] - starts[each.first]) for each in blocks if each.place == "again")
+    firsts = sum(int(starts[block.first + 1] - starts[block.first]) for block in blocks if block.place == "again")
     if parts[-1][1] != len(starts) - 2 or firsts > allowed - allowed // 2:
+        # Blocks of B of all N rows have N / B first ticks of S rows: together at least 2 sqrt(N S), with a margin of 2.
         least = 4 * int(np.ceil(np.sqrt(float(starts[-1]) * float(starts[1])))) * row_bytes
         raise BudgetError(
             f"a trellis of {len(starts) - 1:,} steps for {starts[1]:,} sequences needs about {format_bytes(least)}, "
@@ -66,7 +76,7 @@ def plan_blocks(starts: Integers, row_bytes: int, room: TrellisMemory) -> tuple[
 
 
 def _cut(starts: Integers, rows: int) -> list[tuple[int, int]]:
-    """Return first and last tick of blocks of at most so many rows; stops where two ticks are more than that."""
+    """Return first and last tick of blocks of at most `rows` rows; the list ends early if two ticks have more."""
     blocks: list[tuple[int, int]] = []
     first, end = 0, len(starts) - 2
     while True:
@@ -82,7 +92,7 @@ def _cut(starts: Integers, rows: int) -> list[tuple[int, int]]:
 def _places(starts: Integers, blocks: Sequence[tuple[int, int]], row_bytes: int, room: TrellisMemory) -> list[Place]:
     left = {"host": room.host, "disk": room.disk}
     places: list[Place] = ["here"]
-    # What is needed first on the way back comes nearest.
+    # Blocks that the backward pass needs first come nearest.
     for first, last in reversed(blocks[:-1]):
         size = int(starts[last + 1] - starts[first]) * row_bytes
         place: Place = "host" if size <= left["host"] else "disk" if size <= left["disk"] else "again"
@@ -94,13 +104,15 @@ def _places(starts: Integers, blocks: Sequence[tuple[int, int]], row_bytes: int,
 
 @dataclass(eq=False, slots=True)
 class BlockStore:
-    """The rows of blocks that were stored. folder: for files, which have no name: nothing stays when a process dies."""
+    """The rows of stored blocks; `folder` is for files."""
+
+    # Files have no name: nothing stays behind when a process dies.
 
     folder: Path
     _kept: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
 
     def room(self, number: int, shape: tuple[int, ...], dtype: npt.DTypeLike, place: Place) -> npt.NDArray[Any]:
-        """Return an array for a block, to be filled; raises DiskError where a file cannot be made."""
+        """Return an empty array for the rows of a block; raises DiskError if a file cannot be made."""
         if place == "disk":
             self._kept[number] = mapped_file(self.folder, shape, dtype)
         else:
@@ -108,24 +120,36 @@ class BlockStore:
         return self._kept[number]
 
     def take(self, number: int) -> npt.NDArray[Any]:
-        """Return what was stored, and forget it."""
+        """Return the rows of a block, and drop them."""
         return self._kept.pop(number)
 
 
 def fitting(
-    batch: SequenceBatch, found: npt.NDArray[np.int64], together: int, company: int, row_bytes: int, room: TrellisMemory
+    batch: SequenceBatch,
+    candidates: npt.NDArray[np.int64],
+    together: int,
+    company: int,
+    row_bytes: int,
+    room: TrellisMemory,
 ) -> Iterator[Lockstep]:
-    """Yield sequences that go side by side: `together`, or as many as have a whole trellis in the room.
+    """Yield groups of sequences whose whole trellis fits the room.
 
-    company: that stay together all the same where their trellis fits in blocks. Raises BudgetError where that of a
-    single one does not.
+    batch: of the sequences.
+    candidates: int64, sequences to group.
+    together: sequences of a group at the most.
+    company: size of groups that are not halved further as long as their trellis fits in blocks.
+    row_bytes: bytes of a row.
+    room: for the rows of a group.
+    Raises BudgetError if the trellis of a single sequence does not fit.
     """
-    for steps in locksteps(batch.lengths, found, together):
+    for steps in locksteps(batch.lengths, candidates, together):
         yield from _halved(steps, company, row_bytes, room)
 
 
 def _halved(steps: Lockstep, company: int, row_bytes: int, room: TrellisMemory) -> Iterator[Lockstep]:
     count = len(steps.sequences)
+    # Large groups are halved until their whole trellis fits; small ones rather go in blocks, as a group shares each
+    # reading of the matrix.
     try:
         blocks = len(plan_blocks(steps.starts, row_bytes, room))
     except BudgetError:
@@ -135,6 +159,5 @@ def _halved(steps: Lockstep, company: int, row_bytes: int, room: TrellisMemory) 
     if blocks == 1 or (blocks and count <= company):
         yield steps
         return
-    half = -(-count // 2)
-    for part in (slice(0, half), slice(half, count)):
-        yield from _halved(Lockstep(steps.sequences[part], steps.lengths[part]), company, row_bytes, room)
+    for half in steps.halves():
+        yield from _halved(half, company, row_bytes, room)

@@ -1,4 +1,7 @@
-"""The emissions of time steps as smoothing reads them, on a CPU or a GPU."""
+"""Emission rows of time steps: an index for each row of a trellis, and the rows that it refers to.
+
+Main functions: `emission_indices`, for decoding and smoothing; `emissions_of` and `offsets_of`, for smoothing.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,30 @@ from junctor.hmm.packing import Lockstep, SequenceBatch
 Array = npt.NDArray[Any]
 
 
+def emission_indices(batch: SequenceBatch, where: npt.NDArray[np.int64], unobserved: int) -> npt.NDArray[np.int32]:
+    """Return the emission row of each step in `where`: its symbol, or `unobserved`, or its position in `where`."""
+    if batch.symbols is None:
+        # Sequences with log-likelihoods have a row of their own for each step.
+        return np.arange(len(where), dtype=np.int32)
+    symbols = batch.symbols[where]
+    return np.where(symbols < 0, unobserved, symbols).astype(np.int32)
+
+
 def emissions_of(
     numbers: SumNumbers, batch: SequenceBatch, where: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int32], Array, Array]:
-    """Return the emission row of each of some steps, those rows, and the smallest number above zero in each of them."""
-    if batch.symbols is not None:
-        symbols = batch.symbols[where]
-        which = np.where(symbols < 0, len(numbers.emissions) - 1, symbols).astype(np.int32)
-        return which, numbers.emissions, numbers.leasts
-    assert batch.likelihoods is not None
-    emissions, leasts = numbers.scaled(batch.likelihoods[where])
-    return np.arange(len(where), dtype=np.int32), emissions, leasts
+    """Return the emission row of each step, those rows, and the smallest number above zero in each of them."""
+    rows = numbers.emissions, numbers.leasts
+    if batch.likelihoods is not None:
+        rows = numbers.scaled(batch.likelihoods[where])
+    return emission_indices(batch, where, len(numbers.emissions) - 1), *rows
 
 
 def offsets_of(numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, where: npt.NDArray[np.int64]) -> Array:
-    """Return the logarithm of what the emissions of each sequence were divided by. where: of the steps of all rows."""
+    """Return the logarithm of the divisor of the emissions of each sequence; `where`: steps of all rows."""
+    # Only scaled log-likelihoods were divided; sums over steps put the factor back into log P.
     if batch.likelihoods is None or numbers.logs:
         return np.zeros(len(steps.sequences))
     slots = np.arange(len(where)) - np.repeat(steps.starts[:-1], steps.counts)
-    found: Array = np.bincount(slots, largest_of(batch.likelihoods)[where], len(steps.sequences))
-    return found
+    offsets: Array = np.bincount(slots, largest_of(batch.likelihoods)[where], len(steps.sequences))
+    return offsets

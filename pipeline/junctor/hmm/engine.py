@@ -1,4 +1,7 @@
-"""Answers to batches of sequences: most probable paths, or log-likelihoods and posteriors of the states."""
+"""Answers to batches of sequences: most probable paths, or log-likelihoods and posteriors of the states.
+
+Main class: SequenceEngine, called by `junctor.hmm.api` and by runs.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ from junctor.runtime.threads import in_threads
 
 SequenceKind = Literal["viterbi", "posteriors"]
 NO_PROBABILITY = "the sequence has probability 0"
-# Sequences side by side on a CPU: the matrix is read once for all of them.
+# Sequences in lockstep on a CPU: the matrix is read once for all of them.
 TOGETHER = 64
-# Sequences that rather stay together, though their trellis goes in blocks, than be fewer.
+# Size of groups that are computed in blocks rather than halved once more.
 COMPANY = 8
-# Terms of a run (transitions times steps) from which on a GPU is worth its while.
+# Multiply-adds of a batch (transitions times steps) from which a GPU pays for its start.
 DEVICE_TERMS = 1 << 36
 
 logger = logging.getLogger("junctor")
@@ -41,7 +44,7 @@ logger = logging.getLogger("junctor")
 class SequenceAnswers:
     """Answers to a batch of sequences; those whose status is not OK hold no numbers to be read.
 
-    starts: int64 [sequences + 1], where the steps of each begin.
+    starts: int64 [sequences + 1], first step of each sequence.
     status: int8 [sequences].
     log_value: float64 [sequences], natural log of P(path, sequence), or of P(sequence).
     states: [steps], the smallest unsigned type; None for posteriors.
@@ -64,9 +67,11 @@ class SequenceEngine:
     model: start, transitions, emissions.
     kind: of answers.
     precision: numbers to compute with.
-    options: memory for rows and posteriors beside the model and the sequences, device memory for model and rows, disk
-        for rows that exceed the memory; no answer depends on threads, nor on the device.
+    options: memory for rows and posteriors in addition to the model and the sequences, device memory for model and
+        rows, disk for rows that exceed the memory.
     """
+
+    # No answer depends on the number of threads or on the device.
 
     model: HiddenMarkovModel
     kind: SequenceKind = "viterbi"
@@ -86,12 +91,14 @@ class SequenceEngine:
         if self.kind == "viterbi":
             states = np.zeros(int(batch.starts[-1]), np.min_scalar_type(self.model.states - 1))
             self._decode(batch, valid, states)
+            # Always in double precision, from the path alone: rows of the trellis are rescaled and may be single.
             log_value[valid] = log_probabilities(self.model, batch, states)[valid]
             answers = SequenceAnswers(batch.starts, status, log_value, states, None, reasons)
         else:
             gpu = self._limits if self._on_gpu(int(batch.lengths[valid].sum())) else None
             posteriors = self._smoother.answer(batch, valid, self._allowed, self._threads, log_value, gpu)
             answers = SequenceAnswers(batch.starts, status, log_value, None, posteriors, reasons)
+        # Zeros are true zeros in all formats, so -inf means impossible.
         for n in valid[log_value[valid] == -np.inf].tolist():
             status[n], reasons[n] = IMPOSSIBLE, NO_PROBABILITY
         return answers
@@ -137,50 +144,40 @@ class SequenceEngine:
     def _decode(self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any]) -> None:
         if not len(valid):
             return
-        # Log-likelihoods that sequences bring take as much as the rows.
+        # Log-likelihoods of sequences take as much as the rows.
         share = 1 if batch.likelihoods is None else 2
+        together, company, threads = TOGETHER, COMPANY, 1
         if self._on_gpu(int(batch.lengths[valid].sum())):
             machine: Decoder = self._gpu
+            together, company = self._gpu.together, self._gpu.company
             room = TrellisMemory(self._gpu.allowed // share, self._allowed, self._files)
-            for steps in fitting(batch, valid, self._gpu.together, self._gpu.company, machine.row_bytes, room):
-                self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
-            return
-        room = TrellisMemory(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
-        if len(valid) < 2 * self._threads:
-            # Too few to go round: threads share the ticks.
-            machine = CpuDecoder(self._numbers, self._threads)
-            for steps in fitting(batch, valid, TOGETHER, COMPANY, machine.row_bytes, room):
-                self._put(decode(machine, batch, steps, room, self._folder), batch, steps, states)
         else:
-            self._decode_in_threads(batch, valid, states, room)
+            room = TrellisMemory(max(0, self._allowed - self._numbers.nbytes) // share, 0, self._files)
+            # Threads share the ticks of few sequences, and take groups of many: those need no barrier at each tick.
+            machine = CpuDecoder(self._numbers, self._threads)
+            if len(valid) >= 2 * self._threads:
+                machine, threads = CpuDecoder(self._numbers), self._threads
+                room = TrellisMemory(room.here // threads, 0, room.disk // threads)
+                # As many groups for each thread, of whole tiles of four.
+                groups = threads * -(-len(valid) // (TOGETHER * threads))
+                together = -(-len(valid) // groups // 4) * 4
 
-    def _decode_in_threads(
-        self, batch: SequenceBatch, valid: npt.NDArray[np.int64], states: npt.NDArray[Any], room: TrellisMemory
-    ) -> None:
-        machine = CpuDecoder(self._numbers)
-        share = TrellisMemory(room.here // self._threads, 0, room.disk // self._threads)
-        # Every thread gets as many groups, of whole tiles of four.
-        groups = self._threads * -(-len(valid) // (TOGETHER * self._threads))
-        together = -(-len(valid) // groups // 4) * 4
-        in_threads(
-            lambda steps, _: self._put(decode(machine, batch, steps, share, self._folder), batch, steps, states),
-            list(fitting(batch, valid, together, COMPANY, machine.row_bytes, share)),
-            self._threads,
-        )
+        def put_path(steps: Lockstep, _: int) -> None:
+            path = decode(machine, batch, steps, room, self._folder)
+            states[steps.steps(batch.starts, 0, steps.ticks - 1)] = path
 
-    def _put(
-        self, path: npt.NDArray[np.int32], batch: SequenceBatch, steps: Lockstep, states: npt.NDArray[Any]
-    ) -> None:
-        states[steps.steps(batch.starts, 0, steps.ticks - 1)] = path
+        groups_of_sequences = fitting(batch, valid, together, company, machine.row_bytes, room)
+        in_threads(put_path, list(groups_of_sequences), threads)
 
     def _on_gpu(self, steps: int) -> bool:
         if self.options.device != "auto":
             return self.options.device == "gpu"
-        if steps * _entries(self.model) < DEVICE_TERMS or not has_gpu():
+        if steps * self.model.entries.size < DEVICE_TERMS or not has_gpu():
             return False
         try:
             return self._smoother.on_gpu(self._limits) if self.kind == "posteriors" else self._gpu is not None
         except (BudgetError, DeviceError) as error:
+            # With "auto" the CPU does it as well: the user did not ask for a GPU.
             logger.warning("not on the GPU: %s", error)
             return False
 
@@ -205,6 +202,7 @@ def log_probabilities(
         terms[later] = logarithms(transition.at(before, after))
     else:
         terms[later] = logarithms(transition[before, after])
+    # Terms of impossible steps are -inf, and so is their sum.
     terms += _emitted(model, batch, states)
     sums = np.zeros(len(batch))
     if len(firsts):
@@ -221,7 +219,3 @@ def _emitted(model: HiddenMarkovModel, batch: SequenceBatch, states: npt.NDArray
     observed = batch.symbols >= 0
     logs = logarithms(model.emission[states, np.where(observed, batch.symbols, 0)])
     return np.where(observed, logs, 0.0)
-
-
-def _entries(model: HiddenMarkovModel) -> int:
-    return len(model.transition.values) if isinstance(model.transition, SparseMatrix) else model.transition.size

@@ -1,18 +1,6 @@
-"""Models in files: Parquet, one row a state, or JSON; a two-slice network in any format that networks come in.
+"""Model files: Parquet or JSON; a two-slice network in any format of networks.
 
-Parquet (`.parquet`), columns:
-
-    state        string       name of the state; no such column where states have none
-    start        double       P(first state)
-    transition   list<double> P(next state), one number for each state; or, where the matrix is kept sparse,
-    to           list<int32>  the states that can be next, and
-    probability  list<double> their probabilities
-    emission     list<double> P(symbol); no such column where sequences bring log-likelihoods
-
-Metadata `junctor.hmm`: JSON with `format_version` and, where symbols have names, `symbols`.
-
-JSON (`.json`, `.json.gz`): an object with `start`, `transition`, `emission` (lists as above), `states`, `symbols`
-(names); the transition may be {"to": [[...]], "probability": [[...]]}.
+Main functions: `read_model` and `write_model`, called by the API and by runs.
 """
 
 from __future__ import annotations
@@ -33,15 +21,30 @@ from junctor.runtime.files import aside
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Parquet (`.parquet`), one row a state, columns:
+#
+#     state        string        name of the state; no column for states without names
+#     start        double        P(first state)
+#     transition   list<double>  P(next state), one number for each state; or, for a sparse matrix,
+#     to           list<int32>   the possible next states, and
+#     probability  list<double>  their probabilities
+#     emission     list<double>  P(symbol); no column for sequences with log-likelihoods
+#
+# Metadata `junctor.hmm`: JSON with `format_version` and, for symbols with names, `symbols`.
+#
+# JSON (`.json`, `.json.gz`): an object with `start`, `transition`, `emission` (lists as above), `states`, `symbols`
+# (names); the transition may be {"to": [[...]], "probability": [[...]]}.
 FORMAT_VERSION = 1
 _METADATA = b"junctor.hmm"
 _KEYS = {"start", "transition", "emission", "states", "symbols"}
 
 
 def read_model(path: str | os.PathLike[str], format: str | None = None) -> HiddenMarkovModel:
-    """Read a model; by its name Parquet or JSON, anything else as a two-slice network (`junctor.hmm.slices`).
+    """Read a model: Parquet or JSON by its name, anything else as a two-slice network (`junctor.hmm.slices`).
 
-    format: "parquet", "json", or a format of networks. Raises ModelError with the place of what is wrong.
+    path: file.
+    format: "parquet", "json", or a format of networks; None for the format of the name.
+    Raises ModelError with the place of the error.
     """
     source = Path(path)
     name = source.name.lower()
@@ -49,6 +52,7 @@ def read_model(path: str | os.PathLike[str], format: str | None = None) -> Hidde
         return _from_json(source)
     if format in (None, "parquet") and name.endswith(".parquet") and _is_model(source):
         return _from_parquet(source)
+    # A Parquet file without our metadata may be a network, which `read_network` knows by its seal.
     from junctor.formats import read_network
     from junctor.hmm.slices import from_slices
 
@@ -72,10 +76,8 @@ def _record(model: HiddenMarkovModel) -> dict[str, Any]:
     transition: Any
     if isinstance(model.transition, SparseMatrix):
         rows = model.transition.starts[1:-1]
-        transition = {
-            "to": [each.tolist() for each in np.split(model.transition.columns, rows)],
-            "probability": [each.tolist() for each in np.split(model.transition.values, rows)],
-        }
+        parts: dict[str, npt.NDArray[Any]] = {"to": model.transition.columns, "probability": model.transition.values}
+        transition = {key: [row.tolist() for row in np.split(array, rows)] for key, array in parts.items()}
     else:
         transition = model.transition.tolist()
     record: dict[str, Any] = {"states": model.state_names, "symbols": model.symbol_names}
@@ -93,9 +95,9 @@ def _from_json(source: Path) -> HiddenMarkovModel:
     except (OSError, EOFError, ValueError) as error:
         raise ModelError(f"cannot be read as JSON: {error}", place) from None
     if not isinstance(record, dict) or not {"start", "transition"} <= record.keys() <= _KEYS:
-        found = sorted(record) if isinstance(record, dict) else type(record).__name__
+        keys = sorted(record) if isinstance(record, dict) else type(record).__name__
         raise ModelError(
-            f"found {found}, expected an object with start, transition and maybe others of {sorted(_KEYS)}", place
+            f"found {keys}, expected an object with start, transition and maybe others of {sorted(_KEYS)}", place
         )
     transition = record["transition"]
     if isinstance(transition, dict):
@@ -127,39 +129,33 @@ def _is_model(source: Path) -> bool:
     try:
         return _METADATA in (parquet.read_schema(source).metadata or {})
     except (OSError, pa.ArrowException):
-        return False  # whoever reads networks says what is wrong
+        return False  # the reader of networks reports the error
 
 
 def _table(model: HiddenMarkovModel) -> pa.Table:
     import pyarrow as pa
 
-    from junctor.runtime.arrow import number_array, string_array
+    from junctor.runtime.arrow import number_array, ragged_array, string_array
+
+    def lists(rows: npt.NDArray[np.float64]) -> pa.Array:
+        return ragged_array(number_array(rows.reshape(-1)), np.full(len(rows), rows.shape[1]))
 
     columns: dict[str, pa.Array] = {}
     if model.state_names is not None:
         columns["state"] = string_array(model.state_names)
     columns["start"] = number_array(model.start)
     if isinstance(model.transition, SparseMatrix):
-        offsets = number_array(model.transition.starts)
-        columns["to"] = pa.LargeListArray.from_arrays(offsets, number_array(model.transition.columns))
-        columns["probability"] = pa.LargeListArray.from_arrays(offsets, number_array(model.transition.values))
+        lengths = np.diff(model.transition.starts)
+        columns["to"] = ragged_array(number_array(model.transition.columns), lengths)
+        columns["probability"] = ragged_array(number_array(model.transition.values), lengths)
     else:
-        columns["transition"] = _lists(model.transition)
+        columns["transition"] = lists(model.transition)
     if model.emission is not None:
-        columns["emission"] = _lists(model.emission)
+        columns["emission"] = lists(model.emission)
     facts: dict[str, Any] = {"format_version": FORMAT_VERSION}
     if model.symbol_names is not None:
         facts["symbols"] = model.symbol_names
     return pa.table(columns, metadata={_METADATA: json.dumps(facts).encode()})
-
-
-def _lists(rows: npt.NDArray[np.float64]) -> pa.Array:
-    import pyarrow as pa
-
-    from junctor.runtime.arrow import number_array
-
-    offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
-    return pa.LargeListArray.from_arrays(number_array(offsets), number_array(rows.reshape(-1)))
 
 
 def _from_parquet(source: Path) -> HiddenMarkovModel:
@@ -179,7 +175,7 @@ def _from_parquet(source: Path) -> HiddenMarkovModel:
         if "to" in table.column_names:
             to, probability = table.column("to").combine_chunks(), table.column("probability").combine_chunks()
             lengths = to.value_lengths().to_numpy(zero_copy_only=False)
-            columns, values = (each.flatten().to_numpy(zero_copy_only=False) for each in (to, probability))
+            columns, values = (column.flatten().to_numpy(zero_copy_only=False) for column in (to, probability))
             transition = SparseMatrix(np.cumsum([0, *lengths]), columns, values)
         else:
             transition = _matrix(table, "transition", place)

@@ -1,4 +1,7 @@
-"""Hidden Markov models: a start distribution, a transition matrix and emissions. Immutable, valid once they exist."""
+"""Hidden Markov models: a start distribution, a transition matrix and emissions. Immutable, valid once they exist.
+
+Main class: HiddenMarkovModel. Readers and callers hand arrays to `build_model`, the one place where they are checked.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SparseMatrix:
-    """The entries of a square matrix that are not zero, row by row, columns ascending.
+    """The entries above zero of a square matrix, row by row, columns ascending (CSR).
 
-    starts: int64 [states + 1], where each row begins. columns: int32 [entries]. values: float64 [entries].
+    starts: int64 [states + 1], first entry of each row.
+    columns: int32 [entries].
+    values: float64 [entries].
     """
 
     starts: npt.NDArray[np.int64]
@@ -42,6 +47,7 @@ class SparseMatrix:
     def at(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any]) -> Doubles:
         """Return the entries at pairs of row and column [n]."""
         size = len(self.starts) - 1
+        # Rows and columns ascend, and so do the keys: a binary search finds each pair.
         keys, asked = self.rows * size + self.columns, rows.astype(np.int64) * size + columns
         if not len(keys):
             return np.zeros(len(asked))
@@ -59,9 +65,10 @@ class SparseMatrix:
 class HiddenMarkovModel:
     """A hidden Markov model over numbered states; rows of probabilities sum to 1, and zeros are true zeros.
 
-    start: float64 [states]. transition: float64 [states, states], from the row to the column, or sparse. emission:
-    float64 [states, symbols], None where sequences bring the log-likelihoods of their steps. state_names,
-    symbol_names: None where they have no names but their numbers.
+    start: float64 [states].
+    transition: float64 [states, states], from the row to the column, or sparse.
+    emission: float64 [states, symbols]; None where sequences have log-likelihoods.
+    state_names, symbol_names: None for numbers.
     """
 
     start: Doubles
@@ -82,25 +89,31 @@ class HiddenMarkovModel:
 
     @property
     def sparse(self) -> bool:
-        """Whether the transition matrix is kept sparse."""
+        """True for a sparse transition matrix."""
         return isinstance(self.transition, SparseMatrix)
+
+    @property
+    def entries(self) -> Doubles:
+        """The transition probabilities: the whole matrix, or the entries above zero of a sparse one."""
+        return self.transition.values if isinstance(self.transition, SparseMatrix) else self.transition
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything that an answer depends on."""
+        # Names are part of it, as answers name states; the order of the parts is that of run directories in use.
         sha = hashlib.sha256(repr((self.states, self.state_names, self.symbol_names, self.sparse)).encode())
-        arrays: list[npt.NDArray[Any]]
+        arrays: list[npt.NDArray[Any]] = [self.start, self.entries]
         if isinstance(self.transition, SparseMatrix):
-            arrays = [self.transition.starts, self.transition.columns, self.transition.values]
-        else:
-            arrays = [self.transition]
-        for array in (self.start, *arrays, *([] if self.emission is None else [self.emission])):
+            arrays[1:1] = [self.transition.starts, self.transition.columns]
+        if self.emission is not None:
+            arrays.append(self.emission)
+        for array in arrays:
             sha.update(repr(array.shape).encode())
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()
 
     def __repr__(self) -> str:
-        kind = f"{len(self.transition.values):,} transitions" if isinstance(self.transition, SparseMatrix) else "dense"
+        kind = f"{len(self.entries):,} transitions" if self.sparse else "dense"
         return f"HiddenMarkovModel({self.states:,} states, {self.symbols:,} symbols, {kind})"
 
 
@@ -114,10 +127,15 @@ def build_model(
 ) -> HiddenMarkovModel:
     """Check arrays and names and return the model.
 
-    transition: an array, a `SparseMatrix`, or a sparse matrix of SciPy. Rows that miss 1 by up to 1e-2 are divided by
-    their sum unless they are within 2e-6. Raises ModelError, with `place`, for wrong shapes, negative or non-finite
-    numbers, rows that do not sum to 1, and names that are empty, repeated or of the wrong number.
+    start: [states].
+    transition: an array [states, states], a `SparseMatrix`, or a sparse matrix of SciPy.
+    emission: [states, symbols], None for sequences with log-likelihoods.
+    states, symbols: names, None for numbers.
+    place: the file, for errors.
+    Raises ModelError for wrong shapes, negative or non-finite numbers, rows that do not sum to 1, and names that are
+    empty, repeated or of the wrong number.
     """
+    # Rows that miss 1 by up to 1e-2 are divided by their sum unless they are within 2e-6, as in networks.
     first = _numbers(start, "start", 1, place)
     size = len(first)
     if not size:
@@ -148,6 +166,7 @@ def build_model(
 
 
 def _frozen(array: Doubles) -> Doubles:
+    # A copy: the caller may go on writing to its own array.
     array = np.array(array)
     array.setflags(write=False)
     return array
@@ -178,7 +197,7 @@ def _rows_of_one(table: Doubles, what: str, place: Place | None) -> Doubles:
 
 
 def _divided(sums: npt.NDArray[Any], what: str, place: Place | None) -> npt.NDArray[np.bool_]:
-    """Return which rows are to be divided by their sum; raises ModelError where one is too far from 1."""
+    """Return the rows to divide by their sum, bool [rows]; raises ModelError where one is too far from 1."""
     off = np.abs(sums - 1.0)
     if off.max() > ROW_SUM_TOLERANCE:
         row = int(off.argmax())
@@ -189,6 +208,7 @@ def _divided(sums: npt.NDArray[Any], what: str, place: Place | None) -> npt.NDAr
 
 
 def _from_scipy(matrix: Any) -> SparseMatrix:
+    # SciPy sums entries of one place only on demand, and stores zeros.
     rows = matrix.tocsr(copy=True)
     rows.sum_duplicates()
     rows.eliminate_zeros()
@@ -203,12 +223,14 @@ def _checked_sparse(matrix: SparseMatrix, size: int, place: Place | None) -> Spa
     if len(values) != len(columns) or ((columns < 0) | (columns >= size)).any():
         raise ModelError(f"transition: an entry has no state between 0 and {size - 1}, or no value", place)
     rows = np.repeat(np.arange(size), np.diff(starts))
+    # Columns of a row may come in any order; kernels and `at` rely on ascending ones.
     order = np.argsort(rows * size + columns, kind="stable")
     columns, values = columns[order], values[order]
     if (np.diff(rows * size + columns) == 0).any():
         raise ModelError("transition: a pair of states stands there twice", place)
     sums = np.bincount(rows, values, size)
     values = np.where(_divided(sums, "transition", place)[rows], values / sums[rows], values)
+    # Zeros that were written out cost time and mean nothing.
     kept = values > 0
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=size))]).astype(np.int64)
     return SparseMatrix(starts, columns[kept].astype(np.int32), _frozen(values[kept]))

@@ -1,4 +1,7 @@
-"""The numbers of a model as kernels take them: logarithms or probabilities, rows padded, matrices packed."""
+"""The numbers of a model in the form of the kernels: logarithms or probabilities, rows padded, matrices packed.
+
+Main classes: PathNumbers for decoding, SumNumbers for smoothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from junctor_kernels.hmm.products_cpu import Matrix, dense, packed, padded
 from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
 
 Array = npt.NDArray[Any]
-# Logarithms nearer to zero are zero: in single precision some machines take numbers below 1e-38 for zero, others not.
+# Logarithms nearer to zero are zero: in single precision some machines flush numbers below 1e-38 to zero, others do
+# not, and paths have to be the same on all of them.
 NEAR_ZERO = 1e-30
 
 
@@ -24,29 +28,31 @@ def logarithms(probabilities: Array) -> Array:
 
 
 def in_format(logs: Array, dtype: npt.DTypeLike) -> Array:
-    """Return logarithms in a number format, the same on every machine."""
+    """Return logarithms in a number format, with equal bits on every machine."""
     return np.where(np.abs(logs) < NEAR_ZERO, 0.0, logs).astype(dtype)
 
 
 def log_transitions(model: HiddenMarkovModel, dtype: npt.DTypeLike) -> Array:
-    """Return the logarithms of the transition matrix, of its entries where it is sparse, none above 0.
-
-    A row that misses 1 may have an entry above it; the same factor for every transition changes no path.
-    """
-    values = model.transition.values if isinstance(model.transition, SparseMatrix) else model.transition
-    logs = logarithms(values)
+    """Return the logarithms of `model.entries`, none above 0."""
+    # A row that misses 1 may have an entry above it; the same factor for every transition changes no path.
+    logs = logarithms(model.entries)
     return in_format(logs - max(0.0, float(logs.max(initial=-np.inf))), dtype)
 
 
 def padded_rows(rows: Array, stride: int, nothing: float, dtype: npt.DTypeLike) -> Array:
-    """Return rows [n, states] in memory rows [n, stride]."""
+    """Return rows [n, states] padded to [n, stride] with `nothing`."""
     wide = np.full((len(rows), stride), nothing, dtype)
     wide[:, : rows.shape[1]] = rows
     return wide
 
 
 def by_columns(matrix: SparseMatrix, values: Array) -> Matrix:
-    """Return a sparse matrix by columns, with other numbers in place of its values."""
+    """Return a sparse matrix by columns, with `values` in place of its own.
+
+    matrix: by rows.
+    values: [entries], in the order of the matrix.
+    """
+    # Stable: rows of a column stay ascending, which decides ties.
     order = np.argsort(matrix.columns, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(matrix.columns, minlength=matrix.shape[0]))])
     return Matrix(starts.astype(np.int64), matrix.rows[order].astype(np.int32), values[order])
@@ -58,10 +64,12 @@ def by_rows(matrix: SparseMatrix, values: Array) -> Matrix:
 
 
 class PathNumbers:
-    """What most probable paths need of a model, in single or double precision.
+    """A model for decoding, all numbers logarithms in single or double precision.
 
-    matrix: packed for products. columns: the matrix by columns, for the way back; the same one where it is sparse.
-    start: [stride], logarithms. emissions: [symbols + 1, stride], of each symbol, and zeros for what is not observed.
+    matrix: packed for products.
+    columns: the matrix by columns, for the traceback; the same one if it is sparse.
+    start: [stride].
+    emissions: [symbols + 1, stride], a row for each symbol and one of zeros for unobserved.
     """
 
     def __init__(self, model: HiddenMarkovModel, dtype: npt.DTypeLike) -> None:
@@ -80,26 +88,29 @@ class PathNumbers:
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices and the emissions."""
-        matrices = {id(each.numbers): each.numbers.nbytes for each in (self.matrix, self.columns)}
+        # By identity, so that the one matrix of a sparse model is counted once.
+        matrices = {id(matrix.numbers): matrix.numbers.nbytes for matrix in (self.matrix, self.columns)}
         return sum(matrices.values()) + self.emissions.nbytes
 
 
 def emission_rows(model: HiddenMarkovModel, stride: int, dtype: npt.DTypeLike) -> Array:
-    """Return the logarithms of emissions [symbols + 1, stride], the last row for what is not observed."""
+    """Return the logarithms of emissions [symbols + 1, stride], the last row for unobserved."""
     emission = np.ones((model.states, 0)) if model.emission is None else model.emission
     logs = in_format(logarithms(emission.T), dtype)
     return np.concatenate([padded_rows(logs, stride, 0.0, dtype), np.zeros((1, stride), dtype)])
 
 
 class SumNumbers:
-    """What log-likelihoods and posteriors need of a model: probabilities, or logarithms in double precision.
+    """A model for smoothing: probabilities, or logarithms in double precision.
 
-    forward, backward: the transition matrix and the transposed one, packed for products. least: the smallest number
-    above zero in it. start, emissions: as in `PathNumbers`, but with probabilities 0 for padding and 1 for what is not
-    observed. leasts: the smallest number above zero in each row of emissions. fits: whether the start is in the range
-    of the format; whether the others are, the kernels see. stride, pack: how rows and dense matrices lie in memory, as
-    kernels of the CPU want it if not given.
+    forward, backward: the transition matrix and its transpose, packed for products.
+    least: smallest number above zero in them.
+    start, emissions: as in `PathNumbers`, but probabilities, 0 for padding and 1 for unobserved.
+    leasts: smallest number above zero in each row of emissions.
+    fits: whether the start is in the range of the format; kernels check the other numbers.
     """
+
+    # stride, pack: layout of rows and of dense matrices in memory; that of the CPU kernels unless given.
 
     def __init__(
         self,
@@ -113,17 +124,14 @@ class SumNumbers:
         self.stride = padded(model.states, dtype) if stride is None else stride
         self.nothing = -np.inf if logs else 0.0
         convert = logarithms if logs else np.asarray
-        transition = model.transition
-        if isinstance(transition, SparseMatrix):
-            exact = transition.values
-            values = convert(exact).astype(dtype)
-            self.forward, self.backward = by_columns(transition, values), by_rows(transition, values)
+        values = convert(model.entries).astype(dtype)
+        if isinstance(model.transition, SparseMatrix):
+            self.forward, self.backward = by_columns(model.transition, values), by_rows(model.transition, values)
         else:
-            exact = transition
-            values = convert(exact).astype(dtype)
             self.forward = pack(values, self.nothing)
             self.backward = pack(np.ascontiguousarray(values.T), self.nothing)
-        self.least = least_above_zero(exact.reshape(1, -1), dtype)[0]
+        # Of the exact numbers: one below the format would become a zero, and nothing would tell of it.
+        self.least = least_above_zero(model.entries.reshape(1, -1), dtype)[0]
         self.fits = logs or least_above_zero(model.start[None], dtype)[0] >= np.finfo(dtype).tiny
         self.start = padded_rows(convert(model.start)[None], self.stride, self.nothing, dtype)[0]
         emission = np.ones((model.states, 0)) if model.emission is None else model.emission
@@ -142,10 +150,11 @@ class SumNumbers:
         return int(self.forward.numbers.nbytes + self.backward.numbers.nbytes + self.emissions.nbytes)
 
     def scaled(self, likelihoods: Array) -> tuple[Array, Array]:
-        """Return what `emissions` and `leasts` are of log-likelihoods [n, states], divided by the largest of a row."""
+        """Return `emissions` and `leasts` of log-likelihoods [n, states], each row divided by its largest entry."""
         if self.logs:
             rows = padded_rows(likelihoods, self.stride, self.nothing, self.dtype)
             return rows, np.ones(len(rows), self.dtype)
+        # The largest entry becomes 1, whatever the scale of the log-likelihoods; `offsets_of` puts it back.
         shifted = likelihoods - largest_of(likelihoods)[:, None]
         lowest = np.where(shifted == -np.inf, 0.0, shifted).min(axis=1)
         rows = padded_rows(np.exp(shifted), self.stride, 0.0, self.dtype)
@@ -159,6 +168,6 @@ def largest_of(likelihoods: Array) -> Array:
 
 
 def least_above_zero(rows: Array, dtype: npt.DTypeLike) -> Array:
-    """Return the least number above zero of each row, 1 where there is none, 0 where the format has none so small."""
+    """Return the smallest number above zero of each row: 1 if there is none, 0 if it is below the format's range."""
     least = np.where(rows > 0, rows, np.inf).min(axis=1, initial=np.inf)
     return np.where(np.isinf(least), 1.0, least).astype(dtype)

@@ -24,8 +24,16 @@ from junctor.hmm.packing import SequenceBatch
 from junctor.hmm.sequences import EncodedSequences
 from junctor.model.answers import OK, STATUS_NAMES
 from junctor.model.errors import RunError
-from junctor.runs.results import METADATA_KEY, PART_KEY
-from junctor.runtime.arrow import list_array, number_array, numbers_of, string_array
+from junctor.runs.results import METADATA_KEY, part_metadata, status_array
+from junctor.runtime.arrow import (
+    in_one_piece,
+    list_array,
+    number_array,
+    numbers_of,
+    ragged_array,
+    reason_array,
+    string_array,
+)
 from junctor.runtime.files import aside
 
 FORMAT_VERSION = 1
@@ -45,15 +53,14 @@ def answers_table(answers: SequenceAnswers, case_ids: pa.Array, model: HiddenMar
         steps = list_array(answers.posteriors if whole else answers.posteriors[kept])
     columns = {
         "case_id": case_ids,
-        names[0]: _lists(steps, np.where(bad, 0, np.diff(answers.starts)), bad),
+        names[0]: ragged_array(steps, np.where(bad, 0, np.diff(answers.starts)), bad),
         names[1]: number_array(answers.log_value, bad),
-        "status": pa.DictionaryArray.from_arrays(number_array(answers.status), string_array(STATUS_NAMES)),
-        "reason": string_array([answers.reasons.get(n) for n in range(len(bad))]),
+        "status": status_array(answers.status, STATUS_NAMES),
+        "reason": reason_array(answers.reasons, len(bad)),
     }
     facts = {"format_version": FORMAT_VERSION, "model_digest": model.digest, "states": model.state_names}
-    counts = np.bincount(answers.status, minlength=len(STATUS_NAMES)).tolist()
-    part = {"statuses": dict(zip(STATUS_NAMES, counts, strict=True))}
-    return pa.table(columns, metadata={METADATA_KEY: json.dumps(facts).encode(), PART_KEY: json.dumps(part).encode()})
+    part = part_metadata(answers.status, STATUS_NAMES)
+    return pa.table(columns, metadata={METADATA_KEY: json.dumps(facts).encode(), **part})
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -64,7 +71,6 @@ def write_table(table: pa.Table, path: Path) -> None:
 def write_sequences(part: EncodedSequences, path: Path) -> None:
     """Write a partition, aside first and then renamed to `path`, so that a file of that name is whole."""
     batch = part.batch
-    none = np.zeros(len(batch), np.bool_)
     if batch.symbols is not None:
         name, width, steps = "symbols", 1, number_array(batch.symbols)
     else:
@@ -72,8 +78,8 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
         name, width, steps = "likelihoods", batch.likelihoods.shape[1], number_array(batch.likelihoods.reshape(-1))
     columns = {
         "case_id": part.case_ids,
-        name: _lists(steps, batch.lengths * width, none),
-        "reason": string_array([(batch.invalid or {}).get(n) for n in range(len(batch))]),
+        name: ragged_array(steps, batch.lengths * width),
+        "reason": reason_array(batch.invalid or {}, len(batch)),
     }
     kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
     facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
@@ -84,43 +90,26 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
 def read_sequences(path: Path) -> EncodedSequences:
     """Read what `write_sequences` wrote; raises RunError for anything else."""
     try:
-        table = parquet.read_table(path, use_threads=False).combine_chunks()
+        table = parquet.read_table(path, use_threads=False)
         facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])
         if facts["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format_version {facts['format_version']}, expected {FORMAT_VERSION}")
         kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(facts["case_id"]))).field(0).type
         name = "symbols" if "symbols" in table.column_names else "likelihoods"
-        lists = _chunk(table, name)
+        lists = in_one_piece(table.column(name))
         lengths = numbers_of(lists.value_lengths(), 0) // facts["width"]
         values = numbers_of(lists.flatten(), 0)
-        reasons = _chunk(table, "reason").to_pylist()
+        reasons = table.column("reason").to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read as encoded sequences ({error}): start the run anew") from error
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    batch = SequenceBatch(
-        starts,
-        values if name == "symbols" else None,
-        values.reshape(-1, facts["width"]) if name != "symbols" else None,
-        {n: reason for n, reason in enumerate(reasons) if reason is not None},
-    )
-    return EncodedSequences(batch, _chunk(table, "case_id").cast(kind), facts["first_row"])
-
-
-def _chunk(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+    symbols, likelihoods = (values, None) if name == "symbols" else (None, values.reshape(-1, facts["width"]))
+    invalid = {n: reason for n, reason in enumerate(reasons) if reason is not None}
+    batch = SequenceBatch(starts, symbols, likelihoods, invalid)
+    return EncodedSequences(batch, in_one_piece(table.column("case_id")).cast(kind), facts["first_row"])
 
 
 def _states(states: npt.NDArray[Any], model: HiddenMarkovModel) -> pa.Array:
     if model.state_names is None:
         return number_array(states)
     return pa.DictionaryArray.from_arrays(number_array(states.astype(np.int32)), string_array(model.state_names))
-
-
-def _lists(steps: pa.Array, lengths: npt.NDArray[Any], null: npt.NDArray[np.bool_]) -> pa.Array:
-    offsets = number_array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-    lists = pa.LargeListArray.from_arrays(offsets, steps)
-    if not null.any():
-        return lists
-    validity = pa.py_buffer(np.packbits(~null, bitorder="little"))
-    return pa.Array.from_buffers(lists.type, len(lists), [validity, lists.buffers()[1]], children=[steps])

@@ -15,12 +15,12 @@ import numpy as np
 
 from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
-from junctor.hmm.model import HiddenMarkovModel, SparseMatrix
+from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision
 from junctor.runs.partition import PartitionTask
-from junctor.runs.storage import FORMAT_VERSION, Directory, Ingested
+from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runs.workload import InputPart, RunEstimate, Words, Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import explained
@@ -141,6 +141,7 @@ class SequenceJob(Workload):
     sequences_format: str | None = None
 
     words = Words("model", "sequences", "decoding")
+    task_class = SequenceTask
 
     @property
     def directory(self) -> SequenceDirectory:
@@ -206,8 +207,7 @@ class SequenceJob(Workload):
         if resources.scheduler is not None:
             return RunEstimate()
         _, model = self._spec_and_model()
-        transition = model.transition
-        entries = len(transition.values) if isinstance(transition, SparseMatrix) else transition.size
+        entries = model.entries.size
         total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
         # The matrix in both forms that kernels read; rows go in blocks where they have to.
         return RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
@@ -215,10 +215,6 @@ class SequenceJob(Workload):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the sequences of some partitions."""
         return sum(_rows_of(self.directory.evidence_part(i)) for i in parts)
-
-    def task(self, part: int, spec: SequenceSpec, counts: Ingested, compute: ComputeOptions) -> SequenceTask:
-        """Return what a worker needs to know of a partition."""
-        return SequenceTask(str(self.directory.path), part, spec, counts, compute)
 
     def _spec_and_model(self) -> tuple[SequenceSpec, HiddenMarkovModel]:
         spec = self.directory.read_spec()

@@ -10,22 +10,23 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from junctor.evidence.columnar import ArrowTable, ParquetTable
 from junctor.evidence.columns import encode_states, is_list
+from junctor.evidence.encode import row_numbers
 from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.hmm.packing import EMPTY, SequenceBatch
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
-from junctor.runtime.arrow import number_array
+from junctor.runtime.arrow import in_one_piece
 
 CASE_ID = "case_id"
 
@@ -37,13 +38,6 @@ class EncodedSequences:
     batch: SequenceBatch
     case_ids: pa.Array
     first_row: int
-
-
-class _Table(Protocol):
-    path: Path
-    schema: pa.Schema
-
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]: ...
 
 
 class SequenceEncoder:
@@ -58,7 +52,9 @@ class SequenceEncoder:
         """Return the sequences of a list column; raises EvidenceError where the model cannot read such lists at all."""
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        invalid = {int(n): "there is no sequence" for n in np.flatnonzero(_flags(column.is_null()))}
+        invalid = {
+            int(n): "there is no sequence" for n in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+        }
         values = column.flatten()
         if is_list(values.type):
             likelihoods, bad = _likelihoods(values, self.model.states)
@@ -74,11 +70,6 @@ class SequenceEncoder:
         for sequence in np.flatnonzero(lengths == 0).tolist():
             invalid.setdefault(sequence, EMPTY)
         return batch
-
-
-def _flags(column: pa.Array) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
-    return found
 
 
 def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
@@ -99,7 +90,7 @@ def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64]
 class SequenceSource:
     """Files of sequences that were opened. positions: of the case ids, None for numbers, and of the lists."""
 
-    tables: tuple[_Table, ...]
+    tables: tuple[ColumnTable, ...]
     positions: tuple[int | None, int]
     encoder: SequenceEncoder
     strict: bool
@@ -137,7 +128,7 @@ class SequenceSource:
                     if self.strict and encoded.invalid:
                         row, reason = min(encoded.invalid.items())
                         raise EvidenceError(f"row {first_row + row + 1}: {reason}", Place(str(table.path)))
-                    ids = _numbers(first_row, batch.num_rows)
+                    ids = row_numbers(first_row, batch.num_rows)
                     if at is not None:
                         # Text comes as a dictionary.
                         ids = batch.column(1).cast(table.schema.field(at).type)
@@ -165,12 +156,12 @@ def open_sequences(
         paths = files_of(source) if source.is_dir() else [source]
         if not paths:
             raise EvidenceError("the folder has no files", Place(str(source)))
-        tables = tuple(_open(each, checked_format(format)) for each in paths)
-        found = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
+        tables = tuple(_open(file, checked_format(format)) for file in paths)
+        positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
     for table in tables[1:]:
         if not table.schema.equals(tables[0].schema):
             raise EvidenceError(f"other columns than {tables[0].path}", Place(str(table.path)))
-    return SequenceSource(tables, found[0], SequenceEncoder(model), strict)
+    return SequenceSource(tables, positions[0], SequenceEncoder(model), strict)
 
 
 def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequences:
@@ -178,30 +169,28 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
     ids = None
     if isinstance(sequences, pa.Table):
         at, lists = _positions(sequences.schema, None, None, None)
-        ids = None if at is None else _whole(sequences.column(at))
+        ids = None if at is None else in_one_piece(sequences.column(at))
         sequences = sequences.column(lists)
     try:
         array = sequences if isinstance(sequences, pa.Array | pa.ChunkedArray) else pa.array(list(sequences))
     except (pa.ArrowException, TypeError) as error:
         raise EvidenceError(f"sequences cannot be read: {error}") from None
-    array = _whole(array)
+    if isinstance(array, pa.ChunkedArray):
+        array = in_one_piece(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.int64() if model.symbols else pa.list_(pa.float64())))
     if not is_list(array.type):
         raise EvidenceError(f"found sequences of type {array.type}, expected lists")
-    return EncodedSequences(SequenceEncoder(model).encode(array), _numbers(0, len(array)) if ids is None else ids, 0)
+    return EncodedSequences(SequenceEncoder(model).encode(array), row_numbers(0, len(array)) if ids is None else ids, 0)
 
 
-def _whole(column: Any) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _open(path: Path, format: str | None) -> _Table:
+def _open(path: Path, format: str | None) -> ColumnTable:
     with explained(path):
-        found = format or format_of(path)
-        if found not in ("parquet", "arrow"):
-            raise EvidenceError(f"found {found}, expected sequences as Parquet or Arrow", Place(str(path)))
-        return ParquetTable(path) if found == "parquet" else ArrowTable(path)
+        format = format or format_of(path)
+        # Cells of text files hold no lists.
+        if format not in ("parquet", "arrow"):
+            raise EvidenceError(f"found {format}, expected sequences as Parquet or Arrow", Place(str(path)))
+        return open_table(path, format)
 
 
 def _positions(
@@ -226,8 +215,8 @@ def _cuts(
     lengths: npt.NDArray[np.int64], rows: int, steps: int, held: Iterable[EncodedSequences]
 ) -> Iterator[tuple[int, bool]]:
     """Yield where a piece is cut, and whether the partition is full there; held: what it has already."""
-    have_rows = sum(len(each.batch) for each in held)
-    have_steps = sum(int(each.batch.starts[-1]) for each in held)
+    have_rows = sum(len(piece.batch) for piece in held)
+    have_steps = sum(int(piece.batch.starts[-1]) for piece in held)
     for n, length in enumerate(lengths.tolist()):
         if have_rows == rows or (have_rows and have_steps + length > steps):
             yield n, True
@@ -263,7 +252,3 @@ def _together(pieces: Sequence[EncodedSequences]) -> EncodedSequences:
         invalid,
     )
     return EncodedSequences(whole, pa.concat_arrays([piece.case_ids for piece in pieces]), pieces[0].first_row)
-
-
-def _numbers(first: int, rows: int) -> pa.Array:
-    return number_array(np.arange(first, first + rows, dtype=np.int64))

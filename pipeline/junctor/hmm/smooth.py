@@ -1,4 +1,7 @@
-"""Log-likelihoods and posteriors of the states of sequences, climbing through number formats where numbers get lost."""
+"""Log-likelihoods and posteriors of the states of sequences, in wider number formats where numbers leave the range.
+
+Main class: Smoother, for the engine; the forward-backward algorithm (Rabiner 1989).
+"""
 
 from __future__ import annotations
 
@@ -22,100 +25,110 @@ from junctor.planning.budget import format_bytes
 from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
-# Number format, and whether numbers are logarithms.
+# Number formats in the order of trial, and whether numbers are logarithms. Sequences that lose a number in one format
+# are computed again in the next.
 _LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
     "single": ((np.float32, False), (np.float64, False), (np.float64, True)),
     "double": ((np.float64, False), (np.float64, True)),
     "log": ((np.float64, True),),
 }
-# Sequences side by side.
+# Sequences in lockstep.
 TOGETHER = 16
-# Rows that a thread takes beside those of its sequences.
+# Rows of a thread in addition to those of its sequences: two of the backward pass, and emissions.
 SPARE_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Bytes of a GPU that may be taken (None for a share of what is free), and folder and bytes of files for rows."""
+    """Limits of smoothing on a GPU.
+
+    memory: bytes of the device, None for a share of the free ones.
+    folder: for files of rows.
+    files: bytes of them.
+    """
 
     memory: int | None
     folder: Path
     files: int
 
     def room(self, host: int) -> TrellisMemory:
-        """Return where rows may go beside the GPU."""
+        """Return the bytes for rows in addition to the GPU, given those of the host."""
         return TrellisMemory(0, host, self.files)
 
 
 class Smoother:
-    """Answers batches of one model; what kernels take of the model is made once for each number format."""
+    """Smooths batches of one model; its numbers are prepared once for each number format."""
 
     def __init__(self, model: HiddenMarkovModel, precision: Precision) -> None:
-        self.model, self.precision = model, precision
+        self.model = model
+        self.precision = precision
         self._numbers: dict[int, SumNumbers] = {}
         self._gpus: dict[int, Any] = {}
 
     def answer(
         self,
         batch: SequenceBatch,
-        found: npt.NDArray[np.int64],
+        pending: npt.NDArray[np.int64],
         memory: int,
         threads: int,
         log_value: Array,
         gpu: GpuLimits | None = None,
     ) -> Array:
-        """Return the posteriors [steps, states] of the sequences `found`, and put log P into `log_value` [sequences].
+        """Return the posteriors [steps, states] of the `pending` sequences.
 
-        memory: bytes for posteriors and rows; raises BudgetError where that is too small. gpu: where a GPU does it,
-        but for logarithms, and for a second format that has no room there.
+        batch: of the sequences.
+        pending: int64, sequences to answer.
+        memory: bytes for posteriors and rows; raises BudgetError if they are too few.
+        threads: of the CPU.
+        log_value: float64 [sequences], log P is written there.
+        gpu: limits of a GPU, None for the CPU. Logarithms, and a second format without room there, stay on the CPU.
         """
         dtype = np.dtype(np.float32 if self.precision == "single" else np.float64)
         steps = int(batch.starts[-1])
         answers = steps * self.model.states * dtype.itemsize
         left = memory - answers
-        longest = int(batch.lengths[found].max(initial=0))
         if left < 0:
+            longest = int(batch.lengths[pending].max(initial=0))
             rows = self.numbers_of(0).row_bytes * (longest + SPARE_ROWS) if gpu is None else 0
             raise _too_little(memory, steps, answers + rows)
         posteriors = np.zeros((steps, self.model.states), dtype)
         for rung in range(len(_LADDER[self.precision])):
-            if not len(found):
+            if not len(pending):
                 break
-            machine = self._gpu(rung, gpu) if gpu is not None else None
-            if machine is not None:
-                assert gpu is not None
-                found = machine.answer(batch, found, gpu.room(left), gpu.folder, posteriors, log_value)
+            if gpu is not None and (machine := self._gpu(rung, gpu)) is not None:
+                pending = machine.answer(batch, pending, gpu.room(left), gpu.folder, posteriors, log_value)
                 continue
             numbers = self.numbers_of(rung)
-            # All rows of a sequence are there at once, in each thread those of one.
-            each = numbers.row_bytes * (int(batch.lengths[found].max()) + SPARE_ROWS)
-            if each > left:
-                raise _too_little(memory, steps, answers + each)
-            side_by_side = min(threads, len(found), left // each)
-            allowed = left // side_by_side // numbers.row_bytes - SPARE_ROWS
-            found = self.smooth(numbers, batch, found, posteriors, log_value, side_by_side, allowed)
+            # A thread holds all rows of a sequence at once.
+            needed = numbers.row_bytes * (int(batch.lengths[pending].max()) + SPARE_ROWS)
+            if needed > left:
+                raise _too_little(memory, steps, answers + needed)
+            workers = min(threads, len(pending), left // needed)
+            allowed = left // workers // numbers.row_bytes - SPARE_ROWS
+            pending = self.smooth(numbers, batch, pending, posteriors, log_value, workers, allowed)
         return posteriors
 
     def on_gpu(self, gpu: GpuLimits) -> bool:
-        """Tell whether a GPU has a place for the model; raises BudgetError or DeviceError where not."""
+        """Return True if a GPU has room for the model; raises BudgetError or DeviceError otherwise."""
         return self._gpu(0, gpu) is not None
 
     def numbers_of(self, rung: int) -> SumNumbers:
-        """Return the model in the format of a rung of the ladder, 0 the narrowest."""
+        """Return the model in the number format `rung`, 0 for the narrowest."""
         if rung not in self._numbers:
             dtype, logs = _LADDER[self.precision][rung]
             self._numbers[rung] = SumNumbers(self.model, dtype, logs)
         return self._numbers[rung]
 
     def _gpu(self, rung: int, gpu: GpuLimits) -> Any:
-        """Return what answers on a GPU in a format; None where nothing does. Raises BudgetError for the first one."""
+        """Return the smoother of a GPU in a format, None if it has no room; raises BudgetError for the first format."""
         dtype, logs = _LADDER[self.precision][rung]
         if logs:
             return None
         if rung not in self._gpus:
             from junctor.hmm.smooth_gpu import GpuSmoother
 
-            taken = sum(each.needed for each in self._gpus.values() if each is not None)
+            # Models in narrower formats stay on the device for the next batch.
+            taken = sum(smoother.needed for smoother in self._gpus.values() if smoother is not None)
             try:
                 self._gpus[rung] = GpuSmoother(self.model, dtype, gpu.memory, taken)
             except BudgetError:
@@ -128,19 +141,27 @@ class Smoother:
         self,
         numbers: SumNumbers,
         batch: SequenceBatch,
-        found: npt.NDArray[np.int64],
+        pending: npt.NDArray[np.int64],
         posteriors: Array,
         log_value: Array,
         threads: int,
         allowed: int,
     ) -> npt.NDArray[np.int64]:
-        """Answer sequences in one format; return those that lost something, in order."""
+        """Answer sequences in one format; return those that lost a number, ascending.
+
+        numbers: the model in that format.
+        batch: of the sequences.
+        pending: int64, sequences to answer.
+        posteriors, log_value: written.
+        threads: of the CPU.
+        allowed: rows of a thread.
+        """
         if not numbers.fits:
-            return found
-        together = min(TOGETHER, -(-len(found) // threads))
-        tasks = [part for steps in locksteps(batch.lengths, found, together) for part in parts_of(steps, allowed)]
+            return pending
+        together = min(TOGETHER, -(-len(pending) // threads))
+        tasks = [part for steps in locksteps(batch.lengths, pending, together) for part in parts_of(steps, allowed)]
         lost = in_threads(lambda steps, _: _smooth(numbers, batch, steps, posteriors, log_value), tasks, threads)
-        return np.sort(np.concatenate(lost)) if lost else found[:0]
+        return np.sort(np.concatenate(lost)) if lost else pending[:0]
 
 
 def _too_little(memory: int, steps: int, needed: int) -> BudgetError:
@@ -151,32 +172,27 @@ def _too_little(memory: int, steps: int, needed: int) -> BudgetError:
 
 
 def parts_of(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
-    """Return sequences in groups of at most so many rows, or of one."""
-    count = len(steps.sequences)
-    if steps.rows <= rows or count == 1:
+    """Return the sequences in groups of at most `rows` rows, or of one sequence."""
+    if steps.rows <= rows or len(steps.sequences) == 1:
         return [steps]
-    half = -(-count // 2)
-    return [
-        each
-        for part in (slice(0, half), slice(half, count))
-        for each in parts_of(Lockstep(steps.sequences[part], steps.lengths[part]), rows)
-    ]
+    return [part for half in steps.halves() for part in parts_of(half, rows)]
 
 
 def _smooth(
     numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, posteriors: Array, log_value: Array
 ) -> npt.NDArray[np.int64]:
-    """Answer some sequences; return those that lost something."""
+    """Answer sequences in lockstep; return those that lost a number."""
     where = steps.steps(batch.starts, 0, steps.ticks - 1)
     which, emissions, leasts = emissions_of(numbers, batch, where)
     trellis = np.empty(len(where) * numbers.stride, numbers.dtype)
+    # None and True are types to Numba: the kernels are compiled without a branch.
     logs = True if numbers.logs else None
     shared = trellis, numbers.stride, steps.starts, which, emissions.reshape(-1), leasts, logs
     size, least = numbers.states, numbers.least
     totals, lost = forward_backward_cpu.forward(numbers.forward, size, least, numbers.start, *shared)
-    # A sequence that lost nothing on the way forward and is impossible is so for certain.
+    # A sequence without loss in the forward pass has an exact zero: no wider format makes it possible.
     lost |= forward_backward_cpu.backward(numbers.backward, size, least, *shared) & (totals > -np.inf)
     log_value[steps.sequences] = totals + offsets_of(numbers, batch, steps, where)
     posteriors[where] = trellis.reshape(-1, numbers.stride)[:, :size]
-    found: npt.NDArray[np.int64] = steps.sequences[lost]
-    return found
+    again: npt.NDArray[np.int64] = steps.sequences[lost]
+    return again

@@ -129,11 +129,7 @@ class DraftTable:
 
 
 def build_network(
-    name: str,
-    kind: Kind,
-    variables: Sequence[DraftVariable],
-    tables: Sequence[DraftTable],
-    place: Place | None = None,
+    name: str, kind: Kind, variables: Sequence[DraftVariable], tables: Sequence[DraftTable], place: Place | None = None
 ) -> Network:
     """Check a draft and return the network.
 
@@ -155,8 +151,7 @@ def build_network(
     for i, draft in enumerate(variables):
         if draft.name in index:
             raise ModelError(
-                f"variable {draft.name!r} is defined twice (first at {variables[index[draft.name]].place})",
-                draft.place,
+                f"variable {draft.name!r} is defined twice (first at {variables[index[draft.name]].place})", draft.place
             )
         index[draft.name] = i
     factors = [_checked_factor(draft, known, index, kind) for draft in tables]
@@ -216,11 +211,7 @@ def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dic
 
 
 def _refuse_bad_numbers(
-    table: npt.NDArray[np.float64],
-    what: str,
-    draft: DraftTable,
-    variables: Sequence[Variable],
-    scope: tuple[int, ...],
+    table: npt.NDArray[np.float64], what: str, draft: DraftTable, variables: Sequence[Variable], scope: tuple[int, ...]
 ) -> None:
     # NaN < 0 is false, so finiteness is a test of its own.
     bad = ~np.isfinite(table) | (table < 0)
@@ -235,11 +226,7 @@ def _refuse_bad_numbers(
 
 
 def _with_rows_of_one(
-    table: npt.NDArray[np.float64],
-    what: str,
-    draft: DraftTable,
-    variables: Sequence[Variable],
-    scope: tuple[int, ...],
+    table: npt.NDArray[np.float64], what: str, draft: DraftTable, variables: Sequence[Variable], scope: tuple[int, ...]
 ) -> npt.NDArray[np.float64]:
     if not scope:
         raise ModelError("a table of a Bayesian network names no variable", draft.place)

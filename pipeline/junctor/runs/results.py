@@ -26,7 +26,7 @@ from pyarrow import parquet
 from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers, answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
-from junctor.runtime.arrow import list_array, number_array, string_array
+from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
 
 FORMAT_VERSION = 1
 # Schema metadata: what holds for every part of a run, and what holds for one part.
@@ -109,10 +109,7 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
             pa.field(names.samples, pa.int64()),
             pa.field(names.method, _STATUS_TYPE),
         ]
-    fields += [
-        pa.field(names.status, _STATUS_TYPE, nullable=False),
-        pa.field(names.reason, pa.string()),
-    ]
+    fields += [pa.field(names.status, _STATUS_TYPE, nullable=False), pa.field(names.reason, pa.string())]
     return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
 
 
@@ -136,14 +133,20 @@ def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query:
     columns.append(number_array(answers.log_value, bad))
     if isinstance(answers, SampledAnswers):
         columns += _sampled_columns(answers, bad)
-    columns += [
-        pa.DictionaryArray.from_arrays(number_array(answers.status), string_array(statuses)),
-        _reasons(answers),
-    ]
+    columns += [status_array(answers.status, statuses), reason_array(answers.reasons, len(bad))]
     table = pa.Table.from_arrays(columns, schema=schema)
-    counts = np.bincount(answers.status, minlength=len(statuses)).tolist()
-    part = {"statuses": dict(zip(statuses, counts, strict=True))}
-    return table.replace_schema_metadata({**(schema.metadata or {}), PART_KEY: json.dumps(part).encode()})
+    return table.replace_schema_metadata({**(schema.metadata or {}), **part_metadata(answers.status, statuses)})
+
+
+def status_array(status: npt.NDArray[np.int8], names: Sequence[str]) -> pa.Array:
+    """Return the column of statuses, by name."""
+    return pa.DictionaryArray.from_arrays(number_array(status), string_array(names))
+
+
+def part_metadata(status: npt.NDArray[np.int8], names: Sequence[str]) -> dict[bytes, bytes]:
+    """Return the metadata of one part: the number of rows of each status."""
+    counts = np.bincount(status, minlength=len(names)).tolist()
+    return {PART_KEY: json.dumps({"statuses": dict(zip(names, counts, strict=True))}).encode()}
 
 
 def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_]) -> list[pa.Array]:
@@ -198,12 +201,3 @@ def _description(network: Network, query: Query, targets: Sequence[str]) -> dict
         description |= {"method": query.method, "sampling": asdict(query.sampling)}
         description["errors"] = dict(zip(targets, errors, strict=True))
     return description
-
-
-def _reasons(answers: Answers) -> pa.Array:
-    if not answers.reasons:
-        return pa.nulls(len(answers.status), pa.string())
-    reasons: list[str | None] = [None] * len(answers.status)
-    for row, reason in answers.reasons.items():
-        reasons[row] = reason
-    return string_array(reasons)

@@ -19,13 +19,7 @@ from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
-from junctor.runtime.dask_cluster import (
-    Resources,
-    cluster_client,
-    memory_of_each,
-    threads_for,
-    workers_of,
-)
+from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.files import aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
@@ -92,6 +86,7 @@ class Workload(ABC):
 
     __slots__ = ()
     words: ClassVar[Words]
+    task_class: ClassVar[type[PartitionTask[Any]]]
     overwrite: bool
 
     @property
@@ -128,9 +123,9 @@ class Workload(ABC):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
 
-    @abstractmethod
     def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
-        """Return what a worker needs to know of a partition."""
+        """Return the task of a worker for one partition."""
+        return self.task_class(str(self.directory.path), part, spec, counts, compute)
 
     def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, where that was asked for."""
@@ -168,6 +163,7 @@ class Job(Workload):
     evidence_format: str | None = None
 
     words = Words("network", "evidence", "propagating")
+    task_class = PartTask
 
     @property
     def directory(self) -> RunDirectory:
@@ -266,10 +262,6 @@ class Job(Workload):
         """Return the rows of some partitions: all but the last one are of one size."""
         counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
-
-    def task(self, part: int, spec: RunSpec, counts: Ingested, compute: ComputeOptions) -> PartTask:
-        """Return what a worker needs to know of a partition."""
-        return PartTask(str(self.directory.path), part, spec, counts, compute)
 
     def export(self, parts: Sequence[Path], progress: Progress) -> None:
         """Write one CSV file where that was asked for."""

@@ -1,18 +1,16 @@
-"""Arrow arrays made from their buffers, and back.
-
-`pyarrow.array` imports pandas wherever it is installed, whatever it is given, and `to_numpy` does. That takes most of a
-second, which is more than ten rows are worth; these functions take what we have, NumPy arrays and strings, straight to
-Arrow.
-"""
+"""Arrow arrays from NumPy arrays and strings, by their buffers, and back; called by readers and writers of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+# Not `pyarrow.array` and `to_numpy`: both import pandas wherever it is installed, whatever they are given. That takes
+# most of a second, more than ten rows take to answer.
 
 
 def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -33,7 +31,7 @@ def string_array(values: Sequence[str | None]) -> pa.Array:
     """Return a column of strings, null for None."""
     encoded = [b"" if value is None else value.encode() for value in values]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
-    np.cumsum([len(each) for each in encoded], out=offsets[1:])
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
     null = np.array([value is None for value in values], dtype=np.bool_)
     buffers = [_validity(null), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
@@ -46,6 +44,24 @@ def string_list_array(values: Sequence[Sequence[str] | None]) -> pa.Array:
     strings = string_array([text for value in values for text in value or ()])
     buffers = [_validity(np.array([value is None for value in values], dtype=np.bool_)), pa.py_buffer(offsets)]
     return pa.Array.from_buffers(pa.list_(pa.string()), len(values), buffers, children=[strings])
+
+
+def ragged_array(values: pa.Array, lengths: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return a column of lists, `lengths` [n] entries of `values` each, null where `null` [n] says so."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    buffers = [_validity(null), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.large_list(values.type), len(lengths), buffers, children=[values])
+
+
+def reason_array(reasons: Mapping[int, str], rows: int) -> pa.Array:
+    """Return a column of the reason of each row, null where there is none."""
+    # Most batches have none, and 65,536 rows of None take longer than the answers of small networks.
+    return string_array([reasons.get(row) for row in range(rows)]) if reasons else pa.nulls(rows, pa.string())
+
+
+def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column of a table as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
 
 
 def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:

@@ -19,6 +19,7 @@ from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
 from junctor.runtime.dask_cluster import Resources
+from junctor.runtime.machine import compute_options
 
 PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
@@ -52,14 +53,8 @@ class Settings(BaseSettings):
     @property
     def compute(self) -> ComputeOptions:
         """What a computation may use if options do not say otherwise."""
-        return ComputeOptions(
-            memory=self.memory,
-            threads=self.threads,
-            device=self.device or "auto",
-            device_memory=self.device_memory,
-            spill_dir=None if self.spill is None else Path(self.spill),
-            spill_bytes=self.disk,
-        )
+        device = self.device or "auto"
+        return compute_options(self.memory, self.threads, device, self.device_memory, self.spill, self.disk)
 
     def resources_with(
         self, compute: ComputeOptions, workers: int | None, scheduler: str | None, insecure_scheduler: bool
