@@ -85,7 +85,7 @@ def cost_models_from_record(record: Mapping[str, Any]) -> CostModels:
         return Coefficients(tuple(fields["work"]), tuple(fields["plan"]), (fields["row"][0], fields["row"][1]))
 
     def model(fields: Mapping[str, Any]) -> CostModel:
-        by_backend = {name: coefficients(each) for name, each in fields["prices"].items()}
+        by_backend = {name: coefficients(vectors) for name, vectors in fields["prices"].items()}
         return CostModel(MeasuredDevice(**fields["device"]), by_backend)
 
     return CostModels(tuple(model(fields) for fields in record["devices"]))

@@ -71,14 +71,7 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     # Relative variance of the mean weight, by the delta method the variance of its logarithm.
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
-    return Estimate(
-        posteriors,
-        errors,
-        log_evidence,
-        math.sqrt(mean_variance),
-        effective,
-        samples,
-    )
+    return Estimate(posteriors, errors, log_evidence, math.sqrt(mean_variance), effective, samples)
 
 
 def until(
