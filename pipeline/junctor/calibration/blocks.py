@@ -55,12 +55,8 @@ REPEATS = harness.Repeats(3, 100, 0.15)
 FEW_ROWS, MANY_ROWS, FEW_OPERATIONS, MANY_OPERATIONS = (1, 8), (128, 1024, 4096, 65536), 2.5e8, 1e11
 GPU_REPEATS = 4
 # Launch parameters that are measured; of blocks with more cases only the first, because they hardly matter there.
-FEW_TRIED = tuple(
-    EntryParallel(terms, rounds) for terms, rounds in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2))
-)
-MANY_TRIED = tuple(
-    CaseParallel(terms, shared) for terms, shared in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024))
-)
+FEW_TRIED = tuple(EntryParallel(*tried) for tried in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2)))
+MANY_TRIED = tuple(CaseParallel(*tried) for tried in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024)))
 SETTING_ROWS = 1024
 # Plans with more operations a case are left out: a plan takes long to lower.
 MOST_OPERATIONS = 3e7
@@ -258,6 +254,7 @@ def measure_gpu(
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
     measured: list[Measured] = []
     for algebra in algebras:
+        # Bound and lowered once for all numbers of cases: only launch parameters differ.
         program = Program(case.plan, case.network, algebra)
         lowered: dict[Shapes, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
@@ -272,6 +269,7 @@ def measure_gpu(
 def _tried(program: KeptProgram) -> list[LaunchTuner]:
     if not program.many:
         return [fixed(few, MANY_TRIED[0]) for few in FEW_TRIED]
+    # Blocks of many cases fill a GPU with any of them.
     settings = MANY_TRIED if program.cases <= SETTING_ROWS else MANY_TRIED[:1]
     return [fixed(FEW_TRIED[0], many) for many in settings]
 

@@ -112,6 +112,7 @@ def fewest(rows: Iterable[Measured]) -> list[Measured]:
 
 def local_device(kind: Literal["cpu", "gpu"]) -> MeasuredDevice:
     """Return the device of this machine."""
+    # Figures of a GPU: machines with another kind use those of the nearest one.
     return MeasuredDevice(*gpu_at_hand()) if kind == "gpu" else MeasuredDevice(cpu_name())
 
 

@@ -55,7 +55,7 @@ def _patterns(routes: Sequence[Route]) -> str:
 
 
 def _tables(stored: Mapping[str, Any]) -> str:
-    if stored["pays_from_questions"] is None:
-        return "of messages: posteriors need no others"
     least = stored["pays_from_questions"]
-    return f"of messages: posteriors need no others; stored ones from about {least:,} joint questions on"
+    # None where stored tables have no forecast, or do not fit.
+    otherwise = "" if least is None else f"; stored ones from about {least:,} joint questions on"
+    return f"of messages: posteriors need no others{otherwise}"

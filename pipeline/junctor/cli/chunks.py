@@ -46,6 +46,7 @@ def show_chunks(facts: dict[str, Any]) -> None:
     # Not at the top: `display` loads Rich, which `junctor inspect --help` must not wait for.
     from junctor.cli.display import duration
 
+    # Bytes as people read them; the record for programs keeps plain numbers.
     gpu, size = facts["device"] == "gpu", {name: format_bytes(facts[name]) for name in facts if name.endswith("bytes")}
     names = ", ".join(facts["chunk_variables"][:SHOWN]) + ", ..." * (len(facts["chunk_variables"]) > SHOWN)
     where = "the memory of the GPU" if gpu else "memory for a task"

@@ -43,6 +43,7 @@ def demo(
         f"Pumping station: {len(network.variables)} variables, {rows:,} rows of sensor readings with gaps. "
         "Which faults are behind each row?"
     )
+    # Said beforehand: nothing else moves while the server starts.
     if prefect:
         console.print("Prefect starts its own server, which takes some seconds; --no-prefect does without.")
     job = Job(

@@ -55,6 +55,7 @@ def _log_to_stderr() -> None:
 
 def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
     """Print what a finished run did: for programs, or for people."""
+    # On stdout, unlike progress: a program may read it.
     if as_json:
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}
         typer.echo(json.dumps(record, indent=2))
@@ -131,11 +132,5 @@ def _bars() -> Bars:
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    return Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Bars(SpinnerColumn(), *columns, console=Console(stderr=True))

@@ -233,6 +233,7 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
     pattern, plan = route.group.pattern, route.plan
     # In chunks nothing is shared: every row goes through all operations.
     shares = plan is not None and route.chunks is None
+    # Rows with trees of their own have no common plan: their operations are a mean.
     facts: dict[str, Any] = {
         "rows": route.rows,
         "patterns": route.group.patterns,
@@ -324,6 +325,7 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
+    # Seconds of a core, not of the run, whose number of processes is chosen later.
     where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
     typer.echo(
         f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "

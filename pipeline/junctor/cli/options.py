@@ -114,6 +114,7 @@ def compute_options(
         "spill_dir": None if spill is None else Path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
+    # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(defaults or ComputeOptions(), **chosen)  # type: ignore[arg-type]
 

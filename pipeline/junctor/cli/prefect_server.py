@@ -1,4 +1,4 @@
-"""Whether the user has a Prefect server, and one of our own where not; without importing Prefect, which is slow."""
+"""The user's Prefect server, or an embedded one where there is none; Prefect, which is slow, is not imported."""
 
 from __future__ import annotations
 

@@ -84,6 +84,7 @@ def run(
         evidence_format=evidence_format,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 

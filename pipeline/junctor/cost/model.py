@@ -70,12 +70,8 @@ class CostModels:
 
     def to_record(self) -> dict[str, Any]:
         """Return a record that JSON can hold."""
-        return {"devices": [_record(model) for model in self.devices]}
-
-
-def _record(model: CostModel) -> dict[str, Any]:
-    by_backend = {name: asdict(coefficients) for name, coefficients in model.coefficients.items()}
-    return {"device": asdict(model.device), "prices": by_backend}
+        models = [(asdict(model.device), model.coefficients.items()) for model in self.devices]
+        return {"devices": [{"device": device, "prices": {k: asdict(v) for k, v in fits}} for device, fits in models]}
 
 
 def cost_models_from_record(record: Mapping[str, Any]) -> CostModels:

@@ -153,6 +153,7 @@ class Engine:
         memory = fresh(size) if resources.device is None else resources.device.host(size)
         different = self.blank(unique.batch, memory)
         self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
+        # Equal rows get equal bytes: copies, not answers of their own.
         unique.spread(different, answers)
 
     def _execute(
@@ -227,6 +228,7 @@ class Engine:
         self, size: int, reserved: int, device: BlockDevice | None
     ) -> tuple[npt.NDArray[Any], BlockDevice | None]:
         """Return memory for posteriors, and the GPU that can write to it; reserved: bytes of earlier answers."""
+        # From the pool: memory of earlier answers serves again once they are written.
         if device is not None:
             try:
                 return self._pool.lend(size, device.host, reserved), device
@@ -248,6 +250,7 @@ class Engine:
         memory = fresh(self._size(batch)) if memory is None else memory
         memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
         tables = {} if explain else posteriors_in(memory, targets, self.network.cardinalities, batch.rows)
+        # Nobody answers invalid rows: their numbers are set here.
         for table in tables.values() if invalid else ():
             table[invalid] = np.nan
         return Answers(

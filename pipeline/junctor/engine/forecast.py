@@ -125,6 +125,7 @@ def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route
 
 def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
     """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work."""
+    # Refused rows get the seconds of NumPy: they show how far out of reach they are.
     if route.refused is not None:
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
     if route.backend is Backend.ROW_TREES:
@@ -134,6 +135,7 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
     plan = route.plan
     assert plan is not None
     once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
+    # Shared operations are done once, in NumPy, on any backend.
     seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
     reason = _kernels(router, plan, route.group.answered) if route.backend is Backend.GPU else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
@@ -225,6 +227,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
 
 def tree_of(shape: Shape) -> JunctionTree:
     """Return the junction tree of all variables, as it is without evidence."""
+    # Without targets nothing is left out: the tree that is shown is that of the whole network.
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(everything), shape.scopes)
     return junction_tree(best_order(graph, mask_of(everything), shape.cardinalities, TREE_ROWS), shape)

@@ -1,4 +1,4 @@
-"""What rows take, in seconds of one core, before any of them is planned: the prices that a choice of groups asks for.
+"""Prices of rows before any of them is planned, in seconds of one core; asked for by the choice of groups.
 
 What a row takes was measured (`cost.model`); the constants (`cost.constants`) are coarse, good to a factor of two.
 """

@@ -23,7 +23,9 @@ from junctor_kernels.tables.reference import Algebra
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.cost.constants import CPU, GPU
+from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.plans import plan_counts
+from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.backends.row_trees import RowEngine
-    from junctor.cost.model import CostModel, CostModels
     from junctor.out_of_core.cluster.workers import WorkerPool
 
 # Plans, and programs (plans with their numbers), that are kept for the next batch.
@@ -137,7 +138,7 @@ class Route:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU of this process or of workers does the work."""
+        """True if a GPU of this process or of workers does the work."""
         return self.backend is Backend.GPU or (self.chunks is not None and self.chunks.limits.on_gpu)
 
     @property
@@ -268,6 +269,7 @@ class Router:
         """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
         result: list[PatternGroup] = []
         for group in groups:
+            # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
             if group.per_row or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
             elif self._has_row_trees:
@@ -389,6 +391,7 @@ class Router:
     ) -> Budget | None:
         """Return what answers to the unique rows of a group leave of a budget, None where they take too much of it."""
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
+        # In chunks any memory that is left will do.
         least = 0
         if not group.per_row and not self.in_chunks(group.pattern, uses, budget.free, gpu):
             least = self.plan_memory(group.pattern, uses).least
@@ -459,7 +462,7 @@ class Router:
             on_gpu = self.chunk_route(pattern, uses, algebra, free, gpu)
         except BudgetError:
             return self.chunk_route(pattern, uses, algebra, free)
-        # Cutting takes seconds, so not where the operations alone take longer.
+        # Cutting takes seconds, so not where the operations take longer in any case.
         least = CpuSplits(on_gpu.limits, algebra, self.cpu_costs, uses).least(on_gpu.chunks.plan)
         if uses * least >= on_gpu_seconds(on_gpu, uses):
             return on_gpu
@@ -510,12 +513,14 @@ class Router:
     def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
         targets = None if self.query.targets is None else frozenset(self.targets)
         problem = Problem(self.shape, pattern, targets)
+        # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra.dtype.itemsize, free, gpu is not None)
         if shared is not None:
             return shared
         # Where workers were to share the rows and cannot, this process answers them on its CPU.
         on_gpu = gpu is not None and self.workers is None
         disk = self.options.spill_bytes
+        # Asked anew for every cut: other programs fill the disk as well.
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu)
@@ -539,8 +544,6 @@ class Router:
     @property
     def costs(self) -> CostModel:
         """The cost model of the device that answers, or of the one that is most like it."""
-        from junctor.cost.dataset import MeasuredDevice
-
         if not self.takes_gpu:
             return self.cpu_costs
         at_hand = gpu_at_hand() if self.gpu is None else (self.gpu.name, self.gpu.figures)
@@ -549,15 +552,11 @@ class Router:
     @property
     def cpu_costs(self) -> CostModel:
         """The cost model of this machine's CPU, or of another one."""
-        from junctor.cost.model import cpu_name
-
         return self.cost_models.cpu(cpu_name())
 
     @cached_property
     def cost_models(self) -> CostModels:
         """The cost models of all devices that were measured."""
-        from junctor.cost.model import local_cost_models
-
         return self._costs() if self._costs is not None else local_cost_models()
 
     @property
@@ -568,7 +567,7 @@ class Router:
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether there is a GPU for the query."""
+        """True if there is a GPU for the query."""
         # There are no kernels for explanations.
         if self.query.kind != "posteriors":
             return False

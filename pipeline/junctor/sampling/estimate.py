@@ -75,23 +75,16 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
 
 
 def until(
-    error: float,
-    draw: Callable[[int, int], Sums],
-    read: Callable[[Sums], tuple[float, float]],
-    already: Sums | None = None,
+    error: float, draw: Callable[[int, int], Sums], read: Callable[[Sums], tuple[float, float]]
 ) -> tuple[Sums, bool]:
     """Return sums over enough samples for an error, and whether it was reached.
 
     error: largest standard error of a posterior.
     draw: function of (first sample, number of samples), returns their sums.
     read: function of sums, returns their largest error and the effective sample size.
-    already: sums to begin with.
     """
-    sums, drawn, count = already, 0, FIRST_SAMPLES
+    sums, drawn = draw(0, FIRST_SAMPLES), FIRST_SAMPLES
     while True:
-        more = draw(drawn, count)
-        sums = more if sums is None else add(sums, more)
-        drawn += count
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
@@ -99,7 +92,7 @@ def until(
         if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
             return sums, False
         # Doubling: at most half of the samples were drawn after an earlier test would have sufficed.
-        count = drawn
+        sums, drawn = add(sums, draw(drawn, drawn)), 2 * drawn
 
 
 def weighted(stages: Sequence[Sums]) -> Sums:
