@@ -67,6 +67,7 @@ def posteriors(
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError.
     """
+    # Checked even where answers are exact: wrong options should not wait for another method to be seen.
     how = Sampling(sampler, samples, error, seed, stages)
     query = replace(_query("posteriors", targets, precision), method=method, sampling=how)
     options = compute_options(memory, threads, device, device_memory, spill, disk)
@@ -97,6 +98,7 @@ def most_probable(
 
 
 def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
+    # A name alone would otherwise pass for a sequence of letters.
     if isinstance(targets, str):
         targets = [targets]
     return Query(kind, None if targets is None else tuple(targets), precision)
@@ -118,13 +120,16 @@ def _answer(
     from junctor.runs.results import answers_table, default_partition_rows
     from junctor.runtime.devices import check_device
 
+    # First: a device that is missing should not cost the reading of a network.
     check_device(options.device)
     if not isinstance(network, Network):
         network = read_network(network)
-    target_names(network, query)  # refuses unknown ones, also for a table without rows
+    # Refuses unknown ones, also for a table without rows.
+    target_names(network, query)
     table = as_arrow(evidence)
     answer = _answerer(network, query, table.num_rows, replace(options, all_gpus=True))
     results = []
+    # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
     for first, piece in _slices(table, default_partition_rows(network, query)):
         encoded = encode_table(
             piece, network, case_id=case_id, ignore_extra=ignore_extra, strict=strict, first_row=first
@@ -136,7 +141,8 @@ def _answer(
 def _answerer(
     network: Network, query: Query, rows: int, options: ComputeOptions
 ) -> Callable[[EvidenceBatch, int], Answers]:
-    """Return what answers a batch whose first row has a number; rows: of all batches together."""
+    """Return a function of a batch and the number of its first row; rows: of all batches together."""
+    # Imported when needed: each of them loads kernels that the others do without.
     if query.method == "exact":
         from junctor.engine.engine import Engine
 
@@ -146,6 +152,7 @@ def _answerer(
         from junctor.sampling.engine import SamplingEngine
 
         sampler = SamplingEngine(network, query, options)
+        # Random numbers of a row go by its number in the table, not in its batch.
         return lambda batch, first: sampler.answer(batch, first_row=first)
     from junctor.sampling.auto import AutoEngine
 

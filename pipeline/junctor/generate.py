@@ -147,7 +147,10 @@ def sample(network: Network, rows: int, seed: int = 0) -> npt.NDArray[np.int32]:
 
     The first rows do not depend on how many are asked for. Raises ModelError for a Markov network.
     """
-    _refuse_markov(network)
+    if network.kind != "bayes":
+        raise ModelError(
+            f"{network.name!r} is a Markov network, which cannot be sampled forward: expected a Bayesian network"
+        )
     # Transposed, each variable is contiguous: samples are drawn and columns are built by variable.
     samples = np.empty((len(network.variables), rows), dtype=np.int32)
     for block, first in enumerate(range(0, rows, BLOCK_ROWS)):
@@ -266,7 +269,7 @@ def _observed_variables(network: Network, observed: float | Sequence[str], seed:
 def _sample_block(network: Network, rows: int, seed: int, block: int) -> npt.NDArray[np.int32]:
     """Return int32 [variables, rows]; each variable has its own random stream, so fewer rows are a prefix of more."""
     samples = np.empty((len(network.variables), rows), dtype=np.int32)
-    for variable in _topological_order(network):
+    for variable in parents_first(network):
         *parents, _ = network.factors[variable].scope
         table = network.factors[variable].table
         cumulative = table.cumsum(axis=-1)
@@ -292,30 +295,20 @@ def _uniform_block(network: Network, rows: int, seed: int, block: int) -> npt.ND
     return rng.integers(0, bounds, size=(len(bounds), rows), dtype=np.int32)
 
 
-def _topological_order(network: Network) -> list[int]:
-    """Return the variables of a Bayesian network, parents first."""
-    order: list[int] = []
-    placed: set[int] = set()
+def parents_first(network: Network) -> tuple[int, ...]:
+    """Return the variables of a Bayesian network by the longest path from one without parents."""
+    depth: dict[int, int] = {}
     for root in range(len(network.variables)):
-        waiting = [root]
-        while waiting:
-            # Depth first with an explicit stack: chains of ten thousand variables exceed Python's recursion limit.
-            missing = [p for p in network.factors[waiting[-1]].scope[:-1] if p not in placed]
-            if missing:
-                waiting += missing
+        # Depth first with an explicit stack: chains of ten thousand variables exceed Python's recursion limit.
+        stack = [root]
+        while stack:
+            waiting = [p for p in network.factors[stack[-1]].scope[:-1] if p not in depth]
+            if waiting:
+                stack.extend(waiting)
                 continue
-            done = waiting.pop()
-            if done not in placed:
-                placed.add(done)
-                order.append(done)
-    return order
-
-
-def _refuse_markov(network: Network) -> None:
-    if network.kind != "bayes":
-        raise ModelError(
-            f"{network.name!r} is a Markov network, which cannot be sampled forward: expected a Bayesian network"
-        )
+            v = stack.pop()
+            depth[v] = 1 + max((depth[p] for p in network.factors[v].scope[:-1]), default=-1)
+    return tuple(sorted(depth, key=lambda v: (depth[v], v)))
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
@@ -361,6 +354,7 @@ def _random_conditional(shape: Sequence[int], zeros: float, rng: np.random.Gener
         # The largest weight of a row stays, so that no row is all zeros.
         keep = drawn == drawn.max(axis=-1, keepdims=True)
         weights = np.where(keep | (rng.random(shape) >= zeros), weights, 0)
+    # The one division: all before it is integers.
     rows: npt.NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
     return rows
 

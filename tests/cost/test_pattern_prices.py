@@ -44,7 +44,7 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
     prices = pricing.compiled_prices(
         engine.router.work,
         1 << 30,
-        pricing.alone_seconds(engine.router.row_engine, patterns_of(holes(40, 6))),
+        pricing.row_tree_seconds(engine.router.row_engine, patterns_of(holes(40, 6))),
         engine.router.row_price,
     )
     cut, entering, none = (
@@ -54,11 +54,11 @@ def test_evidence_cut_out_is_cheaper_than_evidence_that_enters(network: Network)
     )
     assert prices.row(cut) < prices.row(none) < prices.row(entering)
     assert prices.once(cut) < prices.once(none) < prices.once(entering)
-    assert 0 < prices.alone < math.inf
+    assert 0 < prices.per_row < math.inf
     plain = pricing.plain_prices(engine.router.plan, len(network.variables), lambda _: True)
     assert plain.row(cut) < plain.row(entering)
     assert plain.once(cut) < plain.once(none)
-    assert plain.alone == math.inf
+    assert plain.per_row == math.inf
 
 
 def test_what_does_not_fit(network: Network) -> None:

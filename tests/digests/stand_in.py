@@ -72,7 +72,7 @@ def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None
         if blocks:
             patch.setattr(memory, "LOWERING_SECONDS", 0.0)
         if alone:
-            patch.setattr(routes, "alone_seconds", lambda *_: 0.0)
+            patch.setattr(routes, "row_tree_seconds", lambda *_: 0.0)
         yield
 
 

@@ -13,7 +13,7 @@ from junctor.model.query import Query, Sampling
 from junctor.sampling.cases import CaseLayout
 from junctor.sampling.engine import SamplingEngine
 from junctor.sampling.epis import SMALLEST, SWEEPS, beliefs_of, epis_function, least_of
-from junctor.sampling.importance import lifted_to
+from junctor.sampling.importance import lifted
 from junctor.sampling.tables import SampledNetwork
 from junctor_kernels.sampling import loopy as beliefs
 from junctor_kernels.sampling.layout import FULL, Floats, Function, SampledCase
@@ -140,7 +140,7 @@ def test_every_possible_state_can_be_drawn(row: tuple[Network, Hard, Soft]) -> N
                 ratios = np.exp(ratios) if logs else ratios
                 assert ((ratios > 0) == (table > 0)).all()
                 widths = np.divide(table * FULL, ratios, out=np.zeros_like(table), where=table > 0)
-                expected = lifted_to(with_evidence(table.reshape(span, card), below[v]), SMALLEST)
+                expected = lifted(with_evidence(table.reshape(span, card), below[v]), SMALLEST)
                 np.testing.assert_allclose(widths / FULL, expected.ravel(), atol=1e-8)
 
 

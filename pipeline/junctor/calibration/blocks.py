@@ -38,6 +38,7 @@ from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 
 Lowered = tuple[Lowering, Bytecode]
+Counts = Mapping[str, float]
 
 # Share of the variables that is observed, whether cut out, and the seed of the choice.
 PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
@@ -45,8 +46,8 @@ PATTERNS = ((0.2, True, 1), (0.4, True, 2), (0.1, True, 3), (0.2, False, 4))
 MEMORY, PLANNED_ROWS = 4 << 30, 64
 # Cases that are measured on a CPU: several blocks, and less than one; their entry operations at the most.
 CPU_ROWS, CPU_OPERATIONS = (4096, 48), 2e8
-# Cases that NumPy is measured with beside one, and the entry operations at the most where there are no blocks.
-PLAIN_ROWS, ALONE_OPERATIONS = 64, 1e8
+# Cases of the second measurement in NumPy, after one of a single case, and the most entry operations without blocks.
+PLAIN_ROWS, PLAIN_OPERATIONS = 64, 1e8
 # Passes over all measurements of a CPU, and the repeats of each: of equal ones the fewest seconds count.
 CPU_PASSES = 4
 REPEATS = harness.Repeats(3, 100, 0.15)
@@ -54,12 +55,8 @@ REPEATS = harness.Repeats(3, 100, 0.15)
 FEW_ROWS, MANY_ROWS, FEW_OPERATIONS, MANY_OPERATIONS = (1, 8), (128, 1024, 4096, 65536), 2.5e8, 1e11
 GPU_REPEATS = 4
 # Launch parameters that are measured; of blocks with more cases only the first, because they hardly matter there.
-FEW_TRIED = tuple(
-    EntryParallel(terms, rounds) for terms, rounds in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2))
-)
-MANY_TRIED = tuple(
-    CaseParallel(terms, shared) for terms, shared in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024))
-)
+FEW_TRIED = tuple(EntryParallel(*tried) for tried in ((8, 1), (32, 1), (128, 1), (512, 1), (8, 4), (64, 2)))
+MANY_TRIED = tuple(CaseParallel(*tried) for tried in ((16, 128), (8, 64), (32, 128), (64, 256), (16, 1024)))
 SETTING_ROWS = 1024
 # Plans with more operations a case are left out: a plan takes long to lower.
 MOST_OPERATIONS = 3e7
@@ -82,6 +79,7 @@ def case_of(
     """Return a plan where a share of the variables is observed, cut out or entering as likelihoods, and samples."""
     count = len(network.variables)
     states = _states(network, rows, seed)
+    # Evidence is sampled: no row of a Bayesian network is impossible.
     chosen = np.random.default_rng(seed).choice(count, max(1, int(count * observed)), replace=False)
     batch = EvidenceBatch(rows, {int(v): np.ascontiguousarray(states[:, v]) for v in sorted(chosen)})
     seen, nothing = frozenset(batch.states), frozenset[int]()
@@ -113,6 +111,7 @@ def built_in() -> Iterator[tuple[str, Network]]:
 def cases_of(networks: Iterator[tuple[str, Network]]) -> Iterator[CalibrationCase]:
     """Yield the plans that are measured, one of each network before the next; none that takes too long."""
     pairs = list(networks)
+    # Patterns outside: where the time is over early, all networks are measured with some.
     for observed, cut, seed in PATTERNS:
         for name, network in pairs:
             case = case_of(name, network, observed, cut, seed)
@@ -130,7 +129,7 @@ def calibrate_blocks(device: BlockDevice | None, seconds: float) -> Iterator[tup
 
 
 def _passes(number: int) -> Iterator[CalibrationCase]:
-    """Yield all plans so often; each is made when it is wanted first."""
+    """Yield all plans `number` times; a plan is compiled before its first measurement."""
     cases = []
     for case in cases_of(built_in()):
         cases.append(case)
@@ -141,13 +140,14 @@ def _passes(number: int) -> Iterator[CalibrationCase]:
 
 def measure_cpu(case: CalibrationCase) -> list[Measured]:
     """Measure a plan on this machine's CPU, one thread: blocks in compiled code, and rows too few for them."""
-    return [*_measure_blocks(case), *_measure_alone(case)]
+    return [*_measure_blocks(case), *_measure_without_blocks(case)]
 
 
 def _measure_blocks(case: CalibrationCase) -> list[Measured]:
     measured = []
     for precision in ("double", "single"):
         for rows in CPU_ROWS:
+            # Whole blocks of 64 cases, as many as the operations allow.
             rows = max(1, min(rows, int(CPU_OPERATIONS / max(1, case.plan.case_operations)) // 64 * 64 or 64))
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
             prepared.use(prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 10**9))
@@ -155,18 +155,18 @@ def _measure_blocks(case: CalibrationCase) -> list[Measured]:
             if compiled is None:
                 continue
             seconds = _fewest_seconds(prepared, case, rows)
-            work = compiled.work(rows)
             plan = plan_work(case.plan, len(case.plan.steps), compiled.cases, rows)
-            measured.append(_measured("cpu", case, f"{case.label}, {precision}", rows, seconds, work, plan))
+            label = f"{case.label}, {precision}"
+            measured.append(_measured("cpu", case, label, rows, seconds, compiled.work(rows), plan))
     return measured
 
 
-def _measure_alone(case: CalibrationCase) -> list[Measured]:
+def _measure_without_blocks(case: CalibrationCase) -> list[Measured]:
     """Measure contractions over entries for one case, and NumPy for one case and a block."""
     measured = []
     for precision in ("double", "log"):
         for kind, rows in (("entries", 1), ("plain", 1), ("plain", PLAIN_ROWS)):
-            if rows * case.plan.case_operations > ALONE_OPERATIONS:
+            if rows * case.plan.case_operations > PLAIN_OPERATIONS:
                 continue
             prepared = ProgramCache(case.network, case.plan, LADDERS[precision])
             sizes = prepared.memory.fit(Budget(MEMORY), MEMORY, rows, 1)
@@ -193,31 +193,23 @@ def unwritten(network: Network, rows: int, algebra: Algebra, device: BlockDevice
 
 
 def _measured(
-    backend: str,
-    case: CalibrationCase,
-    label: str,
-    rows: int,
-    seconds: float,
-    work: Mapping[str, float],
-    plan: Mapping[str, float],
+    backend: str, case: CalibrationCase, label: str, rows: int, seconds: float, work: Counts, plan: Counts
 ) -> Measured:
-    operations, _, tables = _tree(case)
-    return harness.measurement(backend, case.name, label, rows, seconds, work, plan, (operations, tables))
-
-
-def _tree(case: CalibrationCase) -> tuple[float, float, float]:
     engine = RowEngine(case.network, range(len(case.network.variables)), MEMORY)
-    return engine.work(case.plan.pattern.sliced, case.plan.pattern.weighted)
+    operations, _, tables = engine.work(case.plan.pattern.sliced, case.plan.pattern.weighted)
+    return harness.measurement(backend, case.name, label, rows, seconds, work, plan, (operations, tables))
 
 
 class KeptProgram(GpuProgram):
     """A program for a block of few cases or many whose launch parameters can be changed.
 
-    lowered: what is lowered already of the same program, by its tiles.
+    lowered: parts of the same program that are lowered already, by their tiles.
     """
 
     def __init__(self, program: Program, rows: int, device: BlockDevice, few: bool, lowered: dict[Shapes, Lowered]):
-        self._few, self._known = few, lowered
+        # Before the base class, which lowers and schedules.
+        self._few = few
+        self._known = lowered
         self._launching = fixed(FEW_TRIED[0], MANY_TRIED[0])
         super().__init__(program, rows, device, MEMORY, CostModel(MeasuredDevice(device.name), {}))
 
@@ -240,9 +232,10 @@ class KeptProgram(GpuProgram):
         return items_of(*self._all, cases, chunks, tuner)
 
     def block_seconds(self, schedule: Schedule) -> float:
-        """Return what a block takes with some launch parameters; evidence is what the last block brought."""
+        """Return the seconds of a block with some launch parameters, on the evidence of the last block."""
         device, place = self.device, self._places[0]
         items = device.put(np.array(schedule.items, dtype=np.int32))
+        # All but the items stays: the same tables, evidence and results.
         record = place._record.copy()
         record.view(np.int64)[FIELDS.index("items")] = device.address(items)
         run = device.put(record)
@@ -261,6 +254,7 @@ def measure_gpu(
     """Measure a plan on a GPU: kernels of a block, for few cases and many, with several launch parameters."""
     measured: list[Measured] = []
     for algebra in algebras:
+        # Bound and lowered once for all numbers of cases: only launch parameters differ.
         program = Program(case.plan, case.network, algebra)
         lowered: dict[Shapes, Lowered] = {}
         for few, sizes in ((True, FEW_ROWS), (False, () if algebra is LOG else MANY_ROWS)):
@@ -275,6 +269,7 @@ def measure_gpu(
 def _tried(program: KeptProgram) -> list[LaunchTuner]:
     if not program.many:
         return [fixed(few, MANY_TRIED[0]) for few in FEW_TRIED]
+    # Blocks of many cases fill a GPU with any of them.
     settings = MANY_TRIED if program.cases <= SETTING_ROWS else MANY_TRIED[:1]
     return [fixed(FEW_TRIED[0], many) for many in settings]
 

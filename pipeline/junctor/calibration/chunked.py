@@ -20,7 +20,7 @@ from junctor.calibration import harness
 from junctor.cost.dataset import Measured
 from junctor.cost.features.chunked_cpu import Arithmetic, chunk_work
 from junctor.cost.features.chunked_gpu import gpu_chunk_work
-from junctor.cost.features.plans import PLAN_WORK
+from junctor.cost.features.plans import plan_counts
 from junctor.model.network import Network
 from junctor.out_of_core.gpu.devices import DeviceGroup
 from junctor.out_of_core.gpu.run import ChunkedGpuProgram
@@ -34,11 +34,12 @@ from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 
+# Bytes of memory or disk that no plan takes.
 ENDLESS = 1 << 60
 # Bytes of a task, and the share of the stored tables that is in memory; on a GPU all of them are.
 CUTS = ((1 << 14, 1.0), (1 << 18, 1.0), (1 << 20, 0.3), (1 << 22, 1.0), (1 << 24, 1.0))
 GPU_CUTS = ((1 << 20, 1.0), (1 << 24, 1.0), (1 << 27, 1.0), (1 << 29, 1.0))
-# Groups of tasks under way at once on a GPU, and the share of the stored tables that there is room for beside them.
+# Groups of tasks in flight on a GPU, and the share of the stored tables that the remaining memory holds.
 GPU_SETTINGS = ((3, 0.0), (1, 0.0), (2, 0.4), (3, 1.5), (6, 0.0), (1, 1.5))
 # What a measurement may take: entry operations, and contractions of all tasks.
 MOST_OPERATIONS, MOST_CONTRACTIONS = 1e9, 20_000
@@ -48,12 +49,13 @@ PLAIN_SHARE, LOG_SHARE = 0.3, 0.2
 REPEATS = harness.Repeats(1, 5, 0.5)
 # Orders of a network that are cut.
 ORDERS = 2
+# A file system in memory, on Linux.
 IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkCase:
-    """A plan without evidence in chunks. label: what it is cut for, for people."""
+    """A plan without evidence in chunks; label: for people, size of its tasks and share of its tables in memory."""
 
     name: str
     label: str
@@ -75,7 +77,9 @@ def large() -> Iterator[tuple[str, Network]]:
 
 def calibrate_chunks(device: BlockDevice | None, seconds: float) -> Iterator[tuple[str, list[Measured]]]:
     """Yield measurements of plans in chunks on a GPU, or on this machine's CPU; none begins after so many seconds."""
-    networks = [cpu_cases([one]) for one in built_in()] if device is None else [gpu_cases([one]) for one in large()]
+    pairs, cases_of = (built_in(), cpu_cases) if device is None else (large(), gpu_cases)
+    networks = [cases_of([pair]) for pair in pairs]
+    # In turns: where the time ends early, every network has been measured.
     for case in harness.within(seconds, _in_turns(networks)):
         rows = measure_on_gpu(case, device) if isinstance(device, CudaBlockDevice) else measure_on_cpu(case)
         yield f"{case.name}, {case.label}", rows
@@ -95,6 +99,7 @@ def plans_of(network: Network, most: float) -> list[Plan]:
     """Return plans of orders of different kinds, those with fewest of at most so many operations."""
     best: dict[str, Plan] = {}
     for plan in candidates(Problem(shape_of(network), Pattern(frozenset(), frozenset())), 1):
+        # One plan for each criterion, so that the orders differ in kind.
         other = best.get(plan.criterion)
         if other is None or operations_of(plan) < operations_of(other):
             best[plan.criterion] = plan
@@ -108,7 +113,7 @@ def cpu_cases(networks: Iterable[tuple[str, Network]]) -> Iterator[ChunkCase]:
 
 
 def gpu_cases(networks: Iterable[tuple[str, Network]]) -> Iterator[ChunkCase]:
-    """The same for a GPU."""
+    """Yield cut plans for a GPU; as `cpu_cases`."""
     return _cases(networks, (SINGLE, DOUBLE), GPU_OPERATIONS, GPU_CUTS)
 
 
@@ -120,6 +125,7 @@ def _cases(
             seen = set[object]()
             for size, share in cuts:
                 chunks = cut_to(plan, size // algebra.dtype.itemsize, share)
+                # Cuts of a small plan for large tasks are all the same.
                 key = chunks and (chunks.tasks, chunks.working, len(chunks.on_disk))
                 if chunks is not None and key not in seen and contractions_of(chunks) <= MOST_CONTRACTIONS:
                     seen.add(key)
@@ -167,12 +173,13 @@ def measure_on_gpu(case: ChunkCase, device: CudaBlockDevice) -> list[Measured]:
     itemsize, whole, rows = case.algebra.dtype.itemsize, device.room, []
     slot, stored = slot_bytes(case.chunks, itemsize), case.chunks.peak(on_disk=False) * itemsize
     for slots, share in GPU_SETTINGS:
-        beside = int(share * stored)
-        device.room = OFFSET_BYTES + slots * slot + beside
+        room = int(share * stored)
+        # The program takes what the device says that it has: so one device stands for smaller ones.
+        device.room = OFFSET_BYTES + slots * slot + room
         if device.room <= whole:
             gpu = DeviceGroup(case.chunks, case.algebra.name, device, slots=slots)
             program = ChunkedGpuProgram(case.chunks, case.network, case.algebra, gpu)
-            work = gpu_chunk_work(case.chunks, itemsize, slots, beside)
+            work = gpu_chunk_work(case.chunks, itemsize, slots, room)
             setting = f"{slots} slots, {share} of the tables beside them"
             rows.append(measured(case, f"chunks-gpu-{case.algebra.name}", work, program, time.perf_counter, setting))
     device.room = whole
@@ -198,16 +205,17 @@ def measured(
     """
     plan = case.chunks.plan
     operations, steps = float(operations_of(plan)), float(sum(len(pass_.steps) for pass_ in case.chunks.passes))
-    entries, answers = float(sum(table.entries for table in plan.tables)), float(sum(plan.shape.cardinalities))
-    alone = dict(zip(PLAN_WORK, (1.0, steps, operations, entries, answers), strict=True))
+    entries, answers = sum(table.entries for table in plan.tables), sum(plan.shape.cardinalities)
+    counts = plan_counts(1, steps, operations, entries, answers)
     label = f"{case.label}, {setting}" if setting else case.label
     seconds = fewest_seconds(program, clock)
-    return harness.measurement(backend, case.name, label, 1, seconds, work, alone, (operations, steps))
+    return harness.measurement(backend, case.name, label, 1, seconds, work, counts, (operations, steps))
 
 
 def fewest_seconds(program: SingleCaseProgram, clock: Callable[[], float] = time.process_time) -> float:
     """Return the fewest seconds of several runs; on a CPU those of this process alone, whatever else runs there."""
     block = EvidenceBlock(1, {}, {})
+    # Once without a clock: kernels are compiled, and memory is pinned, at the first run.
     program.run(block)
     return harness.fewest_seconds(lambda: program.run(block), REPEATS, clock, _forget)
 

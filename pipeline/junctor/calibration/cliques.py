@@ -10,10 +10,10 @@ import numpy as np
 from junctor_kernels.tables.reference import DOUBLE, SINGLE, Algebra
 
 from junctor.calibration import harness
-from junctor.cliques.host import HostExecutor, initial_table, kernels_for
+from junctor.cliques.host import HostExecutor, Initial, initial_table, kernels_for
 from junctor.cost.dataset import Measured
 from junctor.cost.features.cliques import case_work, making_work
-from junctor.cost.features.plans import PLAN_WORK
+from junctor.cost.features.plans import plan_counts
 from junctor.model.network import Network
 from junctor.planning.cliques import COMPILED_ENTRIES, StoredPlan, plan_stored
 from junctor.planning.shape import shape_of
@@ -37,6 +37,7 @@ def calibrate_cliques(
     """Yield measurements of networks whose trees are worth compiled code; none begins after so many seconds."""
     for name, network in harness.within(seconds, networks):
         plan = plan_stored(shape_of(network))
+        # Small trees run in NumPy, which has no forecast.
         if COMPILED_ENTRIES <= plan.total_entries() <= MOST_ENTRIES:
             rows = [row for algebra in (DOUBLE, SINGLE) for row in _measure(name, network, plan, algebra)]
             yield f"{name}, stored tables", rows
@@ -45,13 +46,12 @@ def calibrate_cliques(
 def _measure(name: str, network: Network, plan: StoredPlan, algebra: Algebra) -> Iterator[Measured]:
     kernels, numbers = kernels_for(algebra, plan.total_entries()), range(len(plan.cliques))
 
-    def make() -> list[object]:
+    def make() -> list[Initial]:
         return [initial_table(plan, network, i, algebra, kernels) for i in numbers]
 
     yield _measured(name, "making", algebra, plan, making_work(plan), make)
-    executor = HostExecutor(
-        plan, [initial_table(plan, network, i, algebra, kernels) for i in numbers], algebra, kernels
-    )
+    executor = HostExecutor(plan, make(), algebra, kernels)
+    # One order for all shares, so that more evidence contains less.
     order = np.random.default_rng(1).permutation(len(plan.sizes))
     for share in OBSERVED:
         seen = order[: int(share * len(order))].tolist()
@@ -67,6 +67,6 @@ def _measured(
     run()
     seconds = harness.fewest_seconds(run, REPEATS, time.process_time)
     entries, cliques = float(plan.total_entries()), float(len(plan.cliques))
-    counts = 1.0, cliques, sum(list(work.values())[1:]), entries, float(sum(plan.sizes))
-    alone = dict(zip(PLAN_WORK, counts, strict=True))
-    return harness.measurement(f"stored-{algebra.name}", name, label, 1, seconds, work, alone, (entries, cliques))
+    # The dataset has plan counts of every backend; nobody forecasts stored tables by them.
+    counts = plan_counts(1, cliques, sum(list(work.values())[1:]), entries, sum(plan.sizes))
+    return harness.measurement(f"stored-{algebra.name}", name, label, 1, seconds, work, counts, (entries, cliques))

@@ -46,16 +46,17 @@ def fewest_seconds(
 
     run: what is measured.
     repeats: number of runs.
-    clock: seconds of the wall, or of this process alone where other work runs beside it.
-    before: done before each run, not measured.
+    clock: seconds of the wall, or of this process alone where other processes run at the same time.
+    before: called before each run, not measured.
     """
+    # The fewest, not the mean: what else the machine does only ever adds seconds.
     times: list[float] = []
     while len(times) < repeats.least or (len(times) < repeats.most and sum(times) < repeats.seconds):
         if before is not None:
             before()
-        begun = clock()
+        started = clock()
         run()
-        times.append(clock() - begun)
+        times.append(clock() - started)
     return min(times)
 
 
@@ -63,6 +64,7 @@ def within(seconds: float, cases: Iterable[Case]) -> Iterator[Case]:
     """Yield cases until so many seconds are over."""
     started = time.monotonic()
     for case in cases:
+        # Before a measurement, not within: one that is cut short is worth nothing.
         if time.monotonic() - started > seconds:
             return
         yield case
@@ -99,7 +101,7 @@ def measurement(
 
 
 def fewest(rows: Iterable[Measured]) -> list[Measured]:
-    """Return of equal measurements the one with the fewest seconds."""
+    """Return the measurement with the fewest seconds of each set of equal ones."""
     best: dict[tuple[str, str, str, int], Measured] = {}
     for row in rows:
         key = row.backend, row.network, row.label, row.rows
@@ -110,6 +112,7 @@ def fewest(rows: Iterable[Measured]) -> list[Measured]:
 
 def local_device(kind: Literal["cpu", "gpu"]) -> MeasuredDevice:
     """Return the device of this machine."""
+    # Figures of a GPU: machines with another kind use those of the nearest one.
     return MeasuredDevice(*gpu_at_hand()) if kind == "gpu" else MeasuredDevice(cpu_name())
 
 

@@ -40,7 +40,7 @@ def _show_version(asked: bool) -> None:
 
 
 @app.callback()
-def options(
+def show_help(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) -> dict[str, str]:
     """Return a line for each choice.
 
-    routes: of a batch, that with the most work first, whose loops are named.
+    routes: of a batch, the one with the most work first; the reason for its loops is printed.
     stored: what stored clique tables take.
     """
     facts = {"device": _device(router, routes), "patterns": _patterns(routes)}
+    # The route with the most work speaks for all: a line for each would hide it.
     if routes and routes[0].refused is None:
         facts["loops"] = routes[0].reason
     facts["tables"] = _tables(stored)
@@ -27,7 +28,7 @@ def choices(router: Router, routes: Sequence[Route], stored: Mapping[str, Any]) 
 
 
 def show_choices(facts: Mapping[str, str]) -> None:
-    """Print such lines."""
+    """Print the lines of `choices`."""
     for number, (name, line) in enumerate(facts.items()):
         typer.echo(f"  {'' if number else 'chosen':<12}{name + ':':<17}{line}")
 
@@ -36,6 +37,7 @@ def _device(router: Router, routes: Sequence[Route]) -> str:
     where = "GPU" if any(route.on_gpu for route in routes) else "CPU"
     refused = any(route.refused is not None for route in routes) or not routes
     wanted = router.options.device
+    # A device that was asked for is named even where the rows are refused and nothing runs on it.
     if wanted != "auto":
         asked = refused or where.lower() == wanted
         return f"{wanted.upper()}: asked for" if asked else f"{where}: a GPU does not do this"
@@ -53,7 +55,7 @@ def _patterns(routes: Sequence[Route]) -> str:
 
 
 def _tables(stored: Mapping[str, Any]) -> str:
-    if stored["pays_from_questions"] is None:
-        return "of messages: posteriors need no others"
     least = stored["pays_from_questions"]
-    return f"of messages: posteriors need no others; stored ones from about {least:,} joint questions on"
+    # None where stored tables have no forecast, or do not fit.
+    otherwise = "" if least is None else f"; stored ones from about {least:,} joint questions on"
+    return f"of messages: posteriors need no others{otherwise}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from junctor.planning.budget import format_bytes
+
 if TYPE_CHECKING:
     from junctor.model.network import Network
     from junctor.out_of_core.memory_splits import ChunkRoute
@@ -18,7 +20,8 @@ SHOWN = 8
 def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
     """Return how a row goes through its passes, as a record for JSON; bytes and seconds of one row."""
     chunks, limits = route.chunks, route.limits
-    uses = Counter(v for each in chunks.passes for v in each.fixed)
+    # The variables that cut most passes first: they say most of how the plan was cut.
+    uses = Counter(v for pass_ in chunks.passes for v in pass_.fixed)
     return {
         "device": "gpu" if limits.on_gpu else "cpu",
         "workers": route.workers,
@@ -40,9 +43,10 @@ def chunk_facts(route: ChunkRoute, network: Network) -> dict[str, Any]:
 
 def show_chunks(facts: dict[str, Any]) -> None:
     """Print such a record for people."""
+    # Not at the top: `display` loads Rich, which `junctor inspect --help` must not wait for.
     from junctor.cli.display import duration
-    from junctor.planning.budget import format_bytes
 
+    # Bytes as people read them; the record for programs keeps plain numbers.
     gpu, size = facts["device"] == "gpu", {name: format_bytes(facts[name]) for name in facts if name.endswith("bytes")}
     names = ", ".join(facts["chunk_variables"][:SHOWN]) + ", ..." * (len(facts["chunk_variables"]) > SHOWN)
     where = "the memory of the GPU" if gpu else "memory for a task"

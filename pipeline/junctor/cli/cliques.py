@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from junctor.cli.options import AsJson, NetworkFile, NetworkFormat, PrecisionOption, compute_options
+from junctor.cli import options as cli
 from junctor.model.options import DeviceChoice
 from junctor.model.query import Architecture
 
@@ -26,12 +26,12 @@ Row = tuple[list[str], float]
 
 
 def calibrate(
-    network: NetworkFile,
+    network: cli.NetworkFile,
     keep_cliques: Annotated[
         str, typer.Option("--keep-cliques", metavar="DIRECTORY", help="Directory for the calibrated clique tables.")
     ],
     given: Given = None,
-    precision: PrecisionOption = "double",
+    precision: cli.PrecisionOption = "double",
     memory: Annotated[
         str | None, typer.Option(help="What tables may take, such as 4GiB; 60 % of what is free.")
     ] = None,
@@ -39,16 +39,17 @@ def calibrate(
     device_memory: Annotated[
         str | None, typer.Option(help="What tables may take of the GPU; they are streamed where they do not fit.")
     ] = None,
-    network_format: NetworkFormat = None,
-    json: AsJson = False,
+    network_format: cli.NetworkFormat = None,
+    json: cli.AsJson = False,
 ) -> None:
     """Store the clique tables of NETWORK, calibrate them for one case and keep them for `junctor ask`."""
     from junctor.cliques.tree import StoredTree
     from junctor.formats import read_network
 
+    # First of all: mistakes on the command line need no network to be seen.
     evidence = _evidence(given or [])
     model = read_network(network, network_format)
-    tree = StoredTree(model, precision, compute_options(memory, device=device, device_memory=device_memory))
+    tree = StoredTree(model, precision, cli.compute_options(memory, device=device, device_memory=device_memory))
     cliques = tree.propagate(evidence)
     cliques.save(keep_cliques)
     facts = {
@@ -69,7 +70,7 @@ def calibrate(
 def ask(
     directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="What `junctor calibrate` kept.")],
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Variables that share a clique.")],
-    json: AsJson = False,
+    json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of some variables, without any further propagation."""
     from junctor.cliques.calibrated import load_cliques
@@ -84,7 +85,7 @@ def ask(
 
 
 def joint(
-    network: NetworkFile,
+    network: cli.NetworkFile,
     questions: Annotated[
         list[str],
         typer.Argument(metavar="A,B...", help="Variables that belong together, A,B,C (names with commas in quotes)."),
@@ -94,10 +95,10 @@ def joint(
         Architecture,
         typer.Option(help="By messages, from stored clique tables, or what is forecast to take less time."),
     ] = "auto",
-    precision: PrecisionOption = "double",
+    precision: cli.PrecisionOption = "double",
     memory: Annotated[str | None, typer.Option(help="What this may take, such as 4GiB; 60 % of what is free.")] = None,
-    network_format: NetworkFormat = None,
-    json: AsJson = False,
+    network_format: cli.NetworkFormat = None,
+    json: cli.AsJson = False,
 ) -> None:
     """Print the joint posterior of the variables of each question, for one case of NETWORK, on the CPU."""
     from junctor.cli.run import names_in
@@ -106,7 +107,7 @@ def joint(
 
     model, evidence = read_network(network, network_format), _evidence(given or [])
     wanted = [list(names_in(question)) for question in questions]
-    allowed = compute_options(memory).memory
+    allowed = cli.compute_options(memory).memory
     answers = joint_posteriors(model, wanted, evidence, precision, architecture=architecture, memory=allowed)
     tables = [
         (names, _rows(model.variables, names, posterior))
@@ -117,6 +118,7 @@ def joint(
         facts = {"architecture": answers.architecture, "log_evidence": answers.log_evidence, "questions": records}
         typer.echo(json_module.dumps(facts, indent=2))
         return
+    # On stderr, so that the tables can be piped into a file.
     typer.echo("by messages" if answers.architecture == "messages" else "from stored clique tables", err=True)
     for number, (names, rows) in enumerate(tables):
         if number:
@@ -139,6 +141,7 @@ def _print_rows(names: list[str], rows: Iterable[Row]) -> None:
     # Names and states may have commas, and then need quotes.
     lines = csv.writer(sys.stdout, lineterminator="\n")
     lines.writerow([*names, "probability"])
+    # Nine digits, as everywhere on the command line; --json has all of them.
     lines.writerows([*states, f"{share:.9g}"] for states, share in rows)
 
 

@@ -21,6 +21,7 @@ def convert(
     from junctor.formats import read_network, write_network
 
     network = read_network(source, source_format)
+    # What a format cannot hold, such as names, is lost: said here, on stderr, and no error.
     for warning in write_network(network, target, target_format):
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"{target}: {len(network.variables):,} variables, {len(network.factors):,} tables")

@@ -43,11 +43,13 @@ def demo(
         f"Pumping station: {len(network.variables)} variables, {rows:,} rows of sensor readings with gaps. "
         "Which faults are behind each row?"
     )
+    # Said beforehand: nothing else moves while the server starts.
     if prefect:
         console.print("Prefect starts its own server, which takes some seconds; --no-prefect does without.")
     job = Job(
         str(network_file), str(evidence_file), output, case_id="case_id", overwrite=True, partition_rows=PARTITION_ROWS
     )
+    # The same call as of `junctor run`: the demo shows the product, nothing made for it.
     with progress_display() as progress:
         manifest = score(job, Resources(), prefect, progress)
     _show_faults(console, job.directory, network)
@@ -62,6 +64,7 @@ def _make_input(network: Network, network_file: Path, evidence_file: Path, rows:
     from junctor.model.pumping_station import SENSORS
     from junctor.runtime.files import aside
 
+    # Files appear whole or not at all: an interrupted demo must not leave half an input for the next one.
     with aside(network_file) as temporary:
         write_network(network, temporary, format="bif")
     batches = evidence_batches(network, rows, observed=list(SENSORS), pattern="missing")
@@ -90,6 +93,7 @@ def _show_faults(console: Console, directory: RunDirectory, network: Network) ->
 def _figures(answers: pa.Table, fault: str) -> tuple[str, str]:
     import pyarrow.compute as pc
 
+    # States are ordered from good to bad: the last one is the fault at its worst.
     worst = pc.list_element(answers[fault].combine_chunks(), answers.schema.field(fault).type.list_size - 1)
     surest = pc.index(worst, pc.max(worst)).as_py()
     likely = pc.sum(pc.greater(worst, LIKELY)).as_py() or 0

@@ -36,6 +36,7 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
     _log_to_stderr()
     if quiet:
         yield Silence()
+    # Bars overwrite themselves, which makes a mess of a log file.
     elif sys.stderr.isatty():
         with _bars() as bars:
             yield _BarProgress(bars)
@@ -54,6 +55,7 @@ def _log_to_stderr() -> None:
 
 def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) -> None:
     """Print what a finished run did: for programs, or for people."""
+    # On stdout, unlike progress: a program may read it.
     if as_json:
         record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}
         typer.echo(json.dumps(record, indent=2))
@@ -62,16 +64,13 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     size = format_bytes(sum(part.bytes for part in manifest.parts))
     typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
-    typer.echo(f"{directory.path / manifest.spec.query}: {_count(len(manifest.parts), 'part')}{there}, {size}")
+    parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
+    typer.echo(f"{directory.path / manifest.spec.query}: {parts}{there}, {size}")
 
 
 def duration(seconds: float | None) -> str:
     """Return what people read for a forecast; None for one that no number holds."""
     return "far too long" if seconds is None or seconds > FAR_TOO_LONG else f"about {seconds:.2g} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class _BarProgress:
@@ -84,6 +83,7 @@ class _BarProgress:
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Finish the last bar and begin one."""
         if self.current is not None:
+            # A stage without a known number of rows ends full, not pulsing.
             finished = self.bars.tasks[self.current].completed
             self.bars.update(self.current, total=finished or 1, completed=finished or 1)
         self.current = self.bars.add_task(name, total=rows, completed=done)
@@ -98,7 +98,9 @@ class LineProgress:
     """A line for each stage, and one every few seconds within it."""
 
     def __init__(self) -> None:
-        self.name, self.done, self.at_start = "", 0, 0
+        self.name = ""
+        self.done = 0
+        self.at_start = 0
         self.rows: int | None = None
         self.started = self.shown = time.monotonic()
 
@@ -117,6 +119,7 @@ class LineProgress:
         if now - self.shown < LINE_SECONDS:
             return
         self.shown = now
+        # Rows that an earlier run answered took no time in this one.
         rate = (self.done - self.at_start) / (now - self.started)
         far = f"{self.done:,} rows"
         if self.rows:
@@ -129,11 +132,5 @@ def _bars() -> Bars:
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    return Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Bars(SpinnerColumn(), *columns, console=Console(stderr=True))

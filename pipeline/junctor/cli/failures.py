@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from junctor.model.errors import InputError, JunctorError, RunError
 
+# As shells have it: 128 and the number of SIGINT.
 INTERRUPTED = 130
 
 
@@ -35,10 +36,12 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise  # whoever read our output has seen enough; Typer ends quietly
         except OSError as error:
+            # An error without a file is one of a socket: scheduler and workers.
             where = f"{error.filename}: " if error.filename else ""
             code = RunError.exit_code if error.filename is None else InputError.exit_code
             raise _exit(f"{where}{error.strerror or error}", code) from error
         except KeyboardInterrupt:
+            # Not 1, which Typer would exit with: scripts tell a user's wish from a fault.
             raise interrupted() from None
 
 

@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from junctor.cli import options as cli
 from junctor.cli.choices import choices, show_choices
 from junctor.cli.chunks import chunk_facts, show_chunks
-from junctor.cli.options import (
-    AsJson,
-    CaseId,
-    DeviceMemory,
-    Disk,
-    EvidenceFormat,
-    IgnoreExtra,
-    NetworkFile,
-    NetworkFormat,
-    Spill,
-    compute_options,
-)
+from junctor.cli.validate import network_facts
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Precision, QueryKind
+from junctor.planning.budget import approximate, format_bytes
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
@@ -46,7 +37,7 @@ MOST_BOUND_OPERATIONS = 10**9
 
 
 def inspect(
-    network: NetworkFile,
+    network: cli.NetworkFile,
     evidence: Annotated[
         str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence, whose patterns are planned too.")
     ] = None,
@@ -57,17 +48,17 @@ def inspect(
     device: Annotated[
         DeviceChoice, typer.Option(help="Where it would run; a GPU need not be here. auto: a GPU if there is one.")
     ] = "auto",
-    device_memory: DeviceMemory = None,
+    device_memory: cli.DeviceMemory = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that would share rows in chunks; 0 or 1: this one alone.")
     ] = None,
-    spill: Spill = None,
-    disk: Disk = None,
-    case_id: CaseId = None,
-    ignore_extra: IgnoreExtra = False,
-    network_format: NetworkFormat = None,
-    evidence_format: EvidenceFormat = None,
-    json: AsJson = False,
+    spill: cli.Spill = None,
+    disk: cli.Disk = None,
+    case_id: cli.CaseId = None,
+    ignore_extra: cli.IgnoreExtra = False,
+    network_format: cli.NetworkFormat = None,
+    evidence_format: cli.EvidenceFormat = None,
+    json: cli.AsJson = False,
     plot: Annotated[str | None, typer.Option(help="Draw the junction tree to this file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Show the variables of NETWORK, its junction tree and plan, and the work and memory that EVIDENCE will take."""
@@ -81,15 +72,17 @@ def inspect(
     from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format)
-    options = compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
+    options = cli.compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
+    # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
     engine = Engine(model, Query(query, split_names(targets), precision), options)
     if workers is not None and workers > 1:
+        # Workers that only plan: no process is started.
         engine = engine.with_options(options, _workers_like(engine.router, workers))
     tree = tree_of(engine.router.shape)
     stored = _stored_facts(engine, tree)
     record: dict[str, Any] = {
-        "network": _network_facts(model),
+        "network": network_facts(model, zeros=True),
         "variables": _variables(model),
         "tree": _tree_facts(tree, model) | {"stored": stored},
         "allowed_bytes": engine.allowed,
@@ -97,9 +90,11 @@ def inspect(
     }
     if evidence is not None:
         source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
+        # A sample: reading a whole file would take as long as answering it.
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)
         record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), stored)
     if plot is not None:
+        # Imported here, because matplotlib is optional.
         from junctor.cli.picture import draw_tree
 
         draw_tree(tree, model, plot)
@@ -116,29 +111,14 @@ def _workers_like(router: Router, workers: int) -> WorkerPool:
     return WorkerPool(workers, None, router.gpu_room().bytes) if router.takes_gpu else WorkerPool(workers)
 
 
-def _network_facts(network: Network) -> dict[str, Any]:
-    sizes = [factor.table.size for factor in network.factors]
-    return {
-        "name": network.name,
-        "kind": network.kind,
-        "variables": len(network.variables),
-        "states": sum(network.cardinalities),
-        "tables": len(sizes),
-        "table_entries": sum(sizes),
-        "zero_entries": sum(int((factor.table == 0).sum()) for factor in network.factors),
-        "digest": network.digest,
-    }
-
-
 def _variables(network: Network) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
-        {"name": variable.name, "states": list(variable.states)} for variable in network.variables
-    ]
+    records: list[dict[str, Any]] = [{"name": v.name, "states": list(v.states)} for v in network.variables]
+    # Tables of a Markov network belong to no variable.
     if network.kind == "bayes":
-        for record, factor in zip(found, network.factors, strict=True):
+        for record, factor in zip(records, network.factors, strict=True):
             record["parents"] = [network.variables[i].name for i in factor.scope[:-1]]
             record["table_entries"] = factor.table.size
-    return found
+    return records
 
 
 def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
@@ -163,12 +143,13 @@ def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     from junctor.planning.cliques import stored_plan
 
     plan, algebra = stored_plan(tree, engine.router.shape), engine.router.ladder[0]
-    found = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs)
+    seconds = stored_forecast(plan, frozenset(), algebra, engine.router.cpu_costs)
     return {
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
-        "making_seconds": None if found is None else found.making,
-        "case_seconds": None if found is None else found.case,
-        "pays_from_questions": None if found is None else _questions(engine),
+        # Small tables, and those in log space, were not measured.
+        "making_seconds": None if seconds is None else seconds.making,
+        "case_seconds": None if seconds is None else seconds.case,
+        "pays_from_questions": None if seconds is None else _questions(engine),
     }
 
 
@@ -181,11 +162,13 @@ def _questions(engine: Engine) -> int | None:
     from junctor.planning.cliques import plan_stored
 
     scopes = [clique.layout[:2] for clique in plan_stored(engine.router.shape).cliques if len(clique.layout) > 1]
+    # Spread over the tree, because questions take differently long in its parts.
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]
     names = [[engine.network.variables[v].name for v in scope] for scope in asked]
     options = ComputeOptions(engine.allowed, device="cpu")
-    found = JointQuestions(engine.network, names, {}, engine.query.precision, options).forecast()
-    return math.ceil(found.stored * len(names) / found.messages) if math.isfinite(found.stored) else None
+    seconds = JointQuestions(engine.network, names, {}, engine.query.precision, options).forecast()
+    # Stored tables take about the same for any number of questions, messages a share for each of them.
+    return math.ceil(seconds.stored * len(names) / seconds.messages) if math.isfinite(seconds.stored) else None
 
 
 def _work(engine: Engine, batch: EvidenceBatch, stored: dict[str, Any]) -> dict[str, Any]:
@@ -220,6 +203,7 @@ def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     from junctor.engine.routes import rounded
     from junctor.planning.savings import Saving, count_savings
 
+    # Routes are sorted by work; rows with trees of their own have no plan that could be compared.
     largest = next((route for route in routes if route.plan is not None and route.plan.case_operations), None)
     if largest is None or largest.plan is None:
         return []
@@ -227,6 +211,7 @@ def _savings(router: Router, routes: list[Route]) -> list[dict[str, Any]]:
     targets = None if router.query.targets is None else router.targets
     explain = router.query.kind == "mpe"
     savings = count_savings(plan.shape, plan.pattern, targets, explain, rounded(largest.uses))
+    # Zeros need the numbers of all tables, which are not bound where the plan is refused or cut.
     in_memory = largest.refused is None and largest.chunks is None
     if in_memory and plan.case_operations + plan.shared_operations <= MOST_BOUND_OPERATIONS:
         savings.append(Saving("zeros of the tables skipped", plan.case_operations, _nonzero_operations(router, plan)))
@@ -239,13 +224,16 @@ def _nonzero_operations(router: Router, plan: Plan) -> int:
 
     from junctor.backends.numpy import Program
 
+    # Zeros are the same in any format, so that plain numbers will do.
     algebra = reference.MAX_LOG if router.query.kind == "mpe" else reference.DOUBLE
     return Program(plan, router.network, algebra).nonzero_operations
 
 
 def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
     pattern, plan = route.group.pattern, route.plan
+    # In chunks nothing is shared: every row goes through all operations.
     shares = plan is not None and route.chunks is None
+    # Rows with trees of their own have no common plan: their operations are a mean.
     facts: dict[str, Any] = {
         "rows": route.rows,
         "patterns": route.group.patterns,
@@ -274,15 +262,15 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
 
 
 def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
-    from junctor.planning.budget import approximate
-
     facts, tree = record["network"], record["tree"]
     typer.echo(f"{network}: {facts['kind']} network {facts['name']!r}")
     typer.echo(f"  variables   {facts['variables']:,}, {facts['states']:,} states")
     typer.echo(f"  tables      {facts['tables']:,}, {facts['table_entries']:,} entries, {facts['zero_entries']:,} zero")
-    largest = sorted(record["variables"], key=lambda each: -each.get("table_entries", 0))[:SHOWN]
+    largest = sorted(record["variables"], key=lambda variable: -variable.get("table_entries", 0))[:SHOWN]
     if facts["kind"] == "bayes":
-        typer.echo("  largest     " + ", ".join(f"{each['name']} {each['table_entries']:,}" for each in largest))
+        typer.echo(
+            "  largest     " + ", ".join(f"{variable['name']} {variable['table_entries']:,}" for variable in largest)
+        )
     typer.echo("junction tree of all variables")
     entries, largest_entries, separator = (
         approximate(tree[name]) for name in ("total_entries", "largest_clique_entries", "largest_separator_entries")
@@ -300,7 +288,6 @@ def _print(network: str, evidence: str | None, record: dict[str, Any]) -> None:
 
 def _stored_line(stored: dict[str, Any]) -> str:
     from junctor.cli.display import duration
-    from junctor.planning.budget import format_bytes
 
     size = format_bytes(stored["bytes"])
     if stored["making_seconds"] is None:
@@ -310,8 +297,6 @@ def _stored_line(stored: dict[str, Any]) -> str:
 
 
 def _plan_line(plan: dict[str, Any]) -> str:
-    from junctor.planning.budget import approximate
-
     operations = approximate(plan["operations_per_row"])
     if plan["one_by_one"]:
         return (
@@ -327,7 +312,6 @@ def _plan_line(plan: dict[str, Any]) -> str:
 
 def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     from junctor.cli.display import duration
-    from junctor.planning.budget import approximate, format_bytes
 
     typer.echo(title)
     for plan in work["plans"]:
@@ -341,6 +325,7 @@ def _print_work(title: str, work: dict[str, Any], allowed: int) -> None:
     for saving in work["savings"]:
         counts = f"{approximate(saving['before']):>17} {approximate(saving['after']):>17}"
         typer.echo(f"    {saving['name']:<45}{counts} {_ratio(saving['before'], saving['after']):>10} x")
+    # Seconds of a core, not of the run, whose number of processes is chosen later.
     where = "a GPU" if work["forecast_for"] == "gpu" else "one core"
     typer.echo(
         f"  work        {approximate(work['operations'])} operations, {duration(work['seconds'])} on {where} "
@@ -363,14 +348,13 @@ def _measured(work: dict[str, Any]) -> str:
 
     on_gpu = work["forecast_for"] == "gpu"
     here = gpu_at_hand()[0] if on_gpu else cpu_name()
+    # Where a GPU is only asked about there is none here to be measured.
     if here == work["measured_on"] or (on_gpu and not count_gpus()):
         return f"measured on {work['measured_on']}"
     return f"measured on {work['measured_on']}, not on {here}: see junctor tune"
 
 
 def _ratio(before: int, after: int) -> str:
-    from junctor.planning.budget import approximate
-
     # Counts of any size do not fit a float; of an impossible pattern nothing is left.
     after = max(1, after)
     return approximate(before // after) if before >= 100 * after else f"{before / after:.2f}"

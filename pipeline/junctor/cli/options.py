@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from junctor.model.errors import JunctorError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import LEAST_SAMPLES, Method, Precision, Sampler, Stages
+from junctor.planning.budget import parse_bytes
 
 NetworkFile = Annotated[
     str,
@@ -76,8 +78,7 @@ MethodOption = Annotated[
     ),
 ]
 SamplerOption = Annotated[
-    Sampler,
-    typer.Option("--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting."),
+    Sampler, typer.Option("--sampler", help="EPIS-BN, AIS-BN, self-importance sampling or likelihood weighting.")
 ]
 Samples = Annotated[
     int | None, typer.Option(min=LEAST_SAMPLES, help="Samples of each row, learning included; 100,000 if not given.")
@@ -113,15 +114,13 @@ def compute_options(
         "spill_dir": None if spill is None else Path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
+    # Zero is a size: only what was not given is left to the defaults.
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(defaults or ComputeOptions(), **chosen)  # type: ignore[arg-type]
 
 
 def memory_size(text: str | None, option: str = "--memory") -> int | None:
     """Return the bytes that an option asks for, None for None; raises BadParameter where it is not a size."""
-    from junctor.model.errors import JunctorError
-    from junctor.planning.budget import parse_bytes
-
     try:
         return None if text is None else parse_bytes(text)
     except JunctorError as error:

@@ -26,13 +26,16 @@ def draw_tree(tree: JunctionTree, network: Network, path: str) -> None:
     except ImportError as error:
         raise InputError("a picture needs matplotlib: pip install 'junctor[plots]'") from error
     places = _places(tree)
+    # A figure without pyplot needs no display and leaves no state behind.
     width, height = (max(place[i] for place in places) + 1 for i in (0, 1))
+    # Bounded, so that trees of thousands of cliques still make a picture.
     figure = Figure(figsize=(min(60.0, 4 + 0.6 * width), min(40.0, 3 + 0.7 * height)), layout="constrained")
     axes = figure.add_subplot()
     for clique, (x, y) in zip(tree.cliques, places, strict=True):
         if clique.parent is not None:
             px, py = places[clique.parent]
             axes.plot([x, px], [-y, -py], color="0.7", linewidth=1, zorder=1)
+    # Logarithms: sizes of cliques spread over many powers of ten.
     sizes = [math.log10(math.prod(network.cardinalities[i] for i in clique.scope)) for clique in tree.cliques]
     dots = axes.scatter([x for x, _ in places], [-y for _, y in places], c=sizes, s=60, cmap="viridis", zorder=2)
     box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}

@@ -1,4 +1,4 @@
-"""Whether the user has a Prefect server, and one of our own where not; without importing Prefect, which is slow."""
+"""The user's Prefect server, or an embedded one where there is none; Prefect, which is slow, is not imported."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _SETTINGS = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
 
 
 def is_configured() -> bool:
-    """Return whether PREFECT_API_URL is set, in the environment or in the active profile."""
+    """Return True if PREFECT_API_URL is set, in the environment or in the active profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    # Read as Prefect would, because importing it takes seconds.
     try:
         profiles = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,6 +97,7 @@ class EmbeddedServer:
 
     def wait(self) -> None:
         """Wait until it answers; raises RunError where it ended instead."""
+        # The socket listens already: the request waits in its queue until the server is there, without polling.
         connection = HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)
         try:
             connection.request("GET", "/api/health")
@@ -103,6 +105,7 @@ class EmbeddedServer:
         except (OSError, HTTPException) as error:
             os.environ.pop("PREFECT_API_URL", None)
             said = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+            # The last line that says anything is the error of a traceback.
             why = next((line for line in reversed(said) if line.strip()), str(error))
             raise RunError(f"Prefect's server did not start ({why}): see {self._log}, or use --no-prefect") from error
         finally:
@@ -112,6 +115,7 @@ class EmbeddedServer:
 
     def stop(self) -> int:
         """End it and return its exit status; what was sent to it before is kept."""
+        # It ends when its standard input does, also where this process is killed.
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -132,6 +136,7 @@ class EmbeddedServer:
     def _keep(self) -> None:
         with suppress(OSError, RunError, sqlite3.Error):
             if self._database.exists() and not _empty_database().exists():
+                # SQLite's own backup: a copy of the file could miss what is still in its journal.
                 with aside(_empty_database()) as temporary:
                     source, copy = sqlite3.connect(self._database), sqlite3.connect(temporary)
                     source.backup(copy)
@@ -141,4 +146,5 @@ class EmbeddedServer:
 
 def _empty_database() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    # Another version of Prefect has other tables.
     return cache / "junctor" / f"prefect-{version('prefect')}.db"

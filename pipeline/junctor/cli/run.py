@@ -8,35 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from junctor.cli.options import (
-    AsJson,
-    CaseId,
-    Device,
-    DeviceMemory,
-    Disk,
-    Error,
-    EvidenceFile,
-    EvidenceFormat,
-    IgnoreExtra,
-    InsecureScheduler,
-    MethodOption,
-    NetworkFile,
-    NetworkFormat,
-    Overwrite,
-    PrecisionOption,
-    Quiet,
-    SamplerOption,
-    Samples,
-    Scheduler,
-    Seed,
-    Spill,
-    StagesOption,
-    Strict,
-    Threads,
-    UsePrefect,
-    Workers,
-    compute_options,
-)
+from junctor.cli import options as cli
 from junctor.model.query import Method, QueryKind
 
 if TYPE_CHECKING:
@@ -50,40 +22,40 @@ if TYPE_CHECKING:
 
 
 def run(
-    network: NetworkFile,
-    evidence: EvidenceFile,
+    network: cli.NetworkFile,
+    evidence: cli.EvidenceFile,
     output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
     targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
-    precision: PrecisionOption = "double",
-    method: MethodOption = "exact",
-    sampler: SamplerOption = "epis-bn",
-    samples: Samples = None,
-    error: Error = None,
-    stages: StagesOption = "all",
-    seed: Seed = 0,
-    case_id: CaseId = None,
-    ignore_extra: IgnoreExtra = False,
-    strict: Strict = False,
-    network_format: NetworkFormat = None,
-    evidence_format: EvidenceFormat = None,
+    precision: cli.PrecisionOption = "double",
+    method: cli.MethodOption = "exact",
+    sampler: cli.SamplerOption = "epis-bn",
+    samples: cli.Samples = None,
+    error: cli.Error = None,
+    stages: cli.StagesOption = "all",
+    seed: cli.Seed = 0,
+    case_id: cli.CaseId = None,
+    ignore_extra: cli.IgnoreExtra = False,
+    strict: cli.Strict = False,
+    network_format: cli.NetworkFormat = None,
+    evidence_format: cli.EvidenceFormat = None,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    threads: Threads = None,
+    overwrite: cli.Overwrite = False,
+    workers: cli.Workers = None,
+    threads: cli.Threads = None,
     memory: Annotated[
         str | None, typer.Option(help="What propagation may take in all workers, such as 4GiB; 60 % of what is free.")
     ] = None,
-    device: Device = None,
-    device_memory: DeviceMemory = None,
-    spill: Spill = None,
-    disk: Disk = None,
+    device: cli.Device = None,
+    device_memory: cli.DeviceMemory = None,
+    spill: cli.Spill = None,
+    disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
-    scheduler: Scheduler = None,
-    insecure_scheduler: InsecureScheduler = False,
-    prefect: UsePrefect = None,
-    json: AsJson = False,
-    quiet: Quiet = False,
+    scheduler: cli.Scheduler = None,
+    insecure_scheduler: cli.InsecureScheduler = False,
+    prefect: cli.UsePrefect = None,
+    json: cli.AsJson = False,
+    quiet: cli.Quiet = False,
 ) -> None:
     """Answer every row of EVIDENCE from NETWORK, into Parquet files.
 
@@ -94,6 +66,7 @@ def run(
     from junctor.runtime.settings import load_settings
 
     settings = load_settings()
+    # Before anything is read: a contradiction on the command line needs no minutes of work to be seen.
     sampling = Sampling(sampler, samples, error, seed, stages)
     _refuse_idle(method, sampling)
     job = Job(
@@ -110,7 +83,8 @@ def run(
         network_format=network_format,
         evidence_format=evidence_format,
     )
-    options = compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    # The command line before settings, and those before defaults.
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 
@@ -133,19 +107,15 @@ def run_and_show(
 
 
 def score(
-    job: Workload,
-    resources: Resources,
-    prefect: bool | None,
-    progress: Progress,
-    flow: Callable[[], AsFlow] = _flow,
+    job: Workload, resources: Resources, prefect: bool | None, progress: Progress, flow: Callable[[], AsFlow] = _flow
 ) -> Manifest:
     """Do `job`, as a Prefect flow or plainly.
 
     job: rows or sequences.
     resources: where the work is done.
     prefect: None for a flow where a Prefect server is configured.
-    progress: shown beside Prefect's.
-    flow: imports and returns what does the job with Prefect.
+    progress: shown in addition to Prefect's.
+    flow: imports and returns the Prefect flow.
     """
     from junctor.cli.failures import interrupted
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
@@ -153,11 +123,12 @@ def score(
     configured = is_configured()
     try:
         if not (configured if prefect is None else prefect):
+            # Without Prefect, which takes seconds to import.
             from junctor.runs.run import run as run_plainly
 
             return run_plainly(job, resources, progress)
         server = None if configured else EmbeddedServer(embed(job.directory.path))
-        # Imported beside the server, which takes longer to start.
+        # Imported while the server starts, which takes longer.
         as_flow = flow()
         if server is not None:
             server.wait()
@@ -182,6 +153,7 @@ def names_in(text: str) -> tuple[str, ...]:
     """Return the names in `A,"B, with a comma",C`; raises BadParameter for what is no such list."""
     import csv
 
+    # The quoting of CSV, which users know: names may contain commas.
     try:
         # A line without anything has no names, where there is one that is empty.
         names = next(csv.reader([text], skipinitialspace=True)) or [""]

@@ -22,7 +22,7 @@ def tune(
 ) -> None:
     """Measure plans of built-in networks, so that forecasts and choices fit this machine.
 
-    What is found lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
+    The measurements lie in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`) and goes before the measurements
     that come with the package. Runs that began earlier are not changed by it.
     """
     from junctor.calibration.blocks import calibrate_blocks
@@ -42,6 +42,7 @@ def tune(
         return
     _check_writable(path.parent)
     typer.echo(f"measuring {here.name}: up to {minutes:g} minutes, best while nothing else runs", err=True)
+    # Generators: the time of each begins with its first measurement.
     rows, opened, seconds = [], open_gpu() if device == "gpu" else None, 60 * minutes
     in_chunks = calibrate_chunks(opened, CHUNKS_SHARE * seconds)
     stored = calibrate_cliques(built_in() if opened is None else (), STORED_SHARE * seconds)
@@ -49,6 +50,7 @@ def tune(
     for name, measured in chain(in_one_piece, in_chunks, stored):
         rows += measured
         typer.echo(f"  {name}: {len(measured)} measurements", err=True)
+    # Repeats of a measurement differ by what else the machine did: the fewest seconds are the least disturbed.
     rows = fewest(rows)
     networks = len({row.network for row in rows})
     if networks < LEAST_NETWORKS:
@@ -59,9 +61,10 @@ def tune(
 
 
 def _check_writable(folder: Path) -> None:
-    """Raise InputError, before minutes of measuring, where what is found could not be kept."""
+    """Raise InputError, before minutes of measuring, where measurements could not be kept."""
     from junctor.model.errors import InputError
 
+    # Tried, not asked for: permissions do not tell about full or read-only file systems.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from junctor.cli.options import AsJson, CaseId, EvidenceFormat, IgnoreExtra, NetworkFile, NetworkFormat
+from junctor.cli import options as cli
 
 if TYPE_CHECKING:
     from junctor.evidence.read import EvidenceSource
@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 
 # Invalid rows that are shown; all of them are counted.
 SHOWN = 10
+# Rows that are checked at a time, so that a file of any size fits the memory.
 CHUNK = 65_536
 
 
 def validate(
-    network: NetworkFile,
+    network: cli.NetworkFile,
     evidence: Annotated[str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence to check against it.")] = None,
-    case_id: CaseId = None,
-    ignore_extra: IgnoreExtra = False,
-    network_format: NetworkFormat = None,
-    evidence_format: EvidenceFormat = None,
-    json: AsJson = False,
+    case_id: cli.CaseId = None,
+    ignore_extra: cli.IgnoreExtra = False,
+    network_format: cli.NetworkFormat = None,
+    evidence_format: cli.EvidenceFormat = None,
+    json: cli.AsJson = False,
 ) -> None:
     """Check NETWORK, and every row of EVIDENCE against it; exit code 3 where something is wrong."""
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
 
     model = read_network(network, network_format)
-    report: dict[str, Any] = {"network": _network_facts(model)}
+    report: dict[str, Any] = {"network": network_facts(model)}
     if evidence is not None:
         source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
         report["evidence"] = _evidence_facts(source)
@@ -41,20 +42,25 @@ def validate(
         typer.echo(json_module.dumps(report, indent=2))
     else:
         _print(network, report["network"], evidence, report.get("evidence"))
+    # After printing: a script gets the report as well as the exit code.
     if report.get("evidence", {}).get("invalid_rows"):
         raise typer.Exit(3)
 
 
-def _network_facts(network: Network) -> dict[str, Any]:
-    return {
+def network_facts(network: Network, zeros: bool = False) -> dict[str, Any]:
+    """Return a record of a network for JSON; zeros: with a count of them, for which all tables are read."""
+    facts: dict[str, Any] = {
         "name": network.name,
         "kind": network.kind,
         "variables": len(network.variables),
         "states": sum(network.cardinalities),
         "tables": len(network.factors),
         "table_entries": sum(factor.table.size for factor in network.factors),
-        "digest": network.digest,
     }
+    if zeros:
+        facts["zero_entries"] = sum(int((factor.table == 0).sum()) for factor in network.factors)
+    # The digest stays the last field: the printed document keeps its bytes.
+    return facts | {"digest": network.digest}
 
 
 def _evidence_facts(source: EvidenceSource) -> dict[str, Any]:
@@ -64,6 +70,7 @@ def _evidence_facts(source: EvidenceSource) -> dict[str, Any]:
         batch = partition.batch
         rows += batch.rows
         invalid += len(batch.invalid)
+        # Counting goes on where enough rows are shown.
         for row, reason in islice(sorted(batch.invalid.items()), SHOWN - len(shown)):
             shown.append({"row": partition.first_row + row + 1, "reason": reason})
     return {"rows": rows, "invalid_rows": invalid, "first_invalid": shown}

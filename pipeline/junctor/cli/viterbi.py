@@ -6,22 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from junctor.cli.options import (
-    AsJson,
-    Device,
-    DeviceMemory,
-    Disk,
-    InsecureScheduler,
-    Overwrite,
-    PrecisionOption,
-    Quiet,
-    Scheduler,
-    Spill,
-    Threads,
-    UsePrefect,
-    Workers,
-    compute_options,
-)
+from junctor.cli import options as cli
 from junctor.cli.run import run_and_show
 
 if TYPE_CHECKING:
@@ -31,8 +16,7 @@ if TYPE_CHECKING:
 
 def viterbi(
     model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Hidden Markov model: Parquet or JSON; or a two-slice network."),
+        str, typer.Argument(metavar="MODEL", help="Hidden Markov model: Parquet or JSON; or a two-slice network.")
     ],
     sequences: Annotated[
         str,
@@ -42,7 +26,7 @@ def viterbi(
     posteriors: Annotated[
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
     ] = False,
-    precision: PrecisionOption = "double",
+    precision: cli.PrecisionOption = "double",
     column: Annotated[str | None, typer.Option(help="List column, where there are several.")] = None,
     case_id: Annotated[str | None, typer.Option(help="Column that names the sequences; case_id if there.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the file at its first invalid sequence.")] = False,
@@ -52,22 +36,22 @@ def viterbi(
     sequences_format: Annotated[
         str | None, typer.Option(help="Format of SEQUENCES, if its name does not say: parquet, arrow.")
     ] = None,
-    overwrite: Overwrite = False,
-    workers: Workers = None,
-    threads: Threads = None,
+    overwrite: cli.Overwrite = False,
+    workers: cli.Workers = None,
+    threads: cli.Threads = None,
     memory: Annotated[
         str | None, typer.Option(help="What trellises may take in all workers, such as 4GiB; 60 % of what is free.")
     ] = None,
-    device: Device = None,
-    device_memory: DeviceMemory = None,
-    spill: Spill = None,
-    disk: Disk = None,
+    device: cli.Device = None,
+    device_memory: cli.DeviceMemory = None,
+    spill: cli.Spill = None,
+    disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Sequences in one part.")] = None,
-    scheduler: Scheduler = None,
-    insecure_scheduler: InsecureScheduler = False,
-    prefect: UsePrefect = None,
-    json: AsJson = False,
-    quiet: Quiet = False,
+    scheduler: cli.Scheduler = None,
+    insecure_scheduler: cli.InsecureScheduler = False,
+    prefect: cli.UsePrefect = None,
+    json: cli.AsJson = False,
+    quiet: cli.Quiet = False,
 ) -> None:
     """Find the most probable path of every sequence in SEQUENCES through MODEL, into Parquet files.
 
@@ -76,6 +60,7 @@ def viterbi(
     from junctor.hmm.run import SequenceJob
     from junctor.runtime.settings import load_settings
 
+    # One command for both questions: they share model, sequences and all ways to run.
     query: SequenceKind = "posteriors" if posteriors else "viterbi"
     job = SequenceJob(
         model=model,
@@ -92,7 +77,7 @@ def viterbi(
         sequences_format=sequences_format,
     )
     settings = load_settings()
-    options = compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
+    options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     resources = settings.resources_with(options, workers, scheduler, insecure_scheduler)
     run_and_show(job, resources, settings.prefect if prefect is None else prefect, quiet, json, _flow)
 

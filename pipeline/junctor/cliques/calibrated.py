@@ -57,7 +57,9 @@ class CalibratedCliques:
         shape = [sizes[v] for v in wanted]
         sums = np.full(math.prod(shape), self.algebra.zero, dtype=self.algebra.dtype)
         stored.reduce(table, view(scope, whole([sizes[v] for v in scope]), wanted, sizes), sums, self.algebra)
+        # In double precision whatever the tables, so that shares sum to 1.
         masses = sums.astype(np.float64)
+        # Logarithms are shifted first, so that the largest is 1 and nothing overflows.
         if not self.algebra.tiny:
             masses = np.exp(masses - masses.max())
         shares: npt.NDArray[np.float64] = masses / masses.sum()
@@ -75,6 +77,7 @@ class CalibratedCliques:
         """
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True)
+        # Gone first: tables of two cases must not pass for those of one.
         (home / _INDEX).unlink(missing_ok=True)
         for i in range(len(self.scopes)):
             np.save(home / f"clique-{i}.npy", self.table(i))
@@ -87,6 +90,7 @@ class CalibratedCliques:
         }
         aside = home / f".{_INDEX}"
         aside.write_text(json.dumps(index))
+        # Renaming is atomic: there is never half an index.
         aside.rename(home / _INDEX)
 
     def _find(self, name: str) -> int:
@@ -100,6 +104,7 @@ class CalibratedCliques:
         if not holding:
             names = ", ".join(repr(self.variables[v].name) for v in wanted)
             raise EvidenceError(f"no clique holds {names} together; ask about variables that share a clique")
+        # The smallest: its table takes least to be read and summed.
         size = {i: math.prod(self.variables[v].cardinality for v in self.scopes[i]) for i in holding}
         i = min(holding, key=lambda i: (size[i], i))
         return self.scopes[i], self.table(i)
@@ -122,6 +127,7 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
     return CalibratedCliques(
         tuple(Variable(name, tuple(states)) for name, states in index["variables"].items()),
         tuple(tuple(scope) for scope in index["cliques"]),
+        # Mapped, not read: a question needs one table.
         lambda i: np.load(home / f"clique-{i}.npy", mmap_mode="r"),
         _ALGEBRAS[index["numbers"]],
         -math.inf if log_evidence is None else log_evidence,

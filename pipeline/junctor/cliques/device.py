@@ -61,27 +61,28 @@ class Separators:
         """Enqueue evidence, and zeros everywhere else; returns arrays that have to live until they are copied."""
         # Everything in front of evidence.
         device.clear(self.base, self._offsets["half"], stream)
-        arrays = []
-        for operand, values in [(CliqueOperand(EVIDENCE, v), each.table) for v, each in evidence.items()]:
-            arrays.append(_sent(device, values, self.message(operand).values, stream))
+        places = {v: self.message(CliqueOperand(EVIDENCE, v)).values for v in evidence}
+        arrays = [_sent(device, likelihood.table, places[v], stream) for v, likelihood in evidence.items()]
+        # Its exponent is 0: largest entries are read by their exponents.
         half = np.array([0.5], dtype=self._dtype)
         return [*arrays, _sent(device, half, self.base + self._offsets["half"], stream)]
 
     def outcome(
         self, device: CliqueDevice, scales: Sequence[float], evidence: dict[int, Initial], lost: bool, stream: Any
     ) -> CliqueOutcome:
-        """Wait for what is enqueued, and return what was found."""
+        """Wait for what is enqueued, and return the outcome."""
         count = len(self._plan.cliques)
         mark, largest = device.host(1, np.int32), device.host(count, self._dtype)
         device.download(self.lost, mark, stream)
         device.download(self.base + self._offsets["largest"], largest, stream)
         device.synchronize(device.record(stream))
+        # The exponents by which kernels scaled messages follow from the largest entries.
         exponents = np.maximum(np.frexp(largest)[1], np.finfo(self._dtype).minexp + 1)
         up_scales = {i: float(exponent) * math.log(2) for i, exponent in enumerate(exponents)}
         # The separator of a root has one entry, which is the largest one.
         totals = {i: math.log(total) if total > 0 else -math.inf for i, total in enumerate(largest.tolist())}
-        found = log_evidence(self._plan, scales, evidence, up_scales, totals)
-        return CliqueOutcome(found, bool(mark[0]) or lost or any(each.lost for each in evidence.values()))
+        lost |= bool(mark[0]) or any(likelihood.lost for likelihood in evidence.values())
+        return CliqueOutcome(log_evidence(self._plan, scales, evidence, up_scales, totals), lost)
 
 
 def _sent(device: CliqueDevice, values: Array, address: int, stream: Any) -> Array:
@@ -119,11 +120,13 @@ def add_pass(
 
     factors = [(along(scope_of(plan, operand)), separators.message(operand)) for operand in work.factors]
     own = (along(clique.separator), separators.sums(work, work.clique).values) if work.clique in work.sums else None
+    # A table that is only summed stays as it is, and need not be written.
     changes = bool(factors) or source != target
     used = 0
     if own or changes:
         entries = math.prod(last - first for first, last in box)
         used += item * batch.scatter((source, target if changes else 0), entries, factors, own, adds, parts)
+    # Gathers read the products, so they come second.
     for i in work.sums:
         if i != work.clique:
             sums = separators.sums(work, i).values
@@ -134,6 +137,7 @@ def add_pass(
 def add_message_tasks(batch: TaskBatch, separators: Separators, plan: StoredPlan, work: CliquePass) -> None:
     """Add the tasks that make messages of the sums of a pass."""
     for i in work.sums:
+        # A downward message is divided by the upward one, which the receiver sent itself.
         before = None if i == work.clique else separators.message(CliqueOperand(UP, i))
         batch.settle(separators.sums(work, i), plan.separator_entries(i), before)
 
@@ -149,7 +153,9 @@ class ResidentExecutor:
     """
 
     def __init__(self, plan: StoredPlan, make: Make, algebra: Algebra, device: CliqueDevice, allowed: int) -> None:
-        self._plan, self._dtype, self._device = plan, algebra.dtype, device
+        self._plan = plan
+        self._dtype = algebra.dtype
+        self._device = device
         self._algebra = algebra
         self._layout(allowed)
         self._stream = device.stream()
@@ -157,9 +163,10 @@ class ResidentExecutor:
         self._ready: tuple[frozenset[int], Any] | None = None
 
     def _layout(self, allowed: int) -> None:
-        """Choose where everything lies, and allocate it."""
+        """Choose the offsets of all tables, messages and tasks, and allocate their memory."""
         plan, item = self._plan, self._dtype.itemsize
         self._separators = Separators(plan, self._dtype)
+        # Twice: the initial tables serve the next case, the others are calibrated in place.
         sizes = dict(self._separators.sizes)
         for kind in ("initial", "table"):
             sizes |= {(kind, i): plan.entries(i) * item for i in range(len(plan.cliques))}
@@ -180,19 +187,22 @@ class ResidentExecutor:
     def _bring(self, make: Make) -> tuple[list[float], bool]:
         """Copy the natural tables to the device and bring their separators to the front; returns scales and losses."""
         scales, lost = [], False
+        # One at a time: the host needs no room for all of them.
         for i in range(len(self._plan.cliques)):
             table, scale, flushed = make(i)
             scales.append(scale)
             lost |= flushed
-            kept = _sent(self._device, table, self._at("table", i), self._stream)
+            # The pinned copy must live until the device has it.
+            pinned = _sent(self._device, table, self._at("table", i), self._stream)
             self._device.synchronize(self._device.record(self._stream))
-            del kept
+            del pinned
         self.preprocess()
         return scales, lost
 
     def preprocess(self) -> None:
         """Bring the separators of the tables as they are to the front, all in one launch; makes the initial tables."""
         # Nothing is summed yet, so there is room for swaps and tasks.
+        # Swaps lie where tasks of propagation will: they are needed once.
         batch, swaps = self._permutations()
         at = self._base + self._batch
         sent = _sent(self._device, swaps, at, self._stream)
@@ -227,6 +237,7 @@ class ResidentExecutor:
                 reads = self._at("initial", work.clique) if work.first else table
                 box = whole(plan.cliques[work.clique].shape(plan.sizes))
                 used += add_pass(batch, self._separators, plan, work, box, (reads, table), parts + used, False)
+            # Passes of a stage run at once, and stages after each other: parts of sums are reused.
             most = max(most, used)
             batch.close()
             for work in stage:
@@ -236,6 +247,7 @@ class ResidentExecutor:
 
     def _graph(self, observed: frozenset[int]) -> Any:
         """Return the launches for a pattern of evidence, ready to be replayed."""
+        # The last graph is kept, for further cases of the same pattern.
         if self._ready is None or self._ready[0] != observed:
             batch, _ = self._tasks(observed, self._base + self._parts)
             launches, placed, host = upload_batch(self._device, batch, self._base + self._batch, self._stream)
@@ -248,10 +260,11 @@ class ResidentExecutor:
         """Calibrate all tables."""
         evidence = scaled_evidence(likelihoods, self._algebra)
         graph = self._graph(frozenset(likelihoods))
-        kept = self._separators.begin(self._device, evidence, self._stream)
+        pinned = self._separators.begin(self._device, evidence, self._stream)
         graph.launch(self._stream)
         outcome = self._separators.outcome(self._device, self._scales, evidence, self._lost, self._stream)
-        del kept
+        # The outcome waited for the stream, and so for the copies from pinned memory.
+        del pinned
         return outcome
 
     def table(self, clique: int) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from junctor.planning.cliques import (
 Array = npt.NDArray[Any]
 Likelihoods = Mapping[int, npt.NDArray[np.float64]]
 
-# Arrays of CHUNK entries that kernels need beside the table.
+# Arrays of CHUNK entries that kernels need in addition to the table.
 CHUNK_ARRAYS = 4
 
 
@@ -45,7 +46,7 @@ class Kernels(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class CliqueOutcome:
-    """What a propagation found: the natural log of P(e) (-inf where it is 0), and whether any product lost digits."""
+    """Result of a propagation: the natural log of P(e) (-inf where it is 0), and whether any product lost digits."""
 
     log_evidence: float
     lost: bool
@@ -68,6 +69,7 @@ def kernels_for(algebra: Algebra, entries: int) -> Kernels:
         lambda table, view, sums: stored.reduce(table, view, sums, algebra),
         permute,
     )
+    # NumPy is the specification, and fast enough for small tables.
     if entries < COMPILED_ENTRIES:
         return plain
     # Numba takes half a second to load, which whoever has a GPU or small tables is spared.
@@ -92,8 +94,10 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
     Products are made in double precision whatever the format, and rounded once.
     """
     node, wide = plan.cliques[clique], algebra if not algebra.tiny else DOUBLE
+    # Ones, or zeros in log space: a clique without factors stays like that.
     table = np.full(plan.entries(clique), wide.one, dtype=wide.dtype)
     log_scale, lost = 0.0, False
+    # In natural order; `initial_table` brings the separator to the front where the layout wants that.
     shape = [plan.sizes[v] for v in node.natural]
     for number in node.factors:
         factor = network.factors[number]
@@ -104,8 +108,8 @@ def natural_table(plan: StoredPlan, network: Network, clique: int, algebra: Alge
             start, entries = place(shape, box)
             along = view(node.natural, box, factor.scope, plan.sizes)
             lost |= kernels.scatter(table[start : start + entries], along, values)
-    made = rounded(table, algebra)
-    return Initial(made.table, log_scale + made.log_scale, lost | made.lost)
+    product = rounded(table, algebra)
+    return Initial(product.table, log_scale + product.log_scale, lost | product.lost)
 
 
 def initial_table(plan: StoredPlan, network: Network, clique: int, algebra: Algebra, kernels: Kernels) -> Initial:
@@ -140,6 +144,7 @@ def scaled(table: Array, algebra: Algebra) -> tuple[Array, float, bool]:
         shift = largest if largest > -math.inf else 0.0
         table -= shift
         return table, shift, False
+    # A power of two changes no digit, so that results do not depend on how often tables are scaled.
     _, exponent = math.frexp(largest)
     possible = table > 0
     with np.errstate(under="ignore"):
@@ -160,14 +165,15 @@ def log_evidence(
     totals: Mapping[int, float],
 ) -> float:
     """Return the natural log of P(e) from the logs of what was divided by, and of the totals of the roots before."""
-    scales, found = list(clique_scales), 0.0
+    scales, result = list(clique_scales), 0.0
+    # Children come before parents: what a clique was divided by reaches the root of its tree.
     for i, clique in enumerate(plan.cliques):
         scales[i] += sum(evidence[v].log_scale for v in clique.variables if v in evidence)
         if clique.parent is None:
-            found += scales[i] + totals[i]
+            result += scales[i] + totals[i]
         else:
             scales[clique.parent] += scales[i] + up_scales[i]
-    return found
+    return result
 
 
 def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
@@ -175,8 +181,8 @@ def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
     numbers, wide = range(len(plan.cliques)), DOUBLE.dtype.itemsize
     largest = max(plan.entries(i) for i in numbers)
     separators = [plan.separator_entries(i) for i in numbers]
-    # What a message is made of lies beside all messages; a table is made in double precision, in one order and then in
-    # another, with marks of one byte where digits may get lost.
+    # The sums of a message are in memory with all messages; a table is made in double precision, in one order and then
+    # in another, with marks of one byte where digits may get lost.
     messages = 2 * sum(separators) + max(separators)
     making = (2 * wide + 4) * largest
     scratch = CHUNK_ARRAYS * wide * min(CHUNK, largest)
@@ -186,8 +192,9 @@ def projected_bytes(plan: StoredPlan, algebra: Algebra, copies: int) -> int:
 class HostExecutor:
     """The tables in this machine's memory; passes run on the CPU, chunk by chunk.
 
-    initial: of every clique. in_place: whether the initial tables themselves become the calibrated ones, so that they
-    serve once. chunk: the most entries of a table that a kernel takes at a time.
+    initial: of every clique.
+    in_place: whether the initial tables themselves become the calibrated ones, so that they serve once.
+    chunk: the most entries of a table that a kernel takes at a time.
     """
 
     def __init__(
@@ -199,9 +206,12 @@ class HostExecutor:
         in_place: bool = False,
         chunk: int = CHUNK,
     ) -> None:
-        self._plan, self._initial, self._algebra, self._kernels = plan, initial, algebra, kernels
-        self._tables = [each.table if in_place else np.empty_like(each.table) for each in initial]
+        self._plan = plan
+        self._initial = initial
+        self._algebra = algebra
+        self._kernels = kernels
         self._chunk = chunk
+        self._tables = [table if in_place else np.empty_like(table) for table, _, _ in initial]
 
     def table(self, clique: int) -> Array:
         """Return the calibrated table of a clique."""
@@ -209,16 +219,15 @@ class HostExecutor:
 
     def propagate(self, likelihoods: Likelihoods) -> CliqueOutcome:
         """Calibrate all tables."""
-        values: dict[CliqueOperand, Array] = {}
         evidence = scaled_evidence(likelihoods, self._algebra)
-        for v, (table, _, _) in evidence.items():
-            values[CliqueOperand(EVIDENCE, v)] = table
-        lost = any(each.lost for each in (*self._initial, *evidence.values()))
+        values = {CliqueOperand(EVIDENCE, v): table for v, (table, _, _) in evidence.items()}
+        lost = any(table.lost for table in (*self._initial, *evidence.values()))
         up_scales, totals = {}, {}
-        for work in (each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage):
+        for work in chain.from_iterable(passes(self._plan, frozenset(likelihoods))):
             sums, flushed = self._pass(work, values)
             lost |= flushed
             for number, table in sums.items():
+                # Upward sums are messages as they are; downward ones are divided by what came up.
                 if number == work.clique:
                     totals[number] = self._log(float(table[0]))
                     values[CliqueOperand(UP, number)], up_scales[number], flushed = scaled(table, self._algebra)
@@ -226,7 +235,7 @@ class HostExecutor:
                     change = stored.ratio(table, values[CliqueOperand(UP, number)], self._algebra)
                     values[CliqueOperand(DOWN, number)], _, flushed = scaled(change, self._algebra)
                 lost |= flushed
-        clique_scales = [each.log_scale for each in self._initial]
+        clique_scales = [table.log_scale for table in self._initial]
         return CliqueOutcome(log_evidence(self._plan, clique_scales, evidence, up_scales, totals), lost)
 
     def _log(self, number: float) -> float:
@@ -242,6 +251,7 @@ class HostExecutor:
         for box in boxes(shape, self._chunk):
             start, entries = place(shape, box)
             chunk = self._tables[work.clique][start : start + entries]
+            # Copied chunk by chunk, while it is in the cache for what follows.
             if work.first:
                 chunk[...] = self._initial[work.clique].table[start : start + entries]
             for operand in work.factors:

@@ -11,13 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from junctor.backends.number_formats import LADDERS
 from junctor.cliques.host import projected_bytes
-from junctor.cliques.tree import LADDERS, Evidence, StoredTree, likelihoods_of
+from junctor.cliques.tree import Evidence, StoredTree, likelihoods_of
 from junctor.cost.features.cliques import asking_work
 from junctor.cost.model import stored_forecast
 from junctor.engine.engine import Engine
@@ -42,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class JointForecast:
-    """Seconds of a core that answers take by either architecture; why: stored tables are not to be had, if so.
+    """Seconds of a core by either architecture; why: reason why there are no stored tables.
 
     Plans of messages are made for the forecast, and kept.
     """
@@ -87,6 +89,7 @@ def joint_posteriors(
 
     Runs on the CPU. Raises ModelError, EvidenceError (also where the evidence is impossible) and BudgetError.
     """
+    # Checked here as well: callers of the library are not held to the type.
     if architecture not in get_args(Architecture):
         raise EvidenceError(f"found architecture {architecture!r}, expected one of {', '.join(get_args(Architecture))}")
     asked = JointQuestions(network, questions, given or {}, precision, compute_options(memory, device="cpu"))
@@ -119,21 +122,26 @@ class JointQuestions:
                 raise EvidenceError(f"found {names}, expected different variables without evidence")
         # The variable with most states of each is answered, given the others.
         self._answered = [max(question, key=lambda v: network.cardinalities[v]) for question in self._questions]
+        self._conditions = [
+            [v for v in question if v != own] for question, own in zip(self._questions, self._answered, strict=True)
+        ]
 
     def by_messages(self) -> JointPosteriors:
         """Answer by messages, all questions as one batch."""
         answers = self._engine.answer(self._batch)
         posteriors = []
         log_evidence = -math.inf
-        for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
+        parts = zip(self._questions, self._answered, self._conditions, self._rows, strict=True)
+        for question, own, conditions, rows in parts:
             logs = answers.log_value[rows]
             log_evidence = float(np.logaddexp.reduce(logs))
             if log_evidence == -math.inf:
                 raise EvidenceError("the evidence is impossible, so nothing has a posterior")
+            # Rows of impossible configurations have no posterior, but a probability: 0.
             possible = np.isfinite(logs)
             shares = np.where(possible[:, None], answers.posteriors[own][rows], 0.0).astype(np.float64)
             shares *= np.exp(logs - log_evidence)[:, None]
-            axes = [*(v for v in question if v != own), own]
+            axes = [*conditions, own]
             shape = [self.network.cardinalities[v] for v in axes]
             order = [axes.index(v) for v in question]
             posteriors.append((shares / shares.sum()).reshape(shape).transpose(order))
@@ -141,6 +149,7 @@ class JointQuestions:
 
     def from_tables(self) -> JointPosteriors:
         """Answer from stored tables."""
+        # Made for these questions alone: whoever asks again keeps a StoredTree.
         tree = StoredTree(self.network, self.precision, self._options)
         cliques = tree.propagate(self.given)
         names = [[self.network.variables[v].name for v in question] for question in self._questions]
@@ -148,21 +157,23 @@ class JointQuestions:
         return JointPosteriors("stored", cliques.log_evidence, posteriors)
 
     def forecast(self) -> JointForecast:
-        """Return what both ways take; messages are not asked about (0) where there is no other way."""
+        """Return the forecast of both ways; messages are not forecast (0) where there is no other way."""
         stored, why = self._stored
         return JointForecast(0.0 if why else self.messages_seconds(), stored, why)
 
     def messages_seconds(self) -> float:
-        """Return about what messages take, infinite where they do not fit the memory."""
+        """Return the forecast of messages in seconds, infinite where they do not fit the memory."""
+        # Before the batch is built, which would exceed the memory itself.
         if self._needed > self._engine.allowed:
             return math.inf
+        # The engine is kept: plans of the forecast serve for the answers.
         routes = forecast(self._engine, self._batch, bound=BOUND_OPERATIONS)
         if any(route.refused is not None for route in routes):
             return math.inf
         return sum(route.seconds + self._preparing(route) for route in routes)
 
     def _preparing(self, route: Route) -> float:
-        """Return about what binding the plan of a group to its numbers takes."""
+        """Return the seconds of binding the plan of a group to its numbers, about."""
         if route.plan is None:
             return 0.0
         tables, entries = len(route.plan.tables), sum(table.entries for table in route.plan.tables if table.per_case)
@@ -170,7 +181,7 @@ class JointQuestions:
 
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
-        """Return what stored tables take, and why they cannot be had."""
+        """Seconds of stored tables, and the reason where there can be none."""
         plan, algebra = plan_stored(self._engine.router.shape), LADDERS[self.precision][0]
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
@@ -187,6 +198,7 @@ class JointQuestions:
 
     @cached_property
     def _engine(self) -> Engine:
+        # Without duplicates, in the order of the questions.
         targets = tuple(dict.fromkeys(self.network.variables[v].name for v in self._answered))
         query = Query("posteriors", targets, self.precision)
         return Engine(self.network, query, self._options, expected_rows=self._rows[-1].stop)
@@ -194,14 +206,8 @@ class JointQuestions:
     @cached_property
     def _rows(self) -> list[slice]:
         """The rows of each question."""
-        sizes = self.network.cardinalities
-        rows = []
-        first = 0
-        for question, own in zip(self._questions, self._answered, strict=True):
-            last = first + math.prod(sizes[v] for v in question if v != own)
-            rows.append(slice(first, last))
-            first = last
-        return rows
+        counts = [math.prod(self.network.cardinalities[v] for v in conditions) for conditions in self._conditions]
+        return [slice(last - count, last) for count, last in zip(counts, accumulate(counts), strict=True)]
 
     @property
     def _needed(self) -> int:
@@ -217,20 +223,20 @@ class JointQuestions:
     @cached_property
     def _batch(self) -> EvidenceBatch:
         """A row for every configuration of the given variables, question after question; raises BudgetError."""
+        # Asked here, because evidence is not part of any budget of the engine.
         if self._needed > self._engine.allowed:
             advice = "ask about fewer variables at once, or allow more memory (--memory)"
             where = f"asking about {approximate(self._rows[-1].stop)} combinations by messages"
             raise Budget(self._engine.allowed).refuse(self._needed, where, advice)
         sizes, count = self.network.cardinalities, self._rows[-1].stop
-        given = {v for question, own in zip(self._questions, self._answered, strict=True) for v in question if v != own}
-        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(given)}
-        for question, own, rows in zip(self._questions, self._answered, self._rows, strict=True):
-            others = [v for v in question if v != own]
-            grid = np.indices([sizes[v] for v in others], np.int32).reshape(len(others), rows.stop - rows.start)
-            for v, column in zip(others, grid, strict=True):
+        states = {v: np.full(count, UNOBSERVED, np.int32) for v in sorted(set(chain(*self._conditions)))}
+        for conditions, rows in zip(self._conditions, self._rows, strict=True):
+            grid = np.indices([sizes[v] for v in conditions], np.int32).reshape(-1, rows.stop - rows.start)
+            for v, column in zip(conditions, grid, strict=True):
                 states[v][rows] = column
         likelihoods = {}
         for v, likelihood in self._likelihoods.items():
+            # As a state, not a likelihood: evidence that is cut out makes all tables smaller.
             if np.count_nonzero(likelihood) == 1 and likelihood.max() == 1:
                 states[v] = np.full(count, likelihood.argmax(), np.int32)
             else:

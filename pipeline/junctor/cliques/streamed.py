@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -66,12 +66,14 @@ class Pipeline:
         self._trace = trace
         self.work = device.stream()
         self._in = self.work if name == "synchronous" else device.stream()
+        # One queue for both ways where the device has one copy engine: two would only take turns.
         self._out = device.stream() if name == "two-engines" else self._in
         self._synchronous = name == "synchronous"
         self._free: list[Any] = [None] * len(slots)
         self._stored: dict[Hashable, Any] = {}
         self._waiting: deque[ChunkWriteBack] = deque()
-        self._chunks = self._groups = 0
+        self._chunks = 0
+        self._groups = 0
         # For each address of tasks: the event behind the last kernels that read it, and the memory it was copied from.
         self._done: list[Any] = [None] * len(batches)
         self._sent: list[Any] = [None] * len(batches)
@@ -103,8 +105,10 @@ class Pipeline:
         work: enqueues the kernels in a stream.
         """
         device, slot = self._device, self._chunks % len(self._slots)
+        # The slot's last chunk must be on its way out before the next one comes in.
         if any(store.slot == slot for store in self._waiting):
             self._store_all()
+        # The device waits, not the host, which enqueues ahead.
         if self._free[slot] is not None:
             device.wait(self._in, self._free[slot])
         ready = self._timed("in", self._in, lambda: device.upload(source, self._slots[slot], self._in))
@@ -117,6 +121,7 @@ class Pipeline:
         if target is not None:
             self._waiting.append(ChunkWriteBack(slot, target, ready, table))
         self._chunks += 1
+        # The baseline of the paper: nothing overlaps.
         if self._synchronous:
             self._store_all()
             device.synchronize(device.record(self.work))
@@ -149,9 +154,10 @@ class Pipeline:
 
 
 class StreamLayout(NamedTuple):
-    """What lies where on the device, in bytes: separators, parts of sums, tasks (two places in turn), slots for chunks.
+    """Offsets on the device in bytes: separators, parts of sums, tasks (two buffers in turn), slots for chunks.
 
-    size: of all of it. chunk: the most entries of a chunk.
+    size: of all of it.
+    chunk: the most entries of a chunk.
     """
 
     size: int
@@ -191,6 +197,7 @@ def tasks_of(
     for box, slot in zip(group.boxes, slots, strict=False):
         most = max(most, add_pass(batch, separators, plan, group.work, box, (slot, slot), parts, True))
         ends.append(batch.close())
+    # Messages need the sums of all chunks.
     if group.last:
         add_message_tasks(batch, separators, plan, group.work)
         ends[-1] = batch.close()
@@ -200,8 +207,8 @@ def tasks_of(
 def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int, chunk: int | None) -> StreamLayout:
     """Return the layout with the largest chunks, up to `chunk` entries, that fits the bytes allowed.
 
-    in_flight: chunks in flight at most (the paper's max_s). Raises BudgetError where not
-    even chunks of one entry fit.
+    in_flight: chunks in flight at most (the paper's max_s).
+    Raises BudgetError where not even chunks of one entry fit.
     """
     work = [widest(plan, i) for i in range(len(plan.cliques))]
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
@@ -213,12 +220,14 @@ def lay_out(plan: StoredPlan, dtype: np.dtype[Any], allowed: int, in_flight: int
         if entries == 1:
             advice = "allow more device memory, or ask for posteriors without stored cliques"
             raise Budget(allowed).refuse(layout.size, "streaming stored cliques through the device", advice)
+        # Not the exact largest: what tasks take is known only when they are laid out.
         entries = max(1, entries * 3 // 4)
 
 
 def _laid_out(
     plan: StoredPlan, dtype: np.dtype[Any], work: Sequence[CliquePass], in_flight: int, entries: int
 ) -> StreamLayout:
+    # Laid out in full, tasks included: their bytes follow from no formula.
     separators = Separators(plan, dtype)
     parts = tasks = 0
     for pass_ in work:
@@ -230,14 +239,8 @@ def _laid_out(
     batches = {("tasks", n): tasks for n in range(2)}
     slots = {("slot", n): entries * dtype.itemsize for n in range(in_flight)}
     offsets, size = side_by_side({**separators.sizes, "parts": parts, **batches, **slots})
-    return StreamLayout(
-        size,
-        separators,
-        offsets["parts"],
-        tuple(offsets[name] for name in batches),
-        tuple(offsets[name] for name in slots),
-        entries,
-    )
+    batch_offsets, slot_offsets = (tuple(offsets[name] for name in names) for names in (batches, slots))
+    return StreamLayout(size, separators, offsets["parts"], batch_offsets, slot_offsets, entries)
 
 
 class StreamedExecutor:
@@ -267,7 +270,7 @@ class StreamedExecutor:
         self._pipeline = pipeline
         self._initial = initial
         self.layout = layout
-        self._tables = [each.table if in_place else device.host(len(each.table), algebra.dtype) for each in initial]
+        self._tables = [table if in_place else device.host(len(table), algebra.dtype) for table, _, _ in initial]
         self._memory = device.allocate(self.layout.size)
         self._base = self.layout.separators.base = self._memory.ptr
 
@@ -279,11 +282,12 @@ class StreamedExecutor:
         """Calibrate all tables."""
         evidence, stream = scaled_evidence(likelihoods, self._algebra), self._device.stream()
         separators = self.layout.separators
-        kept = separators.begin(self._device, evidence, stream)
+        pinned = separators.begin(self._device, evidence, stream)
+        # Pipelines have streams of their own, which must not start before evidence is there.
         self._device.synchronize(self._device.record(stream))
-        del kept
-        self.run([each for stage in passes(self._plan, frozenset(likelihoods)) for each in stage])
-        scales, lost = [each.log_scale for each in self._initial], any(each.lost for each in self._initial)
+        del pinned
+        self.run(list(chain.from_iterable(passes(self._plan, frozenset(likelihoods)))))
+        scales, lost = [table.log_scale for table in self._initial], any(table.lost for table in self._initial)
         return separators.outcome(self._device, scales, evidence, lost, stream)
 
     def run(self, work: Sequence[CliquePass], trace: list[tuple[str, Any, Any]] | None = None) -> None:
@@ -295,6 +299,7 @@ class StreamedExecutor:
             pipeline.read(pass_.clique)
             for group in groups(self._plan, pass_, self.layout.chunk):
                 self._go_over(group, pipeline)
+        # Host code reads the tables next.
         pipeline.finish()
 
     def _go_over(self, group: ChunkGroup, pipeline: Pipeline) -> None:
@@ -306,8 +311,10 @@ class StreamedExecutor:
         launches, placed = pipeline.put_tasks(batch)
         table = self._tables[work.clique]
         source = self._initial[work.clique].table if work.first else table
+        # A table that is only summed need not come back.
         changes = bool(work.factors) or source is not table
         shape = plan.cliques[work.clique].shape(plan.sizes)
+        # The launches of a chunk are those between the ends of its predecessor and its own.
         for box, first, end in zip(group.boxes, [0, *ends], ends, strict=False):
             start, entries = place(shape, box)
             piece = slice(start, start + entries)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from junctor.cliques.streamed import PIPELINES, PipelineName
 from junctor.cost.constants import GPU
@@ -43,42 +43,47 @@ def streamings(
 
     pipeline, in_flight, chunk (entries): as the caller wants them, None for what the rates say.
     """
+    # With one copy engine, two queues are no faster than one.
     known = (pipeline,) if pipeline else tuple(name for name in PIPELINES if engines > 1 or name != "two-engines")
-    found = {
+    ways = {
         Streaming(name, count, size)
         for name, count in product(known, (in_flight,) if in_flight else IN_FLIGHT)
         for size in _sizes(plan, itemsize, allowed // count, chunk)
     }
-    times = {way: stream_seconds(plan, itemsize, way) for way in found}
-    return sorted(found, key=lambda way: (times[way], way.in_flight, -way.chunk, -PIPELINES.index(way.pipeline)))
+    times = {way: stream_seconds(plan, itemsize, way) for way in ways}
+    # Ties by fewer and larger chunks, so that the choice does not depend on the order of a set.
+    return sorted(ways, key=lambda way: (times[way], way.in_flight, -way.chunk, -PIPELINES.index(way.pipeline)))
 
 
 def _sizes(plan: StoredPlan, itemsize: int, slot: int, chunk: int | None) -> Iterator[int]:
     """Yield sizes of chunks that a slot of so many bytes may have."""
+    # No chunk is larger than a table.
     largest = max(plan.entries(i) for i in range(len(plan.cliques)))
     most = max(1, min(largest, slot // itemsize, chunk or largest))
+    # A size that the caller chose is not halved.
     yield from (most,) if chunk else sorted({max(1, most >> n) for n in range(HALVINGS + 1)})
 
 
 def stream_seconds(plan: StoredPlan, itemsize: int, way: Streaming) -> float:
-    """Return about what a case without evidence takes, its tables streamed through a device."""
-    work = (each for stage in passes(plan, frozenset()) for each in stage)
-    return sum(pass_seconds(plan.entries(each.clique) * itemsize, each, way, itemsize) for each in work)
+    """Return the forecast of a case without evidence, its tables streamed through a device, in seconds."""
+    work = chain.from_iterable(passes(plan, frozenset()))
+    return sum(pass_seconds(plan.entries(pass_.clique) * itemsize, pass_, way, itemsize) for pass_ in work)
 
 
-def pass_seconds(size: int, each: CliquePass, way: Streaming, itemsize: int) -> float:
-    """Return what a pass over a table of `size` bytes takes, in chunks as `way` has them."""
+def pass_seconds(size: int, pass_: CliquePass, way: Streaming, itemsize: int) -> float:
+    """Return the seconds of a pass over a table of `size` bytes, in chunks of a streaming."""
     chunks = -(-size // (way.chunk * itemsize))
     # What is only summed need not go back, unless it is the first time: then it becomes the calibrated table.
-    stores = each.first or bool(each.factors)
-    there = size / chunks / GPU.bus_rate
-    back = there if stores else 0.0
+    stores = pass_.first or bool(pass_.factors)
+    upload = size / chunks / GPU.bus_rate
+    download = upload if stores else 0.0
     work = size / chunks * (2 if stores else 1) / GPU.kernel_rate
     host = (1 + stores) * GPU.stream_copy + LAUNCHES * GPU.stream_launch
-    alone = there + work + back
+    latency = upload + work + download
     if way.pipeline == "synchronous":
-        return chunks * (alone + host)
-    together = max(there, back, size / chunks * 2 / GPU.bus_rate_both_ways if stores else 0.0)
-    copies = there + back if way.pipeline == "one-engine" else together
+        return chunks * (latency + host)
+    # Both ways at once the bus is slower than twice one way.
+    together = max(upload, download, size / chunks * 2 / GPU.bus_rate_both_ways if stores else 0.0)
+    copies = upload + download if way.pipeline == "one-engine" else together
     # A slot is free again when its chunk is through.
-    return alone + (chunks - 1) * max(copies, work, host, alone / way.in_flight) + host
+    return latency + (chunks - 1) * max(copies, work, host, latency / way.in_flight) + host

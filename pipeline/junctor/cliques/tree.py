@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.gpu.blocks import DEVICE_SHARE
 from junctor_kernels.gpu.stored import CliqueDevice
-from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.tables.reference import Algebra
 
+from junctor.backends.number_formats import LADDERS
 from junctor.cliques.calibrated import CalibratedCliques
 from junctor.cliques.device import ResidentExecutor
 from junctor.cliques.host import (
@@ -42,15 +44,6 @@ from junctor.runtime.machine import allowed_memory
 Said = str | int | Sequence[float] | npt.NDArray[np.float64]
 Evidence = Mapping[str, Said]
 
-# The next wider format where a product lost digits.
-LADDERS: dict[Precision, tuple[Algebra, ...]] = {
-    "single": (SINGLE, DOUBLE, LOG),
-    "double": (DOUBLE, LOG),
-    "log": (LOG,),
-}
-# Share of the free memory of a device that tables may take where nobody says how much.
-DEVICE_SHARE = 0.7
-
 
 class StoredTree:
     """A network's junction tree with stored clique tables.
@@ -60,8 +53,8 @@ class StoredTree:
     options: memory, device and device memory for the tables; those that exceed a device are streamed through it.
     cases: how many there will be, for the search of a good tree.
     pipeline: of that streaming, None for what takes least by forecast.
-    in_flight: chunks that it has under way at a time, the same.
-    chunk: bytes (or "4MiB") of one, the same.
+    in_flight: chunks in flight at a time, None likewise.
+    chunk: bytes (or "4MiB") of a chunk, None likewise.
     gpu: an opened device to use instead.
 
     Raises DeviceError, EvidenceError for names that are not known; and BudgetError, for a device at the first
@@ -96,8 +89,10 @@ class StoredTree:
         self._in_flight = in_flight
         self._chunk = None if chunk is None else parse_bytes(str(chunk))
         self._executor: tuple[Algebra, CliqueExecutor] | None = None
+        # Whether the initial tables outlive a case: not where they became its calibrated ones.
         self._reusable = True
         self._case = 0
+        # Now, not at the first case: tables of a device are checked when it says what is free.
         if self._device is None:
             self._check(self._ladder[0], 1)
 
@@ -133,6 +128,7 @@ class StoredTree:
         if self._executor is not None and self._executor[0] is algebra and self._reusable:
             return self._executor[1]
         self._executor = None
+        # Kernels for logarithms exist on the CPU only.
         on_device = self._device if algebra.tiny else None
         executor = self._on_host(algebra) if on_device is None else self._on_device(algebra, on_device)
         self._executor = (algebra, executor)
@@ -148,24 +144,28 @@ class StoredTree:
         kernels = kernels_for(algebra, self.plan.total_entries())
         allowed = self._device_memory or int(DEVICE_SHARE * device.free())
         plan, network = self.plan, self.network
+        # One table at a time passes through the host, and separators lie there: no copies of all.
         self._check(algebra, 0)
         self._reusable = True
+
+        def natural(i: int) -> Initial:
+            return natural_table(plan, network, i, algebra, kernels)
+
         try:
-            return ResidentExecutor(
-                plan, lambda i: natural_table(plan, network, i, algebra, kernels), algebra, device, allowed
-            )
+            return ResidentExecutor(plan, natural, algebra, device, allowed)
         except BudgetError:
             in_place = self._must_be_in_place(algebra)
             layout, pipeline = self.streaming(algebra, allowed, device)
 
         def pinned(i: int) -> Initial:
-            made = initial_table(plan, network, i, algebra, kernels)
-            host = device.host(len(made.table), made.table.dtype)
-            host[:] = made.table
-            return made._replace(table=host)
+            initial = initial_table(plan, network, i, algebra, kernels)
+            # Only pinned memory is copied while kernels run.
+            host = device.host(len(initial.table), initial.table.dtype)
+            host[:] = initial.table
+            return initial._replace(table=host)
 
-        initial = [pinned(i) for i in range(len(plan.cliques))]
-        return StreamedExecutor(plan, initial, algebra, device, layout, pipeline, in_place)
+        tables = [pinned(i) for i in range(len(plan.cliques))]
+        return StreamedExecutor(plan, tables, algebra, device, layout, pipeline, in_place)
 
     def streaming(self, algebra: Algebra, allowed: int, device: CliqueDevice) -> tuple[StreamLayout, PipelineName]:
         """Return the fastest way through a device that fits the bytes allowed."""
@@ -173,6 +173,7 @@ class StoredTree:
         entries = None if self._chunk is None else max(1, self._chunk // itemsize)
         engines = device.copy_engines()
         ways = streamings(self.plan, itemsize, allowed, engines, self._pipeline, self._in_flight, entries)
+        # A layout takes long to find: only the fastest way of each number of chunks in flight is laid out.
         fastest: dict[int, Streaming] = {}
         for way in ways:
             fastest.setdefault(way.in_flight, way)
@@ -182,10 +183,11 @@ class StoredTree:
                 return lay_out(self.plan, algebra.dtype, allowed, count, way.chunk), way.pipeline
             except BudgetError as error:
                 refused[count] = error
+        # Fewest chunks in flight need least: their refusal says how much memory would do.
         raise refused[min(refused)]
 
     def _must_be_in_place(self, algebra: Algebra) -> bool:
-        """Return whether there is room for one copy of the tables only; the next case then has to make them again."""
+        """Return True if only one copy of the tables fits; the next case then has to make them again."""
         self._check(algebra, 1)
         self._reusable = self.projected(algebra, 2) <= self._budget.free
         return not self._reusable
@@ -199,6 +201,7 @@ class StoredTree:
     def _result(self, algebra: Algebra, outcome: CliqueOutcome) -> CalibratedCliques:
         case = self._case
 
+        # A result of an earlier case must not answer with the tables of this one.
         def table(clique: int) -> npt.NDArray[Any]:
             if self._case != case or self._executor is None:
                 raise JunctorError("the tables of this case were replaced by those of a later one; save them before")
@@ -215,6 +218,7 @@ def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArra
 
 def _likelihood(network: Network, name: str, said: Said) -> npt.NDArray[np.float64]:
     states = network.variables[network.find(name)].states
+    # Names before numbers: states are often named "0" and "1".
     if isinstance(said, str):
         if said not in states:
             raise EvidenceError(f"{name!r} has no state {said!r}{nearest(said, states)}")

@@ -54,7 +54,7 @@ class CpuConstants(DeviceConstants):
     compiling_entry: float = 3e-8
     # Seconds a cell, to turn evidence into a likelihood. Median as above; 2026-11-21.
     likelihood: float = 1e-7
-    # Seconds a row beside arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
+    # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
     row: float = 5e-6
     # Seconds an entry operation of a row's own tree. Estimate, for the choice of such rows; 2026-11-21.
     tree_operation: float = 4e-10

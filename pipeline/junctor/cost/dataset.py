@@ -56,7 +56,7 @@ class MeasuredDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU: those have figures."""
+        """True for a GPU: those have figures."""
         return bool(self.figures)
 
 

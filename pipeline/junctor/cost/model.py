@@ -70,12 +70,8 @@ class CostModels:
 
     def to_record(self) -> dict[str, Any]:
         """Return a record that JSON can hold."""
-        return {"devices": [_record(model) for model in self.devices]}
-
-
-def _record(model: CostModel) -> dict[str, Any]:
-    by_backend = {name: asdict(coefficients) for name, coefficients in model.coefficients.items()}
-    return {"device": asdict(model.device), "prices": by_backend}
+        models = [(asdict(model.device), model.coefficients.items()) for model in self.devices]
+        return {"devices": [{"device": device, "prices": {k: asdict(v) for k, v in fits}} for device, fits in models]}
 
 
 def cost_models_from_record(record: Mapping[str, Any]) -> CostModels:
@@ -85,7 +81,7 @@ def cost_models_from_record(record: Mapping[str, Any]) -> CostModels:
         return Coefficients(tuple(fields["work"]), tuple(fields["plan"]), (fields["row"][0], fields["row"][1]))
 
     def model(fields: Mapping[str, Any]) -> CostModel:
-        by_backend = {name: coefficients(each) for name, each in fields["prices"].items()}
+        by_backend = {name: coefficients(vectors) for name, vectors in fields["prices"].items()}
         return CostModel(MeasuredDevice(**fields["device"]), by_backend)
 
     return CostModels(tuple(model(fields) for fields in record["devices"]))

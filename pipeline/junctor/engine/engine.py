@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import answer_rows
 from junctor.backends.plan_memory import ProgramCache
-from junctor.engine.patterns import PatternGroup, patterns_of
+from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.answers import INVALID, UNANSWERED, Answers, posteriors_in
@@ -37,7 +37,7 @@ logger = logging.getLogger("junctor")
 
 
 @dataclass(frozen=True, slots=True)
-class _Means:
+class _Resources:
     """What answers a batch: whether compiled code is loaded, and the GPU that answers rows, if one does."""
 
     compiled: bool
@@ -46,9 +46,7 @@ class _Means:
     @property
     def gpu(self) -> GpuRoom | None:
         """What the GPU has room for."""
-        if self.device is None:
-            return None
-        return GpuRoom(int(self.device.room), isinstance(self.device, CudaBlockDevice))
+        return None if self.device is None else GpuRoom.of(self.device)
 
 
 class Engine:
@@ -78,29 +76,14 @@ class Engine:
         store: PlanStore | None = None,
     ) -> None:
         self.router = Router(network, query, options, costs, expected_rows, workers, gpu, store)
+        self.network = network
+        self.query = query
+        self.options = options
+        self.allowed = self.router.allowed
+        # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
         self._pool = BufferPool()
-
-    @property
-    def network(self) -> Network:
-        """The network."""
-        return self.router.network
-
-    @property
-    def query(self) -> Query:
-        """What is asked of every row."""
-        return self.router.query
-
-    @property
-    def options(self) -> ComputeOptions:
-        """What the process may use."""
-        return self.router.options
-
-    @property
-    def allowed(self) -> int:
-        """Bytes that propagation may use."""
-        return self.router.allowed
 
     @property
     def programs(self) -> tuple[ProgramCache, ...]:
@@ -115,16 +98,9 @@ class Engine:
         router, key = self.router, (options, workers)
         # Pools alike are equal, but those that only plan have no client, and a closed one is of no use.
         if key not in self._variants or self._variants[key].router.workers is not workers:
-            variant = Engine(
-                router.network,
-                router.query,
-                options,
-                lambda: router.cost_models,
-                router.expected_rows,
-                workers,
-                router.gpu,
-                router.store,
-            )
+            # Models are fitted once for all variants, and only if one of them asks.
+            costs, rows = lambda: router.cost_models, router.expected_rows
+            variant = Engine(self.network, self.query, options, costs, rows, workers, router.gpu, router.store)
             variant._variants = self._variants
             self._variants[key] = variant
         return self._variants[key]
@@ -140,95 +116,88 @@ class Engine:
         """Return the answers to all rows of `batch`, in its order.
 
         reserved: bytes of earlier answers.
-        Raises BudgetError where rows that would have to go in chunks beside these may do without once they are gone.
+        Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
         groups = self.router.groups(batch)
         compiled = self.router.loads_compiled(groups, batch)
+        # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         memory, device = self._answer_memory(self._size(batch), reserved, device)
         answers = self.blank(batch, memory)
         budget = Budget(self.allowed, answers.nbytes + reserved, reserved)
-        means = _Means(compiled, device)
+        resources = _Resources(compiled, device)
         for group in groups:
-            self._answer_group(group, batch, answers, budget, means)
+            self._answer_group(group, batch, answers, budget, resources)
+        # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
         left_out = np.flatnonzero(answers.status == UNANSWERED)
         if left_out.size:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
 
     def _answer_group(
-        self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, means: _Means
+        self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
-        """Write the answers to the rows of a group; budget: beside the answers to the batch."""
+        """Write the answers to the rows of a group; budget: in addition to the answers to the batch."""
         kept = self._fixed()
-        route = self.router.route(group, batch, budget, means.compiled, means.gpu, kept)
+        route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept)
         if route.refused is not None:
             raise route.refused
+        # What the route has no room for goes before its rows are answered, or both would be in memory at once.
+        self._programs = {key: self._programs[key] for key in kept if key in self._programs}
         budget = Budget(budget.allowed, route.memory.reserved, budget.passing)
         unique = route.group.unique
         if unique is None:
-            self._execute(route, group.rows, batch, answers, budget, kept, means)
+            self._execute(route, group.rows, batch, answers, budget, resources)
             return
         size = self._size(unique.batch)
-        memory = fresh(size) if means.device is None else means.device.host(size)
+        memory = fresh(size) if resources.device is None else resources.device.host(size)
         different = self.blank(unique.batch, memory)
-        self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, kept, means)
+        self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
+        # Equal rows get equal bytes: copies, not answers of their own.
         unique.spread(different, answers)
 
     def _execute(
-        self,
-        route: Route,
-        rows: npt.NDArray[np.int64],
-        batch: EvidenceBatch,
-        answers: Answers,
-        budget: Budget,
-        kept: Mapping[PlanKey, int],
-        means: _Means,
+        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         if route.chunks is not None:
-            self._answer_in_chunks(route, rows, batch, answers, budget.free, means)
+            self._answer_in_chunks(route, rows, batch, answers, budget.free, resources)
         elif route.backend is Backend.ROW_TREES:
             row_engine = self.router.row_engine
-            row_engine.allow(budget.free - sum(kept.values()), self.router.working)
+            row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
             left = row_engine.answer(batch, rows, answers)
+            # Rows whose tree does not fit: they get a plan, like any group.
             for group in patterns_of(batch).exact(left) if left.size else []:
-                self._answer_group(group, batch, answers, budget, means)
+                self._answer_group(group, batch, answers, budget, resources)
         else:
-            answer_rows(self._program(route, kept, means.device), batch, rows, answers)
+            answer_rows(self._program(route, resources.device), batch, rows, answers)
 
-    def _program(self, route: Route, kept: Mapping[PlanKey, int], device: BlockDevice | None) -> ProgramCache:
-        """Return the plan of a route ready to run; programs that are not `kept` are dropped."""
+    def _program(self, route: Route, device: BlockDevice | None) -> ProgramCache:
+        """Return the plan of a route ready to run."""
         assert route.plan is not None
         assert route.sizes is not None
         router = self.router
         key = router.key(route.group.pattern, route.uses)
         program = self._programs.pop(key, None)
-        self._programs = {other: self._programs[other] for other in kept if other in self._programs}
         if program is None:
             program = ProgramCache(self.network, route.plan, router.ladder, route.sizes.memory)
+        # Blocks may differ from those of the last batch: fewer rows, or less memory left by the answers.
         program.use(route.sizes, device, router.costs if device is not None else None)
         self._programs[key] = program
         return program
 
     def _answer_in_chunks(
-        self,
-        route: Route,
-        rows: npt.NDArray[np.int64],
-        batch: EvidenceBatch,
-        answers: Answers,
-        free: int,
-        means: _Means,
+        self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int, resources: _Resources
     ) -> None:
         """Write the answers to rows whose plan exceeds the memory, all of which is theirs."""
-        self._programs.clear()
         for row_engine in self.router.store.row_engines.values():
             row_engine.allow(0)
         chunks = route.chunks
+        # Rows that lose digits in one number format come back, and are cut anew: entries of the next one are wider.
         for algebra in self.router.ladder:
             if chunks is None:
-                chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, means.gpu)
+                chunks = self.router.chosen_chunks(route.group.pattern, route.uses, algebra, free, resources.gpu)
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
-            program = self._chunk_program(chunks, algebra, means.device)
+            program = self._chunk_program(chunks, algebra, resources.device)
             rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
             if not rows.size:
                 return
@@ -241,6 +210,7 @@ class Engine:
             return router.workers.program(chunks, router.network, algebra)
         if not isinstance(device, CudaBlockDevice) or not chunks.limits.on_gpu:
             return program_of(chunks, router.network, algebra)
+        # Only chunks are spread over several GPUs.
         others = open_other_gpus(self.options.device_memory) if self.options.all_gpus else ()
         return program_of(chunks, router.network, algebra, device, *others)
 
@@ -257,21 +227,20 @@ class Engine:
     def _answer_memory(
         self, size: int, reserved: int, device: BlockDevice | None
     ) -> tuple[npt.NDArray[Any], BlockDevice | None]:
-        """Return memory for posteriors, and the GPU that can write to it.
-
-        Memory of earlier answers of `reserved` bytes may wait for the next batch.
-        """
+        """Return memory for posteriors, and the GPU that can write to it; reserved: bytes of earlier answers."""
+        # From the pool: memory of earlier answers serves again once they are written.
         if device is not None:
             try:
                 return self._pool.lend(size, device.host, reserved), device
             except MemoryError as error:
+                # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)
         return self._pool.lend(size, fresh, reserved), None
 
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any] | None = None) -> Answers:
-        """Return answers to be written, their posteriors in one piece of memory, so that compiled code finds them.
+        """Return answers to be written, their posteriors in one piece of memory for compiled code.
 
-        That is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
+        The memory is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
         """
         status = np.full(batch.rows, UNANSWERED, dtype=np.int8)
         invalid = list(batch.invalid)
@@ -281,6 +250,7 @@ class Engine:
         memory = fresh(self._size(batch)) if memory is None else memory
         memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
         tables = {} if explain else posteriors_in(memory, targets, self.network.cardinalities, batch.rows)
+        # Nobody answers invalid rows: their numbers are set here.
         for table in tables.values() if invalid else ():
             table[invalid] = np.nan
         return Answers(

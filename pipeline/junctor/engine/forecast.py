@@ -1,4 +1,4 @@
-"""What batches of evidence will take, known before any of them is propagated: the seconds of routes, added up."""
+"""Forecasts of batches of evidence before any of them is propagated: the seconds of their routes, added up."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from junctor_kernels.tables.reference import LOG, Algebra
 from junctor.backends.numpy import Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.cost.constants import CPU
+from junctor.cost.features.plans import plan_work
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
 from junctor.engine.patterns import patterns_of
@@ -43,12 +44,12 @@ SURVEYED_PATTERNS = 16
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """What the batches of a run will take.
+    """Forecast of the batches of a run.
 
     needed: bytes at the least.
     seconds: of one core.
-    gpu_seconds: of a GPU that was asked about; infinite where none was.
-    chunked_seconds: those of one core for rows in chunks.
+    gpu_seconds: of the GPU that was asked about, infinite without one.
+    chunked_seconds: of one core, for rows in chunks.
     """
 
     needed: int
@@ -65,7 +66,7 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
 
     engine: that will answer them.
     batches: the first ones of the run, read one after the other.
-    count: of all batches.
+    count: number of all batches.
     gpu: cost model of a GPU that is asked about.
     """
     router = engine.router
@@ -75,6 +76,7 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
     seen: list[Pattern] = []
     started = time.monotonic()
     for batch in batches:
+        # After reading the batch, which may take longer than its forecast.
         if time.monotonic() - started > limit:
             break
         if seconds and not _has_new_patterns(router, batch, seen):
@@ -84,12 +86,14 @@ def survey(engine: Engine, batches: Iterable[EvidenceBatch], count: int, gpu: Co
             if route.refused is not None:
                 raise route.refused
         needed = max((needed, *(route.memory.needed for route in routes)))
+        # Those with the fewest observed variables first: they cover most others.
         seen = sorted([*seen, *(route.group.pattern for route in routes)], key=lambda pattern: len(pattern.sliced))
         seconds.append(sum(route.seconds for route in routes))
         if gpu is not None:
             on_gpu += sum(gpu_seconds(router, route, gpu) for route in routes)
         chunked += sum(route.seconds for route in routes if route.chunks is not None)
         if len(seconds) == 1:
+            # The first batch does not count: its plans serve the run as well.
             started, limit = time.monotonic(), max(SURVEY_SECONDS, SURVEY_SHARE * count * seconds[0])
     share = count / max(1, len(seconds))
     return RunForecast(needed, share * sum(seconds), share * on_gpu, share * chunked)
@@ -103,7 +107,7 @@ def _has_new_patterns(router: Router, batch: EvidenceBatch, seen: Sequence[Patte
 
 
 def _covers(router: Router, pattern: Pattern, observed: frozenset[int], soft: frozenset[int]) -> bool:
-    # Whatever is observed too makes tables smaller, but with targets it can also make more of the network matter.
+    # More evidence makes tables smaller, but with targets it can also make more of the network matter.
     evidence = pattern.sliced | pattern.weighted
     grows = router.query.targets is not None and not (observed | soft) <= evidence
     return pattern.sliced <= observed and not grows
@@ -121,6 +125,7 @@ def forecast(engine: Engine, batch: EvidenceBatch, bound: int = 0) -> list[Route
 
 def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0) -> Route:
     """Return a route with its forecast: seconds of one core, or of a GPU where one is used, and counts of work."""
+    # Refused rows get the seconds of NumPy: they show how far out of reach they are.
     if route.refused is not None:
         return replace(route, seconds=min(route.operations, MOST_OPERATIONS) * CPU.numpy_operation)
     if route.backend is Backend.ROW_TREES:
@@ -130,6 +135,7 @@ def estimate(router: Router, route: Route, batch: EvidenceBatch, bound: int = 0)
     plan = route.plan
     assert plan is not None
     once = min(plan.shared_operations, MOST_OPERATIONS) * CPU.numpy_operation + route.rows * CPU.row
+    # Shared operations are done once, in NumPy, on any backend.
     seconds = once + _seconds(router, route, plan, bool(plan.case_operations <= bound))
     reason = _kernels(router, plan, route.group.answered) if route.backend is Backend.GPU else route.reason
     work = {"operations": float(min(route.operations, MOST_OPERATIONS)), "steps": float(len(plan.steps))}
@@ -150,19 +156,18 @@ def _kernels(router: Router, plan: Plan, rows: int) -> str:
 
 
 def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
-    """Return what rows of a plan take on the backend of their route."""
+    """Return the seconds of a route's rows on its backend."""
     sizes, rows, first = route.sizes, route.group.answered, router.ladder[0]
     assert sizes is not None
     if not bind and rows * plain_seconds(plan) < CPU.fitted_forecast:
         return rows * plain_seconds(plan)
-    from junctor.cost.features.plans import plan_work
-
     if route.backend is Backend.GPU:
-        return _on_gpu(router, route, plan, bind)
+        return _on_gpu(router, route, plan) if bind else _plan_on_gpu(plan, first, rows, router.costs)
     if route.backend is not Backend.CPU:
         backend = f"{'entries' if sizes.entry_threads else 'plain'}-{'log' if first is LOG else 'double'}"
         work = plan_work(plan, len(plan.steps), sizes.cases(first.dtype.itemsize), rows)
         return router.costs.seconds(backend, work)
+    # Blocks of explanations have other loops, which were not measured.
     if router.query.kind == "mpe":
         return min(rows * plan.case_operations, MOST_OPERATIONS) * CPU.compiled_operation
     if not bind:
@@ -174,28 +179,25 @@ def _seconds(router: Router, route: Route, plan: Plan, bind: bool) -> float:
     return router.costs.seconds("cpu", program.work(rows))
 
 
-def _on_gpu(router: Router, route: Route, plan: Plan, bind: bool) -> float:
-    """Return what rows of a plan take on a GPU, which need not be here."""
+def _on_gpu(router: Router, route: Route, plan: Plan) -> float:
+    """Return the seconds of a plan that is bound to its numbers, on a GPU that need not be here."""
     from junctor.backends.gpu_plan import GpuBlocks
 
-    rows, algebra, costs = route.group.answered, router.ladder[0], router.costs
-    if not bind:
-        return _plan_on_gpu(plan, algebra, rows, costs)
     assert route.sizes is not None
-    program = Program(plan, router.network, algebra)
-    return GpuBlocks(program, rows, router.gpu_room().bytes, route.sizes.room, costs).seconds(rows)
+    program, rows = Program(plan, router.network, router.ladder[0]), route.group.answered
+    return GpuBlocks(program, rows, router.gpu_room().bytes, route.sizes.room, router.costs).seconds(rows)
 
 
 def _plan_on_gpu(plan: Plan, algebra: Algebra, rows: int, costs: CostModel) -> float:
     from junctor.backends.gpu_plan import FEWEST_CASES
-    from junctor.cost.features.plans import plan_work
 
+    # A plan alone is forecast by the kernels for many cases; log space has only those for few.
     backend = f"few-{algebra.name}" if algebra is LOG else f"many-{algebra.name}"
     return costs.seconds(backend, plan_work(plan, stages_of(plan).count, min(rows, FEWEST_CASES), rows))
 
 
 def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
-    """Return what a GPU would take for a route, or the route's own seconds where no GPU would answer its rows.
+    """Return the seconds of a route on a GPU, or the route's own where no GPU would answer its rows.
 
     gpu: cost model of that GPU, which need not be the router's.
     """
@@ -210,9 +212,11 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
 
     group, row_engine = route.group, router.row_engine
     sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
-    trees = [row_engine.work(one.pattern.sliced, one.pattern.weighted) for one in sample]
-    seconds = [row_engine.seconds(one.pattern.sliced, one.pattern.weighted) for one in sample]
+    evidence = [(exact.pattern.sliced, exact.pattern.weighted) for exact in sample]
+    trees = [row_engine.work(*marks) for marks in evidence]
+    seconds = [row_engine.seconds(*marks) for marks in evidence]
     share = group.answered / len(sample)
+    # Rows with larger trees do without one: they get a plan.
     entries = max((entries for _, entries, _ in trees if entries <= row_engine.entries), default=0)
     size = room_bytes(router.network, int(entries)) + route.memory.reserved
     operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
@@ -223,6 +227,7 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
 
 def tree_of(shape: Shape) -> JunctionTree:
     """Return the junction tree of all variables, as it is without evidence."""
+    # Without targets nothing is left out: the tree that is shown is that of the whole network.
     everything = range(len(shape.cardinalities))
     graph = moral_graph(len(everything), shape.scopes)
     return junction_tree(best_order(graph, mask_of(everything), shape.cardinalities, TREE_ROWS), shape)

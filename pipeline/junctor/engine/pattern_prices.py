@@ -1,6 +1,6 @@
-"""What rows take, in seconds of one core, before any of them is planned: the prices that a choice of groups asks for.
+"""Prices of rows before any of them is planned, in seconds of one core; asked for by the choice of groups.
 
-What a row takes was measured (`speeds`); the constants (`cost.constants`) are coarse, good to a factor of two.
+What a row takes was measured (`cost.model`); the constants (`cost.constants`) are coarse, good to a factor of two.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable
 
 
 def compiled_prices(
-    work: Callable[[Pattern], Work], allowed: int, alone: float, speed: tuple[float, float]
+    work: Callable[[Pattern], Work], allowed: int, per_row: float, coefficients: tuple[float, float]
 ) -> PatternPricer:
-    """Return prices from the trees of the row engine, which are found in a millisecond.
+    """Return prices from the trees of the row engine, which take a millisecond to build.
 
-    work: entry operations, entries and number of the tables of such a tree. allowed: bytes that a plan may take. alone:
-    seconds of a row by itself, infinite where that cannot be. speed: seconds of an entry operation and of a table.
+    work: entry operations, entries and number of the tables of such a tree.
+    allowed: bytes of a plan.
+    per_row: seconds of a row with a tree of its own, infinite where that cannot be.
+    coefficients: seconds of an entry operation and of a table.
     """
 
     def row(pattern: Pattern) -> float:
         operations, _, tables = work(pattern)
         likelihoods = len(pattern.weighted) * CPU.likelihood
-        return operations * speed[0] + tables * speed[1] + likelihoods
+        return operations * coefficients[0] + tables * coefficients[1] + likelihoods
 
     def once(pattern: Pattern) -> float:
         _, entries, tables = work(pattern)
         return tables * ONCE_TABLE_SECONDS + entries * ONCE_ENTRY_SECONDS
 
-    def fits(pattern: Pattern) -> bool:
-        return work(pattern)[1] * 8 < allowed
-
-    return PatternPricer(row, once, fits, alone)
+    # Messages in double precision; a plan takes about as much for a single case.
+    return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row)
 
 
-def alone_seconds(rows: RowEngine, found: Patterns) -> float:
-    """Return what a row by itself takes, the mean over some patterns."""
-    sampled = range(0, len(found.counts), -(-len(found.counts) // SAMPLED_PATTERNS))
-    return sum(rows.seconds(found.observed(p), found.soft(p)) for p in sampled) / len(sampled)
+def row_tree_seconds(rows: RowEngine, patterns: Patterns) -> float:
+    """Return the seconds of a row with a tree of its own, the mean over some patterns."""
+    # Evenly spread, because patterns are sorted by their rows, and rare ones may differ from common ones.
+    sampled = range(0, len(patterns.counts), -(-len(patterns.counts) // SAMPLED_PATTERNS))
+    return sum(rows.seconds(patterns.observed(p), patterns.soft(p)) for p in sampled) / len(sampled)

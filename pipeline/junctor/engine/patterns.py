@@ -33,9 +33,12 @@ MOST_TRIALS = 24
 class Patterns:
     """The evidence patterns of the valid rows of a batch, most frequent first.
 
-    variables: of the columns, those with observed states before those with likelihoods. hard: columns of the former.
-    marks: bool [patterns, columns], where there is evidence. counts: rows of each pattern. numbers: the pattern of each
-    row in `rows`, which lists the valid rows.
+    variables: of the columns, those with observed states before those with likelihoods.
+    hard: number of columns with observed states.
+    marks: bool [patterns, columns], where there is evidence.
+    counts: int64 [patterns], rows of each pattern.
+    numbers: int64, the pattern of each valid row.
+    rows: int64, the valid rows.
     """
 
     variables: tuple[int, ...]
@@ -83,16 +86,18 @@ class PatternGroup:
 
 @dataclass(frozen=True, slots=True)
 class PatternPricer:
-    """What an engine asks for, in seconds.
+    """Prices of an engine, in seconds.
 
-    row: a row of a plan for a pattern. once: to make that plan. alone: a row by itself, infinite where that cannot be.
+    row: a row of a plan for a pattern.
+    once: to make that plan.
     fits: whether a plan for a pattern fits the memory.
+    per_row: a row with a tree of its own, infinite where that cannot be.
     """
 
     row: Callable[[Pattern], float]
     once: Callable[[Pattern], float]
     fits: Callable[[Pattern], bool]
-    alone: float = math.inf
+    per_row: float = math.inf
 
 
 def patterns_of(batch: EvidenceBatch) -> Patterns:
@@ -102,18 +107,18 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     rows = np.flatnonzero(valid)
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
     ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
-    apart: dict[int, Mask] = {}
+    distinguishing: dict[int, Mask] = {}
     for column, all_seen in enumerate(_columns(batch, hard, soft)):
         seen = all_seen if rows.size == batch.rows else all_seen[rows]
         often = np.count_nonzero(seen)
         ever[column] = often > 0
-        # Columns that are the same in all rows tell none apart, and often all are.
+        # Columns that are the same in all rows distinguish none, and often all are.
         if 0 < often < rows.size:
-            apart[column] = seen
-    told = np.array(list(apart.values()), dtype=np.bool_).reshape(len(apart), rows.size).T
-    told, counts, numbers = _distinct(told, np.ones(rows.size, dtype=np.int64))
-    marks = np.repeat(ever[None, :], len(told), axis=0)
-    marks[:, list(apart)] = told
+            distinguishing[column] = seen
+    columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
+    columns, counts, numbers = _distinct(columns, np.ones(rows.size, dtype=np.int64))
+    marks = np.repeat(ever[None, :], len(columns), axis=0)
+    marks[:, list(distinguishing)] = columns
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
 
 
@@ -128,22 +133,25 @@ def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> 
 
 
 class PatternChoice:
-    """The cheapest way found to answer the rows of a batch of several patterns: `groups`, and the `seconds` it takes.
+    """The cheapest answers to the rows of a batch of several patterns: their `groups`, and `seconds` in all.
 
     search: whether sets of loose columns are tried; each of them asks for some prices.
     """
 
-    def __init__(self, found: Patterns, prices: PatternPricer, search: bool = False) -> None:
-        self._found = found
+    def __init__(self, patterns: Patterns, prices: PatternPricer, search: bool = False) -> None:
+        self._patterns = patterns
         self._prices = prices
-        self._is_hard = np.arange(len(found.variables)) < found.hard
-        shared = self._pattern(found.marks, ~self._common(found.marks))
+        self._is_hard = np.arange(len(patterns.variables)) < patterns.hard
+        shared = self._pattern(patterns.marks, ~self._common(patterns.marks))
         together = prices.row(shared) if prices.fits(shared) else math.inf
-        self._alone = prices.alone < together
-        self._rest = min(prices.alone, together)
-        step = -(-len(found.counts) // MOST_PATTERNS)
-        self._marks, self._counts = found.marks[::step], found.counts[::step]
-        self._scale = found.counts.sum() / self._counts.sum()
+        self._per_row = prices.per_row < together
+        # Price of a row that is not worth a plan of its pattern.
+        self._rest = min(prices.per_row, together)
+        step = -(-len(patterns.counts) // MOST_PATTERNS)
+        self._marks = patterns.marks[::step]
+        self._counts = patterns.counts[::step]
+        # Sampled patterns stand for all rows.
+        self._scale = patterns.counts.sum() / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
         self.seconds = self._total(self._loose)
         if search:
@@ -151,10 +159,11 @@ class PatternChoice:
 
     def _search(self) -> None:
         """Find columns that are better left loose: they cost little and are often missing."""
-        share = self._found.counts @ self._found.marks / self._found.counts.sum()
-        # What is observed in fewer rows than not would only tell rows apart.
+        share = self._patterns.counts @ self._patterns.marks / self._patterns.counts.sum()
+        # What is observed in fewer rows than not would only split groups.
         seldom = (share < 0.5) | ~self._is_hard
         order = self._by_price(seldom, share)
+        # Prefixes of one order instead of all sets, which are too many.
         for count in sorted({round(len(order) * i / MOST_TRIALS) for i in range(MOST_TRIALS + 1)}):
             loose = seldom.copy()
             loose[order[:count]] = True
@@ -164,22 +173,20 @@ class PatternChoice:
 
     def groups(self) -> list[PatternGroup]:
         """Return the groups: patterns that are worth a plan, then the rest."""
-        found, loose = self._found, self._loose
-        marks, counts, numbers = _distinct(found.marks & ~loose, found.counts)
+        patterns, loose = self._patterns, self._loose
+        marks, counts, numbers = _distinct(patterns.marks & ~loose, patterns.counts)
         worth = self._worth(counts, self._seconds(marks[0], loose))
-        patterns = [self._pattern(found.marks[numbers == p], loose) for p in range(worth)]
-        group_of_pattern = np.minimum(numbers, len(patterns))
-        group_of_row = group_of_pattern[found.numbers]
-        members = [np.flatnonzero(group_of_pattern == g) for g in range(len(patterns) + 1)]
-        groups = [
-            PatternGroup(pattern, found.rows[group_of_row == g], len(members[g])) for g, pattern in enumerate(patterns)
-        ]
+        planned = [self._pattern(patterns.marks[numbers == p], loose) for p in range(worth)]
+        # Sorted by counts: those worth a plan come first, and the last group takes the rest.
+        group_of_pattern = np.minimum(numbers, worth)
+        group_of_row = group_of_pattern[patterns.numbers]
+        rows = [patterns.rows[group_of_row == g] for g in range(worth + 1)]
+        members = [np.flatnonzero(group_of_pattern == g) for g in range(worth + 1)]
+        groups = [PatternGroup(pattern, rows[g], len(members[g])) for g, pattern in enumerate(planned)]
         if members[-1].size:
-            marks = found.marks[members[-1]]
+            marks = patterns.marks[members[-1]]
             shared = self._pattern(marks, ~self._common(marks))
-            groups.append(
-                PatternGroup(shared, found.rows[group_of_row == len(patterns)], len(members[-1]), self._alone)
-            )
+            groups.append(PatternGroup(shared, rows[-1], len(members[-1]), self._per_row))
         return groups
 
     def _by_price(self, seldom: Mask, share: npt.NDArray[np.float64]) -> list[int]:
@@ -188,6 +195,7 @@ class PatternChoice:
         # Rounded, so that the next batch of the same kind gets the same order, and its plans serve again.
         missing = 2.0 ** np.round(np.log2(1 - share[often]))
         base = self._price(~seldom, seldom)
+        # What a loose column adds to the price of a row, over the share of rows that it unites with others.
         added = []
         for column, rows in zip(often, missing, strict=True):
             loose = seldom.copy()
@@ -217,16 +225,17 @@ class PatternChoice:
             return len(counts)
         if row >= self._rest:
             return 0
+        # A plan pays where what its rows save exceeds what it takes to make.
         return int(np.count_nonzero(counts * (self._rest - row) > once))
 
     def _price(self, sliced: Mask, loose: Mask) -> float:
         return self._prices.row(self._pattern((sliced | loose)[None, :], loose))
 
     def _pattern(self, marks: Mask, loose: Mask) -> Pattern:
-        """Return the pattern that serves all `marks`: what all have is cut out unless it is loose, the rest enters."""
+        """Return the pattern that serves all `marks`: columns of all are cut out unless loose, the others enter."""
         sliced = self._common(marks) & ~loose
         weighted = marks.any(axis=0) & ~sliced
-        variables = np.array(self._found.variables, dtype=np.int64)
+        variables = np.array(self._patterns.variables, dtype=np.int64)
         return Pattern(frozenset(variables[sliced].tolist()), frozenset(variables[weighted].tolist()))
 
     def _common(self, marks: Mask) -> Mask:
@@ -236,6 +245,7 @@ class PatternChoice:
 
 def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
+    # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
     # A leading bit keeps the key from being empty where there are no columns at all.
@@ -243,6 +253,7 @@ def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
     _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
     numbers = numbers.ravel()
+    # Ties by their first row, so that the order does not depend on how bits are packed.
     totals = np.bincount(numbers, weights=counts, minlength=len(first)).astype(np.int64)
     order = np.lexsort((first, -totals))
     place = np.empty(len(order), dtype=np.int64)

@@ -16,15 +16,17 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from junctor_kernels.gpu.blocks import DEVICE_SHARE
+from junctor_kernels.gpu.blocks import DEVICE_SHARE, CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.cost.constants import CPU, GPU
-from junctor.cost.features.plans import PLAN_WORK
-from junctor.engine.pattern_prices import Work, alone_seconds, compiled_prices, plain_prices, plain_seconds
+from junctor.cost.dataset import MeasuredDevice
+from junctor.cost.features.plans import plan_counts
+from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
+from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
 
     from junctor.backends.row_trees import RowEngine
-    from junctor.cost.model import CostModel, CostModels
     from junctor.out_of_core.cluster.workers import WorkerPool
 
 # Plans, and programs (plans with their numbers), that are kept for the next batch.
@@ -63,7 +64,7 @@ UNIQUE_SHARE = 0.25
 COMPILED_SECONDS = CPU.compiled_work
 
 Key = TypeVar("Key")
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 # A plan is made for a pattern and a rounded count of rows.
 PlanKey = tuple[Pattern, int]
 
@@ -137,7 +138,7 @@ class Route:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU of this process or of workers does the work."""
+        """True if a GPU of this process or of workers does the work."""
         return self.backend is Backend.GPU or (self.chunks is not None and self.chunks.limits.on_gpu)
 
     @property
@@ -161,6 +162,12 @@ class GpuRoom:
 
     bytes: int
     chunks: bool
+
+    @classmethod
+    def of(cls, device: BlockDevice) -> GpuRoom:
+        """Return the room of an opened GPU."""
+        # Chunks need CUDA streams; stand-ins for a GPU answer blocks only.
+        return cls(int(device.room), isinstance(device, CudaBlockDevice))
 
 
 @dataclass(eq=False, slots=True)
@@ -217,12 +224,14 @@ class Router:
         What was planned before changes nothing: a run that goes on after an interruption makes the same plans.
         """
         key = self.key(pattern, rows)
-        if key not in self.store.plans:
-            _make_place(self.store.plans, KEPT_PLANS)
+
+        def compiled() -> Plan:
             targets = None if self.query.targets is None else self.targets
+            # A search makes millions of small objects, none of which is garbage before its end.
             with collector_paused():
-                self.store.plans[key] = compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", key[1])
-        return self.store.plans[key]
+                return compile_plan(self.shape, pattern, targets, self.query.kind == "mpe", key[1])
+
+        return _cached(self.store.plans, key, KEPT_PLANS, compiled)
 
     def key(self, pattern: Pattern, rows: int) -> PlanKey:
         """Return the key of the plan for a pattern that so many rows will use."""
@@ -231,12 +240,9 @@ class Router:
 
     def plan_memory(self, pattern: Pattern, rows: int = 1) -> PlanMemory:
         """Return the memory of the plan for `pattern`."""
-        key = self.key(pattern, rows)
-        if key not in self.store.memories:
-            _make_place(self.store.memories, KEPT_PLANS)
-            compiles = self.ladder[0] is not reference.LOG
-            self.store.memories[key] = PlanMemory(self.plan(pattern, rows), len(self.ladder), compiles)
-        return self.store.memories[key]
+        formats, compiles = len(self.ladder), self.ladder[0] is not reference.LOG
+        key, memories = self.key(pattern, rows), self.store.memories
+        return _cached(memories, key, KEPT_PLANS, lambda: PlanMemory(self.plan(pattern, rows), formats, compiles))
 
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
@@ -245,8 +251,8 @@ class Router:
             choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
-                alone = alone_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
-                prices = compiled_prices(self.work, self.allowed, alone, self.row_price)
+                per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
+                prices = compiled_prices(self.work, self.allowed, per_row, self.row_price)
                 choice = PatternChoice(patterns, prices, search=True)
             return self._fitting(self._deduplicated(choice.groups(), batch), patterns, batch)
         if not len(patterns.counts):
@@ -263,6 +269,7 @@ class Router:
         """Return the groups with those replaced whose common plan does not fit the memory, where something else may."""
         result: list[PatternGroup] = []
         for group in groups:
+            # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
             if group.per_row or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
             elif self._has_row_trees:
@@ -320,6 +327,7 @@ class Router:
         """
         groups = self.groups(batch)
         compiled = self.loads_compiled(groups, batch)
+        # Not opened: a GPU may only be asked about.
         gpu = self.gpu_room() if self.uses_gpu(compiled) else None
         budget = Budget(self.allowed, batch.rows * answer_width(self.network, self.query) + reserved, reserved)
         programs = dict(kept or {})
@@ -337,33 +345,24 @@ class Router:
     ) -> Route:
         """Return how a group of rows of a batch is answered.
 
-        budget: beside all answers to the batch.
+        budget: in addition to all answers to the batch.
         compiled: whether compiled code is loaded.
         gpu: that answers rows, if one does.
-        kept: fixed bytes of the programs that are there, the oldest first; afterwards of those that are then there.
+        kept: fixed bytes of the programs in memory, the oldest first; changed to those that the route leaves there.
         """
         uses = self.uses(group, batch)
         whole = budget
         if group.unique is not None:
-            left = self._beside_unique(group.unique, group, uses, budget, gpu)
-            if left is None:
-                group = replace(group, unique=None)
-            else:
-                budget = left
+            left = self._left_by_unique(group.unique, group, uses, budget, gpu)
+            # All rows instead: their answers have memory already.
+            group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
         if group.per_row:
             return self._row_tree_route(group, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
         operations = plan.shared_operations + group.answered * plan.case_operations
         needed = memory.least + whole.reserved
-        refused = Route(
-            group,
-            Backend.NUMPY,
-            "refused",
-            MemoryUse(self.allowed, budget.reserved, needed, needed),
-            uses,
-            plan,
-            operations=operations,
-        )
+        use = MemoryUse(self.allowed, budget.reserved, needed, needed)
+        refused = Route(group, Backend.NUMPY, "refused", use, uses, plan, operations=operations)
         try:
             if self.in_chunks(group.pattern, uses, budget.free, gpu):
                 return self._chunked_route(group, uses, budget, gpu, kept)
@@ -372,30 +371,27 @@ class Router:
         except BudgetError as error:
             return replace(refused, refused=error)
         projected = sizes.projected(self.ladder[0].dtype.itemsize) + budget.reserved
+        use = replace(use, projected=min(self.allowed, projected))
         backend, reason = self._backend(sizes, gpu)
-        return replace(
-            refused,
-            backend=backend,
-            reason=reason,
-            memory=replace(refused.memory, projected=min(self.allowed, projected)),
-            sizes=sizes,
-        )
+        return replace(refused, backend=backend, reason=reason, memory=use, sizes=sizes)
 
     def _backend(self, sizes: BlockSizes, gpu: GpuRoom | None) -> tuple[Backend, str]:
         if gpu is not None:
             asked = self.options.device == "gpu" or self.gpu is not None
             return Backend.GPU, "asked for" if asked else "one is here, and the rows are worth it"
+        # Blocks before entries: they take many rows at once, entries one.
         if sizes.lanes:
             return Backend.CPU, f"compiled, blocks of {sizes.lanes:,} cases: worth the loading and lowering"
         if sizes.entry_threads:
             return Backend.ENTRIES, "compiled where tables are large, over entries: too few rows for blocks"
         return Backend.NUMPY, "NumPy: too little work for compiled code"
 
-    def _beside_unique(
+    def _left_by_unique(
         self, unique: UniqueRows, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None
     ) -> Budget | None:
-        """Return the budget beside answers to the unique rows of a group, None where they take too much of it."""
+        """Return what answers to the unique rows of a group leave of a budget, None where they take too much of it."""
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
+        # In chunks any memory that is left will do.
         least = 0
         if not group.per_row and not self.in_chunks(group.pattern, uses, budget.free, gpu):
             least = self.plan_memory(group.pattern, uses).least
@@ -409,6 +405,7 @@ class Router:
 
     def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:
         """Return True if rows go through in chunks, because a plan for them exceeds `free` bytes or its device."""
+        # Explanations are not answered in chunks, on any device.
         if self.query.kind == "mpe":
             return False
         memory = self.plan_memory(pattern, uses)
@@ -418,18 +415,14 @@ class Router:
         return on_gpu and self.beats_one_piece(pattern, uses, free, gpu)
 
     def _chunked_route(
-        self,
-        group: PatternGroup,
-        uses: int,
-        budget: Budget,
-        gpu: GpuRoom | None,
-        kept: MutableMapping[PlanKey, int],
+        self, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None, kept: MutableMapping[PlanKey, int]
     ) -> Route:
         """Return how rows go through in chunks, with all memory to themselves; raises BudgetError."""
         if budget.passing:
-            # In one piece, once that memory is there again, or in larger chunks.
+            # In one piece, once that memory is free again, or in larger chunks.
             where = "propagation beside earlier answers"
             raise budget.refuse(budget.free + 1, where, "wait until they are written")
+        # Chunks get all memory: the plan exceeds it already.
         kept.clear()
         algebra = self.ladder[0]
         chunks = self.chosen_chunks(group.pattern, uses, algebra, budget.free, gpu)
@@ -466,18 +459,18 @@ class Router:
         if gpu is None or self.workers is not None or self.options.device != "auto" or self.gpu is not None:
             return self.chunk_route(pattern, uses, algebra, free, gpu)
         try:
-            there = self.chunk_route(pattern, uses, algebra, free, gpu)
+            on_gpu = self.chunk_route(pattern, uses, algebra, free, gpu)
         except BudgetError:
             return self.chunk_route(pattern, uses, algebra, free)
-        # Cutting takes seconds, so not where the operations alone take longer.
-        least = CpuSplits(there.limits, algebra, self.cpu_costs, uses).least(there.chunks.plan)
-        if uses * least >= on_gpu_seconds(there, uses):
-            return there
+        # Cutting takes seconds, so not where the operations take longer in any case.
+        least = CpuSplits(on_gpu.limits, algebra, self.cpu_costs, uses).least(on_gpu.chunks.plan)
+        if uses * least >= on_gpu_seconds(on_gpu, uses):
+            return on_gpu
         try:
-            here = self.chunk_route(pattern, uses, algebra, free)
+            on_cpu = self.chunk_route(pattern, uses, algebra, free)
         except BudgetError:
-            return there
-        return here if uses * here.seconds < on_gpu_seconds(there, uses) else there
+            return on_gpu
+        return on_cpu if uses * on_cpu.seconds < on_gpu_seconds(on_gpu, uses) else on_gpu
 
     def beats_one_piece(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None) -> bool:
         """Return True if rows whose plan fits this machine, but not its GPU, are faster in chunks on that GPU.
@@ -501,17 +494,18 @@ class Router:
         gpu: that does the tasks; None for the CPU.
         """
         key = pattern, rounded(uses), algebra.name, free, gpu, self.options, self.workers
-        if key not in self.store.chunk_routes:
-            _make_place(self.store.chunk_routes, KEPT_CHUNK_ROUTES)
+
+        def cut_or_refusal() -> ChunkRoute | BudgetError:
             try:
-                self.store.chunk_routes[key] = self._cut(pattern, rounded(uses), algebra, free, gpu)
+                return self._cut(pattern, rounded(uses), algebra, free, gpu)
             except BudgetError as error:
                 if self.options.spill_bytes is None:
                     # What is free on the disk may change.
                     raise
                 # A refusal takes as long as a plan.
-                self.store.chunk_routes[key] = error
-        route = self.store.chunk_routes[key]
+                return error
+
+        route = _cached(self.store.chunk_routes, key, KEPT_CHUNK_ROUTES, cut_or_refusal)
         if isinstance(route, BudgetError):
             raise route
         return route
@@ -519,11 +513,14 @@ class Router:
     def _cut(self, pattern: Pattern, rows: int, algebra: Algebra, free: int, gpu: GpuRoom | None) -> ChunkRoute:
         targets = None if self.query.targets is None else frozenset(self.targets)
         problem = Problem(self.shape, pattern, targets)
+        # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra.dtype.itemsize, free, gpu is not None)
         if shared is not None:
             return shared
+        # Where workers were to share the rows and cannot, this process answers them on its CPU.
         on_gpu = gpu is not None and self.workers is None
         disk = self.options.spill_bytes
+        # Asked anew for every cut: other programs fill the disk as well.
         disk = disk if disk is not None else allowed_disk(self.spill_dir)
         task = gpu.bytes if gpu is not None and on_gpu else self.options.device_memory
         limits = MemoryLimits(free, task, disk, self.spill_dir, self.threads, on_gpu)
@@ -547,8 +544,6 @@ class Router:
     @property
     def costs(self) -> CostModel:
         """The cost model of the device that answers, or of the one that is most like it."""
-        from junctor.cost.dataset import MeasuredDevice
-
         if not self.takes_gpu:
             return self.cpu_costs
         at_hand = gpu_at_hand() if self.gpu is None else (self.gpu.name, self.gpu.figures)
@@ -557,15 +552,11 @@ class Router:
     @property
     def cpu_costs(self) -> CostModel:
         """The cost model of this machine's CPU, or of another one."""
-        from junctor.cost.model import cpu_name
-
         return self.cost_models.cpu(cpu_name())
 
     @cached_property
     def cost_models(self) -> CostModels:
         """The cost models of all devices that were measured."""
-        from junctor.cost.model import local_cost_models
-
         return self._costs() if self._costs is not None else local_cost_models()
 
     @property
@@ -576,7 +567,8 @@ class Router:
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether there is a GPU for what is asked."""
+        """True if there is a GPU for the query."""
+        # There are no kernels for explanations.
         if self.query.kind != "posteriors":
             return False
         if self.gpu is not None or self.options.device == "gpu":
@@ -585,10 +577,9 @@ class Router:
 
     def gpu_room(self) -> GpuRoom:
         """Return the room of the GPU to use, which need not be here."""
-        from junctor_kernels.gpu.blocks import CudaBlockDevice
-
         if self.gpu is not None:
-            return GpuRoom(int(self.gpu.room), isinstance(self.gpu, CudaBlockDevice))
+            return GpuRoom.of(self.gpu)
+        # By the figures of its kind: opening it to ask would take seconds, and `inspect` runs without one.
         room = self.options.device_memory or int(DEVICE_SHARE * self.costs.device.figures["memory"])
         return GpuRoom(room, True)
 
@@ -604,6 +595,7 @@ class Router:
     @property
     def row_engine(self) -> RowEngine:
         """The engine for rows with a tree of their own."""
+        # Shared by variants of an engine that differ in other options: it keeps trees of many patterns.
         key = self.allowed, self.threads
         if key not in self.store.row_engines:
             from junctor.backends.row_trees import RowEngine
@@ -613,14 +605,17 @@ class Router:
 
     @cached_property
     def work(self) -> Callable[[Pattern], Work]:
-        """What the row engine makes of a pattern; kept, because the next batch asks for much the same."""
+        """Work of a pattern's row tree; kept, because the next batch asks for much the same."""
         return lru_cache(KEPT_WORK)(lambda pattern: self.row_engine.work(pattern.sliced, pattern.weighted))
 
 
-def _make_place(kept: dict[Key, Kept], most: int) -> None:
-    """Drop the oldest entry of a cache that is full."""
-    if len(kept) >= most:
-        kept.pop(next(iter(kept)))
+def _cached(cache: dict[Key, Value], key: Key, most: int, make: Callable[[], Value]) -> Value:
+    """Return what a cache has for a key, or make it; the oldest entry of a full cache is dropped."""
+    if key not in cache:
+        if len(cache) >= most:
+            cache.pop(next(iter(cache)))
+        cache[key] = make()
+    return cache[key]
 
 
 def _give_way(kept: MutableMapping[PlanKey, int], key: PlanKey, memory: PlanMemory, free: int) -> int:
@@ -645,8 +640,8 @@ def one_piece_seconds(plan: Plan, costs: CostModel, rows: int) -> float:
     """Return the forecast of rows of a plan on one thread of a CPU whose memory it fits."""
     steps, entries = len(plan.steps), sum(table.entries for table in plan.tables)
     operations = plan.shared_operations + rows * plan.case_operations
-    counts = (1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
-    return costs.seconds("entries-double", dict(zip(PLAN_WORK, map(float, counts), strict=True)))
+    counts = plan_counts(1, steps, operations, entries, rows * sum(plan.shape.cardinalities))
+    return costs.seconds("entries-double", counts)
 
 
 def rounded(rows: int) -> int:

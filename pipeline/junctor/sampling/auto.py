@@ -1,7 +1,7 @@
 """Exact answers where they fit the budget, samples for the other rows, and the reasons.
 
-Which rows are sampled follows from network, evidence, query and a budget that is settled when a run begins and kept in
-its directory: a run that goes on elsewhere, or later, takes the same ways.
+Which rows are sampled follows from network, evidence, query and a budget that is fixed when a run begins and kept in
+its directory: a run that continues elsewhere, or later, makes the same choices.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,8 @@ class AutoEngine:
         self._exact = Engine(network, query, options, costs, expected_rows)
         budget = _budget(self._exact, budget_file)
         judged = ComputeOptions(budget["memory"], threads=1, device="cpu", spill_bytes=budget["disk"])
-        # An engine that is only asked: what it says must not depend on the machine.
+        # An engine for forecasts only: one thread of a CPU, so that choices do not depend on the machine.
         self._judge = Engine(network, query, judged, costs, expected_rows)
-        self._made_sampler: SamplingEngine | None = None
 
     def with_options(self, options: ComputeOptions) -> AutoEngine:
         """Return an engine with other options that shares what was planned, and the budget."""
@@ -83,7 +83,7 @@ class AutoEngine:
             return self
         engine = copy(self)
         engine._exact = self._exact.with_options(options)
-        engine._made_sampler = None
+        engine.__dict__.pop("_sampler", None)
         return engine
 
     @property
@@ -132,17 +132,16 @@ class AutoEngine:
                 if reason := why(route):
                     yield RowsBeyondBudget(exact.rows, reason)
 
-    @property
+    @cached_property
     def _sampler(self) -> SamplingEngine:
-        if self._made_sampler is None:
-            options = replace(self._exact.options, memory=self._exact.allowed)
-            self._made_sampler = SamplingEngine(self.network, self.query, options)
-        return self._made_sampler
+        options = replace(self._exact.options, memory=self._exact.allowed)
+        return SamplingEngine(self.network, self.query, options)
 
 
 def _budget(engine: Engine, file: Path | None) -> dict[str, int]:
     """Return the memory and disk, in bytes, that decide which rows are sampled."""
     kept = None if file is None else read_json(file)
+    # Fixed once: free memory and disk change while a run is interrupted.
     if kept is None:
         disk = engine.options.spill_bytes
         kept = {"memory": engine.allowed, "disk": allowed_disk(engine.router.spill_dir) if disk is None else disk}
@@ -175,15 +174,14 @@ def without(batch: EvidenceBatch, left_out: npt.NDArray[np.bool_]) -> EvidenceBa
     """Return a batch of as many rows, some of which are passed over."""
     if not left_out.any():
         return batch
+    # As many rows as before: row numbers, and with them random numbers, stay as they are.
     passed = {int(row): _ELSEWHERE for row in np.flatnonzero(left_out)}
-    likelihoods = {v: _kept(likelihood, ~left_out) for v, likelihood in batch.likelihoods.items()}
+    likelihoods = {}
+    for v, likelihood in batch.likelihoods.items():
+        here = ~left_out[likelihood.rows]
+        likelihoods[v] = SoftEvidence(likelihood.rows[here], likelihood.values[here])
     states = {v: np.where(left_out, np.int32(-1), column) for v, column in batch.states.items()}
     return EvidenceBatch(batch.rows, states, likelihoods, {**passed, **batch.invalid})
-
-
-def _kept(likelihood: SoftEvidence, keep: npt.NDArray[np.bool_]) -> SoftEvidence:
-    here = keep[likelihood.rows]
-    return SoftEvidence(likelihood.rows[here], likelihood.values[here])
 
 
 def as_sampled(answers: Answers) -> SampledAnswers:

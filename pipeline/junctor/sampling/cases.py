@@ -101,20 +101,8 @@ class CaseLayout:
         # Added once to log P(e) instead of multiplied into every weight.
         certain = sum(math.log(p) if p > 0 else -math.inf for p in tables[factors[fixed, 0]].tolist())
         flat = np.concatenate([np.zeros(0), *(soft[v] for v in sorted(self.evidence.soft))])
-        least, most = self._bounds(soft)
-        return SampledCase(
-            nodes,
-            self.parents,
-            factors[~fixed],
-            self.levels,
-            self.spans,
-            self.slots,
-            flat,
-            certain,
-            self.planes,
-            least,
-            most,
-        )
+        arrays = nodes, self.parents, factors[~fixed], self.levels, self.spans, self.slots, flat
+        return SampledCase(*arrays, certain, self.planes, *self._bounds(soft))
 
     def _bounds(self, soft: Soft) -> tuple[float, float]:
         least, most = sum(self.network.least[v] for v in self.observed), 0.0
@@ -173,8 +161,9 @@ def _lowered(
         first, count, moves = links.link(network.parents(v))
         # The highest row that the drawn parents can select: rows beyond it belong to other observed states.
         spans.append(1 + sum(stride * (cards[drawn[p]] - 1) for p, stride, _, _ in links.parents[first:]))
-        links.begins += [(2 * n + i, column, stride * width) for column, stride in moves for i, width in
-                         enumerate((cards[v] - 1, cards[v]))]  # fmt: skip
+        # A row has one threshold less than entries.
+        widths = (2 * n, cards[v] - 1), (2 * n + 1, cards[v])
+        links.begins += [(place, column, stride * width) for column, stride in moves for place, width in widths]
         planes = links.planes[n], links.bits[n]
         nodes.append((network.cuts[v], network.entries[v], cards[v], first, count, *planes, int(v in weighed)))
     for f, v in enumerate(links.observed):
@@ -188,14 +177,11 @@ def _lowered(
         factors.append((start, first, count, 1))
         start += cards[v]
     ends = [n for n in range(1, len(drawn)) if levels[n] != levels[n - 1]]
-    tables = _integers(nodes, 8)
-    arrays = tables, _integers(links.parents, 4), _integers(factors, 4)
+    tables, starts = _integers(nodes, 8), np.array([0, *ends, len(drawn)], dtype=np.int32)
+    arrays = tables, _integers(links.parents, 4), _integers(factors, 4), starts
     counts = np.array(spans, dtype=np.int32), slots_of(tables)
-    both = _moves(links.begins), _moves(links.entries)
-    starts = np.array([0, *ends, len(drawn)], dtype=np.int32)
-    return CaseLayout(
-        network, evidence, drawn, weighed, *arrays, starts, *counts, both, links.observed, links.planes[-1]
-    )
+    moves_of = _moves(links.begins), _moves(links.entries)
+    return CaseLayout(network, evidence, drawn, weighed, *arrays, *counts, moves_of, links.observed, links.planes[-1])
 
 
 class _Links:

@@ -24,7 +24,7 @@ from junctor.planning.budget import format_bytes
 from junctor.runtime.devices import has_gpu
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
-from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, slots_of
+from junctor.sampling.answer_buffer import AnswerBuffer, slots_of
 from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
 from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until, weighted
@@ -33,7 +33,6 @@ from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SampleDev
 from junctor.sampling.tables import refuse, sampled_network
 
 if TYPE_CHECKING:
-    from junctor.sampling.epis import LoopyMessages
     from junctor.sampling.gpu import GpuSampling
     from junctor.sampling.tables import SampledNetwork
 
@@ -59,8 +58,8 @@ class SamplingEngine:
     query: what is asked of every row, and how it is sampled.
     options: what the process may use; a GPU is used where there is one, all of them for many samples of a row.
 
-    What a row's answer depends on: network, its evidence, targets, how it is sampled, its number and the seed; not on
-    what else is in the batch, nor on threads. Raises ModelError for Markov networks and variables of too many states,
+    A row's answer depends on network, evidence, targets, sampling options, its number and the seed; neither on the
+    other rows of the batch nor on threads. Raises ModelError for Markov networks and variables of too many states,
     EvidenceError for unknown targets and explanations, BudgetError where the tables do not fit.
     """
 
@@ -74,7 +73,16 @@ class SamplingEngine:
         self.threads = options.threads or usable_cores()
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self.allowed = allowed_memory(options)
-        self._check_memory()
+        asked = None if query.targets is None else self.targets
+        # Caches by pattern: rows of a batch share few patterns, whose layouts take longer than a row's own arrays.
+        self._layout = lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, asked))
+        self._slots = lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
+        self._beliefs = lru_cache(KEPT_LAYOUTS)(beliefs_of)
+        if self.least > self.allowed:
+            raise BudgetError(
+                f"the tables of {network.name or 'the network'} take {format_bytes(self.least)} while rows are "
+                f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
+            )
 
     def with_options(self, options: ComputeOptions) -> SamplingEngine:
         """Return an engine with other options."""
@@ -106,24 +114,30 @@ class SamplingEngine:
         evidence = evidence_of(batch)
         begin = partial(self._begin_row, evidence, sheet, first_row)
         if self._device is self.cpu:
-            # Threads share a row, or each has rows of its own, with an importance function of its own.
-            at_once = min(self.threads, self._rows_at_once)
+            # Threads share a row, or have a row each, with an importance function of its own.
+            at_once = min(self.threads, (self.allowed - SHARED_BYTES * self._entries) // self._row_bytes)
             at_once = at_once if len(rows) >= at_once else 1
             threads = self.threads if at_once == 1 else 1
             in_threads(lambda row, _: begin(threads, self.cpu, row)(), rows, at_once)
         else:
+            # One after the other: a device has room for the importance function of one row.
             for row in rows:
                 begin(self.threads, self.gpu, row)()
-        self._report(sheet.answers)
+        short = sum(1 for row in sheet.answers.reasons if sheet.answers.status[row] == OK)
+        if short:
+            logger.warning("%d rows have too few effective samples: see their reasons", short)
         return sheet.answers
 
     def estimate(self, hard: Hard, soft: Soft, row: int = 0) -> tuple[CaseLayout, SampledCase, Estimate | None]:
-        """Return what samples say of one row of evidence, None where none agreed with it; for a closer look."""
-        layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
-        case = layout.case(hard, soft, self._weighs)
+        """Return layout, case and estimate of one row, None where no sample agreed with it; for a closer look."""
+        layout, case = self._case(hard, soft)
         if case.certain == -math.inf:
             return layout, case, None
         return layout, case, self._begin(self._device, layout, case, hard, row, self.threads)()
+
+    def _case(self, hard: Hard, soft: Soft) -> tuple[CaseLayout, SampledCase]:
+        layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
+        return layout, layout.case(hard, soft, self._weighs)
 
     @cached_property
     def sampled(self) -> SampledNetwork:
@@ -138,19 +152,6 @@ class SamplingEngine:
     @cached_property
     def _prior(self) -> dict[int, Floats]:
         return prior_of(self.sampled)
-
-    @cached_property
-    def _layout(self) -> Callable[[Evidence], CaseLayout]:
-        targets = None if self.query.targets is None else self.targets
-        return lru_cache(KEPT_LAYOUTS)(lambda evidence: layout_of(self.sampled, evidence, targets))
-
-    @cached_property
-    def _slots(self) -> Callable[[CaseLayout], EstimateSlots]:
-        return lru_cache(KEPT_LAYOUTS)(partial(slots_of, self.targets))
-
-    @cached_property
-    def _beliefs(self) -> Callable[[CaseLayout], LoopyMessages]:
-        return lru_cache(KEPT_LAYOUTS)(beliefs_of)
 
     @property
     def _device(self) -> SampleDevice:
@@ -167,7 +168,7 @@ class SamplingEngine:
 
     @property
     def _weighs(self) -> bool:
-        """Whether samples are drawn from an importance function."""
+        """True if samples are drawn from an importance function."""
         return self.query.sampling.sampler != "lw"
 
     @property
@@ -188,11 +189,6 @@ class SamplingEngine:
     def _main(self) -> int:
         return (self.query.sampling.samples or DEFAULT_SAMPLES) - self._learning
 
-    @property
-    def _known(self) -> int:
-        """Samples that are drawn in any case; 0 where an error decides."""
-        return self._main if self.query.sampling.error is None else 0
-
     @cached_property
     def _entries(self) -> int:
         return sum(factor.table.size for factor in self.network.factors)
@@ -200,17 +196,6 @@ class SamplingEngine:
     @property
     def _row_bytes(self) -> int:
         return ROW_BYTES * self._entries + self._stage * (len(self.network.variables) + 16)
-
-    @property
-    def _rows_at_once(self) -> int:
-        return int((self.allowed - SHARED_BYTES * self._entries) // self._row_bytes)
-
-    def _check_memory(self) -> None:
-        if self.least > self.allowed:
-            raise BudgetError(
-                f"the tables of {self.network.name or 'the network'} take {format_bytes(self.least)} while rows are "
-                f"sampled, allowed are {format_bytes(self.allowed)}: allow more with --memory"
-            )
 
     def _begin_row(
         self,
@@ -221,10 +206,10 @@ class SamplingEngine:
         device: SampleDevice,
         row: int,
     ) -> Callable[[], None]:
-        """Begin with a row; returns who waits for the answer and writes it."""
+        """Begin with a row; returns a function that waits for the answer and writes it."""
         hard, soft = evidence[row]
-        layout = self._layout(Evidence(frozenset(hard), frozenset(soft)))
-        case = layout.case(hard, soft, self._weighs)
+        layout, case = self._case(hard, soft)
+        # Evidence that contradicts itself needs no samples.
         if case.certain == -math.inf:
             sheet.answers.leave(row, IMPOSSIBLE, NO_PROBABILITY)
             return lambda: None
@@ -243,7 +228,7 @@ class SamplingEngine:
     def _begin(
         self, device: SampleDevice, layout: CaseLayout, case: SampledCase, hard: Hard, row: int, threads: int
     ) -> Callable[[], Estimate | None]:
-        """Begin to sample a row; returns who waits for what the samples say."""
+        """Begin to sample a row; returns a function that waits for the estimate."""
         sampling = self.query.sampling
         sampler = device.row(self._ask(layout, case, hard, threads))
         learns = sampling.sampler in LEARNERS and bool(layout.weighed)
@@ -262,9 +247,12 @@ class SamplingEngine:
 
     def _ask(self, layout: CaseLayout, case: SampledCase, hard: Hard, threads: int) -> SamplingRequest:
         weighs = self._weighs and bool(layout.weighed)
-        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not self._plain(case)
+        plain = case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
+        logs = needs_logs(layout, case.least, case.most, PLAIN_LIMIT) if weighs else not plain
         sampler = self.query.sampling.sampler if weighs else "lw"
-        ask = SamplingRequest(layout, case, sampler, (), logs, threads, samples=self._known)
+        # Samples that are drawn in any case: an error may take fewer or more.
+        samples = self._main if self.query.sampling.error is None else 0
+        ask = SamplingRequest(layout, case, sampler, (), logs, threads, samples=samples)
         if ask.sampler == "ais-bn":
             return replace(ask, free=parents_to_free(layout, hard, self._prior))
         return replace(ask, beliefs=self._beliefs(layout)) if ask.sampler == "epis-bn" else ask
@@ -286,7 +274,7 @@ class SamplingEngine:
     def _until(
         self, draw: Callable[[int, int], Pending], read: Callable[[Sums], Estimate | None], layout: CaseLayout
     ) -> Estimate | None:
-        """Draw the samples that the error asked for takes."""
+        """Draw samples until the error asked for is reached."""
         asked = self._slots(layout).places
 
         def errors(sums: Sums) -> tuple[float, float]:
@@ -301,17 +289,10 @@ class SamplingEngine:
         estimate = read(sums)
         return None if estimate is None else replace(estimate, reached=reached)
 
-    def _plain(self, case: SampledCase) -> bool:
-        return case.least > -PLAIN_LIMIT and case.most < PLAIN_LIMIT
-
-    def _report(self, answers: SampledAnswers) -> None:
-        short = sum(1 for row in answers.reasons if answers.status[row] == OK)
-        if short:
-            logger.warning("%d rows have too few effective samples: see their reasons", short)
-
 
 def evidence_of(batch: EvidenceBatch) -> list[tuple[Hard, Soft]]:
-    """Return what each row of a batch says: observed states, and likelihoods of others."""
+    """Return the evidence of the rows of a batch: observed states, and likelihoods of other variables."""
+    # Column by column: cells of a batch are stored so, and most of them are not observed.
     rows: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(batch.rows)]
     for v, column in batch.states.items():
         for row in np.flatnonzero(column != UNOBSERVED).tolist():

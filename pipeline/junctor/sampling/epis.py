@@ -118,12 +118,9 @@ def _links(
     children = np.bincount(nodes, minlength=levels[-1])
     tables = np.zeros((len(counts), beliefs.TABLE_COLUMNS), dtype=np.int32)
     tables[:, beliefs.STATES], tables[:, beliefs.FIRST], tables[:, beliefs.COUNT] = states, _begins(counts)[:-1], counts
-    for column, values in (
-        (beliefs.NUMBERS, numbers[:-1]),
-        (beliefs.CHILDREN, _begins(children)[:-1]),
-        (beliefs.CHILD_COUNT, children),
-    ):
-        tables[: levels[-1], column] = values
+    of_nodes = tables[: levels[-1]]
+    of_nodes[:, beliefs.NUMBERS] = numbers[:-1]
+    of_nodes[:, beliefs.CHILDREN], of_nodes[:, beliefs.CHILD_COUNT] = _begins(children)[:-1], children
     ends = np.append(levels, len(counts))
     bounds = np.stack([ends, numbers[np.minimum(ends, levels[-1])], messages[_begins(counts)[ends]]], axis=1)
     # Strides count rows for nodes, and entries for factors, which have no states of their own.

@@ -71,34 +71,20 @@ def estimate_of(sums: Sums, slot_nodes: Sequence[int], certain: float, samples: 
     # Relative variance of the mean weight, by the delta method the variance of its logarithm.
     mean_variance = max(0.0, 1.0 / effective - 1.0 / sums.drawn)
     log_evidence = certain + sums.shift + math.log(weight / sums.drawn)
-    return Estimate(
-        posteriors,
-        errors,
-        log_evidence,
-        math.sqrt(mean_variance),
-        effective,
-        samples,
-    )
+    return Estimate(posteriors, errors, log_evidence, math.sqrt(mean_variance), effective, samples)
 
 
 def until(
-    error: float,
-    draw: Callable[[int, int], Sums],
-    read: Callable[[Sums], tuple[float, float]],
-    already: Sums | None = None,
+    error: float, draw: Callable[[int, int], Sums], read: Callable[[Sums], tuple[float, float]]
 ) -> tuple[Sums, bool]:
     """Return sums over enough samples for an error, and whether it was reached.
 
     error: largest standard error of a posterior.
     draw: function of (first sample, number of samples), returns their sums.
     read: function of sums, returns their largest error and the effective sample size.
-    already: sums to begin with.
     """
-    sums, drawn, count = already, 0, FIRST_SAMPLES
+    sums, drawn = draw(0, FIRST_SAMPLES), FIRST_SAMPLES
     while True:
-        more = draw(drawn, count)
-        sums = more if sums is None else add(sums, more)
-        drawn += count
         largest, effective = read(sums)
         if largest <= error and effective >= LEAST_EFFECTIVE:
             return sums, True
@@ -106,7 +92,7 @@ def until(
         if drawn >= (MOST_SAMPLES if sums.hits else min(MISSED_SAMPLES, MOST_SAMPLES)):
             return sums, False
         # Doubling: at most half of the samples were drawn after an earlier test would have sufficed.
-        count = drawn
+        sums, drawn = add(sums, draw(drawn, drawn)), 2 * drawn
 
 
 def weighted(stages: Sequence[Sums]) -> Sums:

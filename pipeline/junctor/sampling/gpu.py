@@ -47,7 +47,9 @@ class GpuSampling:
     """A GPU with the tables of a network; keeps where importance functions begin, and room for one row's."""
 
     def __init__(self, network: SampledNetwork, device: SamplingDevice, starts: CpuSampling) -> None:
-        self.network, self.device, self._starts = network, device, starts
+        self.network = network
+        self.device = device
+        self._starts = starts
         # Opens others on other devices, for the samples of a row that has many.
         self.open_others: Callable[[], list[GpuSampling]] = list
         put = device.put
@@ -65,6 +67,7 @@ class GpuSampling:
 
     def row(self, ask: SamplingRequest) -> RowSampler:
         """Return the sampler of a row; its importance function takes the place of the one before."""
+        # Other devices take seconds to open.
         if ask.samples >= SPREAD_SAMPLES and self._others:
             return SpreadRow([self._row(ask), *(other.row(ask) for other in self._others)])
         return self._row(ask)
@@ -138,8 +141,10 @@ class GpuRow:
     """Samples of one row."""
 
     def __init__(self, owner: GpuSampling, ask: SamplingRequest) -> None:
-        self._owner, self._device, self._ask, self._case = owner, owner.device, ask, ask.case
-        case = ask.case
+        self._owner = owner
+        self._device = owner.device
+        self._ask = ask
+        self._case = case = ask.case
         soft = case.soft
         if ask.logs:
             with np.errstate(divide="ignore"):
@@ -150,12 +155,7 @@ class GpuRow:
         weighed = np.flatnonzero(case.nodes[:, WEIGHED])
         starts = np.cumsum(case.nodes[weighed, STATES]) - case.nodes[weighed, STATES]
         self._weighed = np.stack([weighed, case.spans[weighed], starts, 0 * weighed], axis=1).astype(np.int32)
-        arrays: dict[str, Any] = {
-            "nodes": case.nodes,
-            "parents": case.parents,
-            "factors": case.factors,
-            "levels": case.levels,
-        }
+        arrays: dict[str, Any] = {name: getattr(case, name) for name in ("nodes", "parents", "factors", "levels")}
         arrays |= {"weighed": self._weighed, "slots": slots, "soft": soft}
         if ask.beliefs is not None:
             arrays["smallest"] = ask.beliefs.smallest
@@ -167,7 +167,8 @@ class GpuRow:
         self._job = SamplingJob(**{name: kept + start for name, start in places.items()}, **owner.shared(ask.logs))
         self._job.set(node_count=len(case.nodes), factor_count=len(case.factors), planes=case.planes, least=1)
         self._job.set(level_count=len(case.levels) - 1, slot_count=self._slots, weighed_count=len(self._weighed))
-        self._simple()  # refuses what does not fit
+        # Raises MemoryError where the row does not fit: the CPU takes it over.
+        self._simple()
 
     def begin(self, start: Function) -> None:
         """Set the importance function to where it begins."""
@@ -183,7 +184,7 @@ class GpuRow:
                 (network.entries[v], network.cuts[v], network.network.cardinalities[v], network.rows(v)) for v in free
             ]
             freed = self._device.put(np.array(tables, dtype=np.int32))
-            rows = max(each[3] for each in tables)
+            rows = max(count for *_, count in tables)
             self._launch("uniform", (_blocks(rows, THREADS), len(free)), THREADS, freed=self._device.address(freed))
 
     def believe(self, pattern: LoopyMessages) -> None:
@@ -216,7 +217,7 @@ class GpuRow:
             self._job.set(**{name: self._device.address(getattr(self._owner.learned, name))})
 
     def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
-        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns a wait for their sums."""
         chunks = pieces_of(first, count, CHUNK)
         result = self._device.empty((len(chunks), self._slots + 1, 2), np.float64)
         for i, chunk in enumerate(chunks):
@@ -227,22 +228,23 @@ class GpuRow:
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Begin to move the importance function by a share `rate` towards what `count` samples say."""
         self._draw(stream, 0, count)
-        found = None
+        pending = None
         if sums:
+            # Before the function changes: weights of these samples go by the old one.
             result = self._device.empty((1, self._slots + 1, 2), np.float64)
             self._sum(count, result, 0)
-            found = partial(self._get, result, [count])
+            pending = partial(self._get, result, [count])
         if len(self._weighed):
             self._launch(
                 "score", (_blocks(count, THREADS), min(SCORE_BLOCKS, len(self._weighed))), THREADS, count=count
             )
             rows = int(self._weighed[:, 1].max())
             self._launch("update", (min(64, _blocks(rows, THREADS)), len(self._weighed)), THREADS, rate)
-        return found
+        return pending
 
     def _get(self, result: Any, counts: Sequence[int]) -> Sums:
         numbers = self._device.get(result)
-        return reduce(add, [self._read(each, count) for each, count in zip(numbers, counts, strict=True)])
+        return reduce(add, [self._read(chunk, count) for chunk, count in zip(numbers, counts, strict=True)])
 
     def _read(self, numbers: Any, count: int) -> Sums:
         shift = float(numbers[-1, 0]) if self._ask.logs else 0.0
@@ -267,10 +269,11 @@ class GpuRow:
             fields = {"first": first, "count": count, "group": group}
             self._launch("wavefront", (_blocks(groups * 32, group), 1), WAVE_THREADS, shared=wave_bytes, **fields)
             return
-        each = SEVERAL if count > SEVERAL_SAMPLES and SEVERAL * 4 * self._case.planes <= self._device.most_shared else 1
-        warps, shared = self._simple(each)
-        blocks = min(_blocks(groups, each * warps), BLOCKS_EACH * self._device.processors)
-        kernel = "simple" if each == 1 else "several"
+        fits = SEVERAL * 4 * self._case.planes <= self._device.most_shared
+        samples = SEVERAL if count > SEVERAL_SAMPLES and fits else 1
+        warps, shared = self._simple(samples)
+        blocks = min(_blocks(groups, samples * warps), BLOCKS_EACH * self._device.processors)
+        kernel = "simple" if samples == 1 else "several"
         self._launch(kernel, (blocks, 1), 32 * warps, first=first, count=count, shared=shared)
 
     def _sum(self, count: int, result: Any, start: int) -> None:
@@ -291,9 +294,10 @@ class GpuRow:
         self._job.set_rate(rate)
         self._device.launch(name, blocks, threads, self._job.words, shared)
 
-    def _simple(self, each: int = 1) -> tuple[int, int]:
-        """Return warps of a block whose lanes have `each` samples, and its bytes of shared memory."""
-        states = 4 * self._case.planes * each
+    def _simple(self, samples: int = 1) -> tuple[int, int]:
+        """Return warps of a block with so many samples a lane, and its bytes of shared memory."""
+        states = 4 * self._case.planes * samples
+        # As many warps as fit: they hide the latency of each other's loads.
         for warps in (THREADS // 32, 4, 1):
             if warps * states <= self._device.most_shared:
                 return warps, warps * states
@@ -307,26 +311,29 @@ class SpreadRow:
         self._rows = rows
 
     def sums(self, stream: RandomStream, first: int, count: int) -> Pending:
-        """Begin with samples from number `first` on, a multiple of BLOCK; returns who waits for their sums."""
+        """Begin with samples from number `first` on, a multiple of BLOCK; returns a wait for their sums."""
         chunks = pieces_of(first, count, CHUNK)
-        found = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
-        return lambda: reduce(add, [each() for each in found])
+        pending = [self._rows[i % len(self._rows)].sums(stream, *chunk) for i, chunk in enumerate(chunks)]
+        # Added in the order of the chunks, whichever device is done first.
+        return lambda: reduce(add, [wait() for wait in pending])
 
     def learn(self, stream: RandomStream, count: int, rate: float, sums: bool) -> Pending | None:
         """Learn the same on every device."""
         first, *others = self._rows
-        found = first.learn(stream, count, rate, sums)
+        pending = first.learn(stream, count, rate, sums)
+        # The same samples and updates everywhere: sending functions between devices would take longer.
         for row in others:
             row.learn(stream, count, rate, False)
-        return found
+        return pending
 
 
 def _together(owner: GpuSampling, arrays: dict[str, Any]) -> tuple[Any, dict[str, int]]:
-    """Put small arrays on the device in one piece; returns it, and where each of them begins in it."""
+    """Put small arrays on the device in one piece; returns it, and the offset of each array in bytes."""
     places, start = {}, 0
     for name, array in arrays.items():
         places[name] = start
         start += -(-array.nbytes // 16) * 16
+    # One copy for all: a copy of some bytes takes as long as one of many.
     piece = np.zeros(max(16, start), dtype=np.uint8)
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -349,10 +356,10 @@ def gpu_sampling(starts: CpuSampling, memory: int | None = None, all_gpus: bool 
     all_gpus: whether rows of many samples take all that the process sees.
     """
     check_device("gpu")
-    found = _opened(0, starts, memory)
+    first = _opened(0, starts, memory)
     if all_gpus:
-        found.open_others = lambda: [_opened(number, starts, memory) for number in range(1, count_gpus())]
-    return found
+        first.open_others = lambda: [_opened(number, starts, memory) for number in range(1, count_gpus())]
+    return first
 
 
 def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling:
@@ -360,6 +367,7 @@ def _opened(number: int, starts: CpuSampling, memory: int | None) -> GpuSampling
     with gpu_errors():
         device = sampling_gpu.CudaSampling(number)
         free = device.free()
+    # Before anything is allocated: a device that is full half-way would fail row by row.
     allowed, needed = min(free, memory if memory is not None else free), device_bytes(network)
     if needed > allowed:
         raise BudgetError(

@@ -108,16 +108,11 @@ def prior_of(network: SampledNetwork) -> dict[int, Floats]:
     return dict(zip(layout.drawn, np.split(sums.slots[:, 0] / sums.total[0], ends), strict=True))
 
 
-def lifted(table: Floats) -> Floats:
-    """Return a table whose small probabilities are lifted as in AIS-BN (its second heuristic)."""
-    return lifted_to(table, SMALLEST)
-
-
-def lifted_to(table: Floats, smallest: Sequence[tuple[int, float]]) -> Floats:
+def lifted(table: Floats, smallest: Sequence[tuple[int, float]] = SMALLEST) -> Floats:
     """Return a table whose small probabilities are lifted to a threshold; zeros stay zeros.
 
     table: float64, the states of a row last.
-    smallest: (most states, threshold) pairs.
+    smallest: (most states, threshold) pairs; if not given, those of AIS-BN (its second heuristic).
     """
     # The largest probability of a row pays; where it would fall below the threshold, the row is divided by its sum.
     threshold = next(least for states, least in smallest if table.shape[-1] <= states)

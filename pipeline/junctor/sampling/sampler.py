@@ -125,6 +125,7 @@ class CpuRow:
         parts = in_threads(
             lambda piece, _: sampling_cpu.sums(self._case, self.function, stream, *piece), pieces, self._threads
         )
+        # In the order of the pieces: sums of floats depend on it.
         total = reduce(add, parts)
         return lambda: total
 

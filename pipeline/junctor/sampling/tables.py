@@ -10,6 +10,7 @@ import numpy as np
 from junctor_kernels.sampling.layout import MOST_STATES, Floats, Function, Tables
 from junctor_kernels.sampling.thresholds import build_thresholds
 
+from junctor.generate import parents_first
 from junctor.model.errors import ModelError
 from junctor.model.network import Network
 
@@ -61,6 +62,7 @@ class SampledNetwork:
 
 def sampled_network(network: Network) -> SampledNetwork:
     """Return a network ready for sampling; raises ModelError for Markov networks and variables of too many states."""
+    # First: kernels have no checks.
     refuse(network)
     sizes = [factor.table.size for factor in network.factors]
     cards = network.cardinalities
@@ -75,7 +77,7 @@ def sampled_network(network: Network) -> SampledNetwork:
     for v, card in enumerate(cards):
         build_thresholds(probabilities, function, entries[v], cuts[v], card, sizes[v] // card, 0)
     tables = Tables(probabilities, thresholds, order)
-    return SampledNetwork(network, tables, tuple(entries), tuple(cuts), _parents_first(network))
+    return SampledNetwork(network, tables, tuple(entries), tuple(cuts), parents_first(network))
 
 
 def refuse(network: Network) -> None:
@@ -99,19 +101,3 @@ def normalised(table: Floats) -> Floats:
     """Return a table whose rows sum to 1."""
     whole: Floats = table / table.sum(axis=-1, keepdims=True)
     return whole
-
-
-def _parents_first(network: Network) -> tuple[int, ...]:
-    """Return the variables by the longest path from one without parents."""
-    depth: dict[int, int] = {}
-    for start in range(len(network.variables)):
-        # Depth first with an explicit stack: long chains exceed Python's recursion limit.
-        stack = [start]
-        while stack:
-            waiting = [p for p in network.factors[stack[-1]].scope[:-1] if p not in depth]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            v = stack.pop()
-            depth[v] = 1 + max((depth[p] for p in network.factors[v].scope[:-1]), default=-1)
-    return tuple(sorted(depth, key=lambda v: (depth[v], v)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from junctor_kernels.tables.axes import Contraction, contraction
@@ -105,9 +105,3 @@ def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapp
     tables = sorted(step.operands, key=lambda table: chunks.plan.tables[table].entries)
     scopes = [left(chunks.layout(table)) for table in tables]
     return contraction(left(chunks.layout(step.out)), left(step.eliminated), scopes, sizes)
-
-
-def scatters(cuts: Sequence[int], fixed: frozenset[int]) -> bool:
-    """Return True if a slice lies in several pieces: a chunk variable that varies comes before one that is fixed."""
-    varies = [v not in fixed for v in cuts]
-    return any(varies[n] and not varies[n + 1] for n in range(len(varies) - 1))

@@ -23,7 +23,7 @@ NUMPY_WORK = (
 COMPILED_WORK = (
     # Calls, those that nothing was prepared for, and entries whose places are tabulated then.
     *("calls", "prepared", "tabulated"),
-    # Entries with terms that are kept at first; terms of operands, found in one place, side by side, or anywhere.
+    # Entries with terms that are kept at first; terms of operands that lie in one place, side by side, or anywhere.
     *("wide", "same", "near", "apart"),
 )
 

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import (
-    COUNT,
-    ENTRIES,
-    FIRST,
-    HOW,
-    KIND,
-    LIKELIHOOD,
-    LINES,
-    PAIRS,
-    PRODUCTS,
-    REDUCE,
-    SLICE,
-    SPAN,
-    STRIDE,
-    TERMS,
-    TILES,
-    VARIABLES,
-    Bytecode,
-)
+from junctor_kernels.cpu import bytecode
+from junctor_kernels.cpu.bytecode import Bytecode
 
 from junctor.planning.plan import Plan
 
@@ -72,36 +55,35 @@ def cpu_work(code: Bytecode, plan: Plan, lanes: int, itemsize: int, arena_bytes:
 
 def spans(reductions: Ints, code: Bytecode) -> Ints:
     """Return the terms that the tiles (or entries) of each reduction have together."""
-    listed = reductions[:, STRIDE] > 0
-    last = np.where(listed, reductions[:, SPAN] + reductions[:, TILES], 0)
-    terms: Ints = np.where(
-        listed, code.span[last] - code.span[reductions[:, SPAN]], reductions[:, TILES] * reductions[:, TERMS]
-    )
+    first, tiles = reductions[:, bytecode.SPAN], reductions[:, bytecode.TILES]
+    listed = reductions[:, bytecode.STRIDE] > 0
+    last = np.where(listed, first + tiles, 0)
+    terms: Ints = np.where(listed, code.span[last] - code.span[first], tiles * reductions[:, bytecode.TERMS])
     return terms
 
 
 def reductions_of(code: Bytecode) -> Ints:
     """Return the steps that are contractions."""
-    steps: Ints = code.steps[code.steps[:, KIND] == REDUCE]
+    steps: Ints = code.steps[code.steps[:, bytecode.KIND] == bytecode.REDUCE]
     return steps
 
 
 def _terms(code: Bytecode) -> Floats:
     steps = reductions_of(code)
-    terms, how, rows = spans(steps, code), steps[:, HOW], steps[:, COUNT] - 1
-    products = how == PRODUCTS
-    scaled = products & (code.operands[steps[:, FIRST], 0] >= 0) if len(steps) else products
+    terms, how, rows = spans(steps, code), steps[:, bytecode.HOW], steps[:, bytecode.COUNT] - 1
+    products = how == bytecode.PRODUCTS
+    scaled = products & (code.operands[steps[:, bytecode.FIRST], 0] >= 0) if len(steps) else products
     return np.array(
         [
-            terms[how == LINES].sum(),
-            terms[how == PAIRS].sum(),
+            terms[how == bytecode.LINES].sum(),
+            terms[how == bytecode.PAIRS].sum(),
             terms[products & (rows == 1)].sum(),
             terms[scaled].sum(),
             (terms * rows)[products & (rows > 1)].sum(),
-            terms[steps[:, STRIDE] > 0].sum(),
-            steps[~products][:, TILES].sum(),
-            steps[products][:, TILES].sum(),
-            steps[:, ENTRIES].sum(),
+            terms[steps[:, bytecode.STRIDE] > 0].sum(),
+            steps[~products][:, bytecode.TILES].sum(),
+            steps[products][:, bytecode.TILES].sum(),
+            steps[:, bytecode.ENTRIES].sum(),
         ],
         dtype=np.float64,
     )
@@ -109,14 +91,14 @@ def _terms(code: Bytecode) -> Floats:
 
 def _evidence(code: Bytecode) -> Floats:
     steps, results = code.steps, code.results
-    slices = steps[steps[:, KIND] == SLICE]
+    slices = steps[steps[:, bytecode.KIND] == bytecode.SLICE]
     return np.array(
         [
-            slices[:, ENTRIES].sum(),
-            steps[steps[:, KIND] == LIKELIHOOD][:, ENTRIES].sum(),
-            slices[:, VARIABLES].sum(),
-            steps[results[:, 2] >= 0][:, ENTRIES].sum(),
-            steps[results[:, 1] >= 0][:, ENTRIES].sum(),
+            slices[:, bytecode.ENTRIES].sum(),
+            steps[steps[:, bytecode.KIND] == bytecode.LIKELIHOOD][:, bytecode.ENTRIES].sum(),
+            slices[:, bytecode.VARIABLES].sum(),
+            steps[results[:, 2] >= 0][:, bytecode.ENTRIES].sum(),
+            steps[results[:, 1] >= 0][:, bytecode.ENTRIES].sum(),
         ],
         dtype=np.float64,
     )
@@ -130,8 +112,8 @@ def _steps(code: Bytecode, blocks: int, lanes: int, rows: int) -> Floats:
 def _loads(code: Bytecode, plan: Plan, width: int) -> Floats:
     """Return the loads of steps whose tables exceed each cache, then those tables; width: bytes of an entry."""
     steps = reductions_of(code)
-    how, operands = steps[:, HOW], steps[:, COUNT]
-    vectors = np.where(how == PAIRS, 5, np.where(how == LINES, 1, np.maximum(1, operands - 1)))
+    how, operands = steps[:, bytecode.HOW], steps[:, bytecode.COUNT]
+    vectors = np.where(how == bytecode.PAIRS, 5, np.where(how == bytecode.LINES, 1, np.maximum(1, operands - 1)))
     loads, tables = spans(steps, code) * vectors, _tables(plan)
     beyond = [np.clip(1 - cache / (width * np.maximum(1, tables)), 0, 1) for cache in CACHES]
     return np.array([*((loads * share).sum() for share in beyond), *((tables * share).sum() for share in beyond)])

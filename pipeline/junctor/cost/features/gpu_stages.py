@@ -13,21 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import (
-    COUNT,
-    ENTRIES,
-    FIRST,
-    HOW,
-    LINES,
-    LINES_OF_TILE,
-    PAIRS,
-    SIZE,
-    SPAN,
-    STRIDE,
-    TERMS,
-    TILES,
-    Bytecode,
-)
+from junctor_kernels.cpu import bytecode
+from junctor_kernels.cpu.bytecode import Bytecode
 from junctor_kernels.gpu import blocks as gpu
 
 from junctor.cost.features.cpu_blocks import spans
@@ -41,7 +28,7 @@ FEW_WORK = (
     # Offsets of the whole plan; parts of lines of the cache that loads touch, entries that are stored, and of the
     # largest message.
     *("offsets", "sectors", "stored", "most_stored"),
-    # States of likelihoods and posteriors that one thread goes through beside contractions, of each stage the most.
+    # States of likelihoods and posteriors that one thread goes through after contractions, of each stage the most.
     *("likelihoods", "posteriors"),
 )
 MANY_WORK = (
@@ -68,7 +55,7 @@ class CaseParallel(NamedTuple):
     shared: int
 
 
-# Steps of a block that summing up what its threads have found counts as, each time by half, and its beginning.
+# Steps that count for summing the results of a block's threads, each time by half, and for its beginning.
 MEETING, BEGINNING = 4, 8
 # Thread blocks that run side by side, about.
 SIDE_BY_SIDE = 1024
@@ -81,10 +68,12 @@ MANY_SETTINGS = tuple(CaseParallel(terms, shared) for terms in (8, 16, 32, 64) f
 
 
 class SideWork(NamedTuple):
-    """What a launch does beside contractions.
+    """Work of a launch in addition to contractions.
 
-    made: rows of evidence. bounds: of messages. marginals: entries of posteriors. likelihood, marginal: entries of the
-    largest of that kind.
+    made: rows of evidence.
+    bounds: of messages.
+    marginals: entries of posteriors.
+    likelihood, marginal: entries of the largest of that kind.
     """
 
     made: int = 0
@@ -98,8 +87,10 @@ class SideWork(NamedTuple):
 class StageWork:
     """The contractions of a launch: rows of `Bytecode.steps`; of each all terms, and those of its longest entry.
 
-    along: whether neighbouring threads that share an entry have neighbouring terms. apart: [2, contractions], parts of
-    a line that neighbouring threads touch for a number, where they have neighbouring entries, and terms.
+    along: whether neighbouring threads that share an entry have neighbouring terms.
+    apart: [2, contractions], parts of a line that neighbouring threads touch for a number, where they have neighbouring
+        entries, and terms.
+    side: work of the launch in addition to contractions.
     """
 
     steps: Ints
@@ -107,60 +98,60 @@ class StageWork:
     total: Ints
     along: npt.NDArray[np.bool_]
     apart: Floats
-    beside: SideWork
+    side: SideWork
 
     @cached_property
     def operands(self) -> Ints:
         """Loads of a term: its operands."""
-        operands: Ints = self.steps[:, COUNT]
+        operands: Ints = self.steps[:, bytecode.COUNT]
         return operands
 
     @cached_property
     def tile(self) -> tuple[Ints, Ints, Ints]:
         """Rows, factors and products of a term of a tile."""
-        lines = self.steps[:, LINES_OF_TILE]
-        width = self.steps[:, SIZE] // np.maximum(1, lines)
-        how = self.steps[:, HOW]
-        rows = np.where(how == PAIRS, lines + width, np.where(how == LINES, lines, self.operands - 1))
-        return rows, np.where(how == LINES, width, 1), np.where(how < 2, lines * width, self.operands)
+        lines = self.steps[:, bytecode.LINES_OF_TILE]
+        width = self.steps[:, bytecode.SIZE] // np.maximum(1, lines)
+        how = self.steps[:, bytecode.HOW]
+        rows = np.where(how == bytecode.PAIRS, lines + width, np.where(how == bytecode.LINES, lines, self.operands - 1))
+        return rows, np.where(how == bytecode.LINES, width, 1), np.where(how < 2, lines * width, self.operands)
 
 
-def stage_of(code: Bytecode, members: Sequence[int], beside: SideWork) -> StageWork:
+def stage_of(code: Bytecode, members: Sequence[int], side: SideWork) -> StageWork:
     """Return a stage with the contractions `members`."""
     steps = code.steps[list(members)].reshape(len(members), code.steps.shape[1])
     walked = [_strides(step, code) for step in steps]
     along = np.array([terms_follow(strides) for strides in walked], np.bool_)
     apart = np.array([[_apart(strides, which) for strides in walked] for which in (0, 1)]).reshape(2, len(members))
     longest = np.array([longest_terms(step, code) for step in steps], np.int64)
-    return StageWork(steps, longest, spans(steps, code), along, apart, beside)
+    return StageWork(steps, longest, spans(steps, code), along, apart, side)
 
 
 def _strides(step: Ints, code: Bytecode) -> list[tuple[int, int]]:
     """Return how far the next kept entry and the next term of each operand are; 0 where there is no other."""
     strides = []
-    for kept, terms, _ in code.operands[step[FIRST] : step[FIRST] + step[COUNT]]:
+    for kept, terms, _ in code.operands[step[bytecode.FIRST] : step[bytecode.FIRST] + step[bytecode.COUNT]]:
         if kept >= 0:
-            next_kept = code.offsets[kept + 1] - code.offsets[kept] if step[ENTRIES] > 1 else 0
-            next_term = code.offsets[terms + 1] - code.offsets[terms] if step[TERMS] > 1 else 0
+            next_kept = code.offsets[kept + 1] - code.offsets[kept] if step[bytecode.ENTRIES] > 1 else 0
+            next_term = code.offsets[terms + 1] - code.offsets[terms] if step[bytecode.TERMS] > 1 else 0
             strides.append((int(next_kept), int(next_term)))
     return strides
 
 
 def terms_follow(strides: Sequence[tuple[int, int]]) -> bool:
-    """Return True if more operands have the next term beside an entry than the next kept entry."""
+    """Return True if more operands have the next term as an entry's neighbour than the next kept entry."""
     return sum((terms == 1) - (kept == 1) for kept, terms in strides) > 0
 
 
 def _apart(strides: Sequence[tuple[int, int]], which: int) -> float:
-    # A number that all threads read costs as much as one that lies beside its neighbours.
+    # A number that all threads read costs as much as one next to its neighbours.
     return sum(min(SECTOR, max(1, abs(stride[which]))) for stride in strides) / SECTOR
 
 
 def longest_terms(step: Ints, code: Bytecode) -> int:
     """Return the most terms that an entry (or tile) of a contraction has."""
-    if not step[STRIDE]:
-        return int(step[TERMS])
-    return max(1, int(np.diff(code.span[step[SPAN] : step[SPAN] + step[TILES] + 1]).max()))
+    if not step[bytecode.STRIDE]:
+        return int(step[bytecode.TERMS])
+    return max(1, int(np.diff(code.span[step[bytecode.SPAN] : step[bytecode.SPAN] + step[bytecode.TILES] + 1]).max()))
 
 
 def splits(stage: StageWork, terms: npt.ArrayLike) -> Ints:
@@ -180,7 +171,7 @@ def each_block(stage: StageWork, settings: Sequence[EntryParallel], cases: int) 
 def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) -> Floats:
     """Return [settings, FEW_WORK] of a stage for few cases, without what the whole plan has."""
     split, per_block = each_block(stage, settings, cases)
-    entries, sharing = stage.steps[:, ENTRIES], np.log2(split)
+    entries, sharing = stage.steps[:, bytecode.ENTRIES], np.log2(split)
     blocks = -(-entries // per_block)
     rounds = -(-np.minimum(per_block, entries) * cases // (gpu.FEW_THREADS // split))
     steps = rounds * (-(-stage.longest // split) * stage.operands + MEETING * sharing + BEGINNING)
@@ -189,7 +180,7 @@ def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) ->
     apart = (
         np.where(stage.along & (split > 1), stage.apart[1], stage.apart[0]) if cases == 1 else stage.operands / SECTOR
     )
-    beside = stage.beside
+    side = stage.side
     columns = [
         1,
         longest,
@@ -200,7 +191,7 @@ def few_work(stage: StageWork, settings: Sequence[EntryParallel], cases: int) ->
         (stage.total * apart).sum(axis=-1) * cases,
         entries.sum() * cases,
         entries.max(initial=0) * cases,
-        *(beside.likelihood, beside.marginal),
+        *(side.likelihood, side.marginal),
     ]
     return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
 
@@ -211,8 +202,8 @@ def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -
     per_item = np.maximum(1, np.array([setting.terms for setting in settings])[:, None] // stage.longest)
     shared = stage.longest >= np.array([setting.shared for setting in settings])[:, None]
     warps = np.where(shared, gpu.MANY_THREADS // gpu.WARP, 1)
-    items = -(-stage.steps[:, TILES] // per_item) * warps
-    beside = stage.beside
+    items = -(-stage.steps[:, bytecode.TILES] // per_item) * warps
+    side = stage.side
     columns = [
         1,
         (-(-stage.longest * per_item // warps) * rows).max(axis=1, initial=0),
@@ -220,8 +211,8 @@ def many_work(stage: StageWork, settings: Sequence[CaseParallel], chunks: int) -
         (stage.total * rows).sum() * chunks,
         (stage.total * factors).sum() * chunks,
         items.sum(axis=1) * chunks,
-        stage.steps[:, ENTRIES].sum() * chunks,
-        *(number * chunks for number in (beside.made, beside.bounds, beside.marginals)),
+        stage.steps[:, bytecode.ENTRIES].sum() * chunks,
+        *(number * chunks for number in (side.made, side.bounds, side.marginals)),
     ]
     return np.stack(np.broadcast_arrays(*columns, np.zeros(len(settings)))[:-1], axis=1).astype(np.float64)
 
@@ -241,11 +232,11 @@ class LaunchTuner:
     def for_few(self, stage: StageWork, cases: int) -> tuple[EntryParallel, Floats]:
         """Return the launch parameters of a stage for few cases, and its work with them."""
         work = few_work(stage, self.few_settings, cases)
-        at = int(np.argmin(work @ self.few)) if len(work) > 1 else 0
-        return self.few_settings[at], work[at]
+        best = int(np.argmin(work @ self.few)) if len(work) > 1 else 0
+        return self.few_settings[best], work[best]
 
     def for_many(self, stage: StageWork, chunks: int) -> tuple[CaseParallel, Floats]:
         """Return the launch parameters of a stage for many cases, and its work with them."""
         work = many_work(stage, self.many_settings, chunks)
-        at = int(np.argmin(work @ self.many)) if len(work) > 1 else 0
-        return self.many_settings[at], work[at]
+        best = int(np.argmin(work @ self.many)) if len(work) > 1 else 0
+        return self.many_settings[best], work[best]

@@ -9,6 +9,11 @@ PLAN_WORK = ("calls", "steps", "operations", "entries", "answers")
 TREE_WORK = ("operations", "tables")
 
 
+def plan_counts(*counts: float) -> dict[str, float]:
+    """Return PLAN_WORK of counts in its order."""
+    return dict(zip(PLAN_WORK, map(float, counts), strict=True))
+
+
 def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> dict[str, float]:
     """Return PLAN_WORK of `rows` cases.
 
@@ -21,6 +26,6 @@ def plan_work(plan: Plan, steps: int, lanes: int, rows: int) -> dict[str, float]
     blocks = -(-rows // lanes)
     entries = sum(table.entries for table in plan.tables if table.per_case)
     answers = sum(plan.shape.cardinalities)
-    # Capped, because integers of any size do not fit a float.
     counts = (1, steps * blocks, plan.case_operations * blocks * lanes, entries * blocks * lanes, answers * rows)
-    return {name: float(min(count, 10**300)) for name, count in zip(PLAN_WORK, counts, strict=True)}
+    # Capped, because integers of any size do not fit a float.
+    return plan_counts(*(min(count, 10**300) for count in counts))

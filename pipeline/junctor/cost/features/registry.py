@@ -1,6 +1,6 @@
 """The registry of features: for each backend the counts that have coefficients, in their order.
 
-Datasets, fits, cost models and calibrations go by `BACKENDS`; a new backend is a new line here and a module beside.
+Datasets, fits, cost models and calibrations go by `BACKENDS`; a new backend is a line and a module of this folder.
 """
 
 from __future__ import annotations
