@@ -318,6 +318,7 @@ def panel_walk(
 
 def _cut(sizes: Sequence[int], threads: int) -> tuple[int, int, int]:
     """Return the axis along which panels are cut, the entries within one step of it, and the steps of a panel."""
+    # Four panels a thread at least, so that no thread waits long for the last one.
     most = min(PANEL, max(LEAST_PANEL, math.prod(sizes) // (4 * threads)))
     line, within = len(sizes), 1
     while line > 0 and within * sizes[line - 1] <= most:

@@ -1,6 +1,6 @@
 """Stored clique tables on all cores of a CPU (Numba); agrees with the reference in `junctor_kernels.tables.stored`.
 
-Main functions: `scatter`, `reduce`, `permute_into`; called by `junctor.cliques.host`. A thread takes a range of the
+Main functions: `scatter`, `reduce`, `permute_parallel`; called by `junctor.cliques.host`. A thread takes a range of the
 table (or, for sums, of separator entries): no two threads write to one entry, and no sum depends on their number.
 """
 
@@ -51,13 +51,11 @@ def reduce(table: Array, view: View, sums: Array) -> None:
     _add(parts, sums[view.base :], _array(out))
 
 
-def permute_into(table: Array, out: Array, swaps: npt.NDArray[np.int64]) -> None:
-    """Fill `out` [n] from `table` [n]: entry k from where the swaps take k (Bistaffa et al. 2014, Proposition 1).
-
-    table, out: flat, of one size.
-    swaps: int64 [swaps, 5], those that undo the wanted ones, from `junctor_kernels.tables.permutation.swap_array`.
-    """
-    _spread(lambda first, last: _permute(table, out, swaps, first, last), len(table), len(table))
+def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
+    """Return the result of `junctor_kernels.tables.permutation.permute`, computed on all cores."""
+    out, back = np.empty_like(table), swap_array(backwards(swaps))
+    _spread(lambda first, last: _permute(table, out, back, first, last), len(table), len(table))
+    return out
 
 
 def _array(axes: tuple[Axis, ...]) -> npt.NDArray[np.int64]:
@@ -184,6 +182,7 @@ def _add(parts: Any, sums: Any, out: Any) -> None:
 
 @jit
 def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
+    # Entry k comes from where the inverse swaps take k (Bistaffa et al. 2014, Proposition 1).
     for k in range(first, last):
         index = k
         for i in range(len(swaps)):
@@ -196,10 +195,3 @@ def _permute(table: Any, out: Any, swaps: Any, first: int, last: int) -> None:
             index += (between + a * upper) // lower_size * upper_size + b * lower + below - index % above
         # Gathered, not scattered: writes are contiguous, and threads never share a cache line but at their ends.
         out[k] = table[index]
-
-
-def permute_parallel(table: Array, swaps: Sequence[Swap]) -> Array:
-    """Return the result of `junctor_kernels.tables.permutation.permute`, computed on all cores."""
-    out = np.empty_like(table)
-    permute_into(table, out, swap_array(backwards(swaps)))
-    return out

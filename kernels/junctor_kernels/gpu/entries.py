@@ -57,19 +57,8 @@ LINE, WARP = 32, 32
 # The fields of the struct `Reduction`, in its order, and those of an operand.
 FIELDS = ("out", "out_panels", "extremes", "entries", "panel", "near_terms", "far_terms", "operands", "adds")
 OPERAND_FIELDS = (
-    "table",
-    "panels",
-    "places",
-    "far",
-    "near",
-    "scale",
-    "lead",
-    "whole",
-    "quad",
-    "second",
-    "third",
-    "fourth",
-    "rows",
+    *("table", "panels", "places", "far", "near", "scale", "lead"),
+    *("whole", "quad", "second", "third", "fourth", "rows"),
 )
 # Where in the record the addresses of the result and of the operands lie, and what differs from task to task.
 OUT, TABLES = FIELDS.index("out"), [len(FIELDS) + k * len(OPERAND_FIELDS) for k in range(MOST_OPERANDS)]
@@ -104,6 +93,11 @@ class Offsets:
     places: Integers
     far: Integers
     near: Integers
+
+    @property
+    def parts(self) -> tuple[Integers, ...]:
+        """All of them, in the order of the record."""
+        return self.panels, self.places, self.far, self.near
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +149,7 @@ class EntryLaunch:
     @property
     def nbytes(self) -> int:
         """Bytes of all offsets."""
-        return sum(
-            part.nbytes
-            for offsets in self.offsets
-            for part in (offsets.panels, offsets.places, offsets.far, offsets.near)
-        )
+        return sum(part.nbytes for offsets in self.offsets for part in offsets.parts)
 
 
 @lru_cache(maxsize=256)
@@ -281,8 +271,7 @@ def in_place(launch: EntryLaunch, k: int, runs: PartRuns) -> EntryLaunch | None:
 
 def in_runs(offsets: Offsets, runs: PartRuns) -> Offsets | None:
     """Return offsets into runs; None where those of entries and terms do not simply add up there."""
-    parts = (offsets.panels, offsets.places, offsets.far, offsets.near)
-    starts = np.array(runs.starts, dtype=np.int64)
+    parts, starts = offsets.parts, np.array(runs.starts, dtype=np.int64)
     # Sums of parts must not cross the end of a run: inside one, addresses add up as offsets do.
     if sum(int((part % runs.entries).max()) for part in parts) >= runs.entries:
         return None

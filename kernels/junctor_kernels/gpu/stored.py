@@ -148,14 +148,9 @@ class CudaCliqueDevice(CudaDevice):
         """Enqueue a launch."""
         kernel = KERNELS.function(self, work.kernel, dtype.str)
         # As in the parameter list of the kernels in `stored.cu`: CuPy passes NumPy scalars by their width.
-        arguments = (
-            np.uint64(batch.base + work.tasks),
-            np.uint64(batch.base + work.starts),
-            np.int32(work.number),
-            np.uint64(batch.factors),
-            np.uint64(batch.axes),
-            np.uint64(lost),
-        )
+        tasks, starts = np.uint64(batch.base + work.tasks), np.uint64(batch.base + work.starts)
+        places = np.uint64(batch.factors), np.uint64(batch.axes), np.uint64(lost)
+        arguments = (tasks, starts, np.int32(work.number), *places)
         self.launch_kernel(kernel, (work.blocks,), stored_tasks.THREADS, arguments, stream)
 
     def graph(self, stream: Stream, enqueue: Callable[[], None]) -> Graph:

@@ -8,7 +8,7 @@ elimination tree rotations (1988); Kjaerulff, Optimal decomposition of probabili
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,7 @@ SECOND = 300_000_000
 PER_TRY = 12
 # Most steps that are of use for each pair of variables that can be rotated.
 PER_PAIR = 100_000
-# Rounds of annealing: initial and final temperature, and whether only maximal cliques count.
-SCHEDULE = ((0.3, 0.1, True), (0.5, 0.2, False), (0.5, 0.1, True), (0.5, 0.2, False))
+# Rounds of annealing.
 ROUNDS = 12
 # Share of the steps for greedy restarts.
 RESTARTS = 0.2
@@ -55,6 +54,21 @@ GREEDY_STEPS = 60
 EDGE_STEPS = 40
 # Annealing never exceeds the best total by this factor: sums stay exact, and no search returns from there.
 CEILING = 4096.0
+
+
+class Round(NamedTuple):
+    """How a round anneals.
+
+    hot, cold: initial and final temperature.
+    maximal: whether a clique inside another one counts nothing in the acceptance (it never does in the total).
+    """
+
+    hot: float
+    cold: float
+    maximal: bool
+
+
+SCHEDULE = (Round(0.3, 0.1, True), Round(0.5, 0.2, False), Round(0.5, 0.1, True), Round(0.5, 0.2, False))
 
 
 def search(
@@ -81,8 +95,8 @@ def search(
         graph, members, sizes, weights_of(cardinalities), int(RESTARTS * steps), state, later, numbers, order
     )
     for i in range(ROUNDS):
-        hot, cold, maximal = SCHEDULE[i % len(SCHEDULE)]
-        total = _round(graph, members, sizes, choice, order, total, steps // ROUNDS, hot, cold, maximal, state)
+        how = SCHEDULE[i % len(SCHEDULE)]
+        total = _round(graph, members, sizes, choice, order, total, steps // ROUNDS, how, state)
     return order.tolist(), total
 
 
@@ -94,9 +108,7 @@ def _round(
     order: npt.NDArray[np.int64],
     total: float,
     steps: int,
-    hot: float,
-    cold: float,
-    maximal: bool,
+    how: Round,
     state: Words,
 ) -> float:
     """Anneal once from `order`, which is replaced if the result is better; return the smaller total."""
@@ -105,7 +117,7 @@ def _round(
     tree = np.full((TREE, len(sizes)), -1, dtype=np.int64)
     below = np.ones(len(sizes))
     _build_tree(order, sizes, later, tree, below)
-    parent = anneal(graph, sizes, choice, total, steps, hot, cold, maximal, state, later, tree, below)
+    parent = anneal(graph, sizes, choice, total, steps, how, state, later, tree, below)
     candidate = _in_order(parent, order)
     # Evaluated again: sums of many small changes are inexact.
     entries = float(evaluate(graph, members, sizes, candidate, len(candidate), later, numbers))
@@ -116,15 +128,7 @@ def _round(
 
 @jit
 def _restarts(
-    graph: Any,
-    members: Any,
-    sizes: Any,
-    weights: Any,
-    steps: int,
-    state: Any,
-    rows: Any,
-    numbers: Any,
-    order: Any,
+    graph: Any, members: Any, sizes: Any, weights: Any, steps: int, state: Any, rows: Any, numbers: Any, order: Any
 ) -> float:
     """Run each greedy criterion once, then all in turn with noise; improve `order` in place and return its total."""
     count = order.shape[0]
@@ -212,9 +216,7 @@ def anneal(
     choice: Any,
     total: float,
     steps: int,
-    hot: float,
-    cold: float,
-    maximal: bool,
+    how: Any,
     state: Any,
     later: Any,
     tree: Any,
@@ -226,14 +228,14 @@ def anneal(
     choice: int64, variables to rotate.
     total: entries of all maximal cliques of the initial tree.
     steps: bounds the work.
-    hot, cold: initial and final temperature.
-    maximal: whether a clique inside another one counts nothing in the acceptance (it never does in the total).
+    how: temperatures, and what counts.
     state: of `random`.
     later, tree, below: see the top of the module; changed in place.
     """
     # A rotation that enlarges its two cliques by a factor f is accepted with probability f ** (-1 / temperature); the
     # temperature falls geometrically. Using the factor instead of the total lets small cliques settle as well as large
     # ones.
+    hot, cold, maximal = how
     best, parents = total, tree[PARENT].copy()
     union = np.empty(later.shape[1], np.uint64)
     spent, tried, temperature = 0, 0, hot

@@ -147,6 +147,7 @@ def plan_row(factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, 
     tree: written.
     """
     nodes, position = tree.nodes, tree.position
+    # The bucket is the stack of the search: it has room for all variables, and is empty until elimination.
     _find_relevant(factors, states, soft, wanted, position, tree.bucket)
     _order(factors, criterion, tree)
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
@@ -219,15 +220,7 @@ def _order(factors: Any, criterion: int, tree: Any) -> None:
         if tree.position[v] == 0:
             add(tree.members, v)
     count = greedy(
-        factors.graph,
-        tree.members,
-        factors.weights,
-        criterion,
-        0.0,
-        tree.random,
-        tree.rows,
-        tree.numbers,
-        tree.order,
+        factors.graph, tree.members, factors.weights, criterion, 0.0, tree.random, tree.rows, tree.numbers, tree.order
     )
     for i in range(count):
         v = tree.order[i]
@@ -318,6 +311,7 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
         if joined < 0:
             return False
         bucket[min(one, other)] = joined
+        # The last table closes the gap.
         bucket[max(one, other)] = bucket[count - 1]
         count -= 1
     if count == 0:
@@ -383,6 +377,7 @@ def _union(nodes: Any, one: int, other: int, into: int) -> int:
 @jit
 def _join(nodes: Any, one: int, other: int) -> int:
     """Return a new table over the positions of two others, or TOO_LARGE."""
+    # Counted first, appended afterwards: `scopes` has no room for the positions of a table that is refused.
     entries = _union(nodes, one, other, -1)
     if entries >= MOST_ENTRIES or nodes.tables[one, LENGTH] + nodes.tables[other, LENGTH] > MOST_AXES:
         return TOO_LARGE

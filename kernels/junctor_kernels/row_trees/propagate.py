@@ -74,6 +74,7 @@ class RowWorkspace(NamedTuple):
 
 def work(entries: int, tables: int) -> RowWorkspace:
     """Return memory for rows whose messages have so many entries, in so many tables."""
+    # A contraction has at most the axes of its three tables.
     return RowWorkspace(
         np.zeros(entries),
         np.zeros((3 * MOST_AXES, 4), dtype=np.uint64),
@@ -231,17 +232,7 @@ def _constant(arena: Any, a: Any, b: Any, c: Any, size: Any, terms: Any, step_a:
 
 @jit
 def _dots(
-    arena: Any,
-    a: Any,
-    b: Any,
-    c: Any,
-    size: Any,
-    sa: Any,
-    sb: Any,
-    terms: Any,
-    step_a: Any,
-    step_b: Any,
-    step_c: Any,
+    arena: Any, a: Any, b: Any, c: Any, size: Any, sa: Any, sb: Any, terms: Any, step_a: Any, step_b: Any, step_c: Any
 ) -> None:
     """out[t] += sum over j of one[t, j] * other[t, j], where an operand may not have j."""
     zero, u1, u2, u3, u4 = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
@@ -505,8 +496,8 @@ def _propagate(
 ) -> int:
     """Pass messages up and down the tree of a row, write its posteriors, and return its status."""
     nodes = tree.nodes
-    work.arena[0] = 1.0
     # Entry 0 is the number 1, the operand of tables with one child.
+    work.arena[0] = 1.0
     status = _collect(factors, states, tree.position, nodes, work, log_values, row)
     if status != ANSWERED:
         return int(status)

@@ -10,29 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.sampling import philox
-from junctor_kernels.sampling.layout import (
-    BLOCK,
-    COUNT,
-    ENTRY,
-    FACTOR_COUNT,
-    FACTOR_ENTRY,
-    FACTOR_PARENTS,
-    FIRST,
-    FULL,
-    NODE,
-    PARENTS,
-    SCORE_UNIT,
-    SOFT,
-    STATES,
-    STRIDE,
-    WEIGHED,
-    Floats,
-    Integers,
-    SampledCase,
-    Sums,
-    Tables,
-)
+from junctor_kernels.sampling import layout, philox
+from junctor_kernels.sampling.layout import BLOCK, FULL, SCORE_UNIT, Floats, Integers, SampledCase, Sums, Tables
 from junctor_kernels.sampling.philox import RandomStream
 
 States = npt.NDArray[np.uint8]
@@ -53,13 +32,13 @@ def draw(tables: Tables, case: SampledCase, stream: RandomStream, first: int, co
         if n % philox.WORDS == 0:
             words = philox.words(stream, numbers, n // philox.WORDS) >> 1
         # A row of n states has n - 1 thresholds: the last one would be FULL.
-        size = int(node[STATES])
-        row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
-        at = node[FIRST] + row * (size - 1)
+        size = int(node[layout.STATES])
+        row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
+        at = node[layout.FIRST] + row * (size - 1)
         place = np.zeros(count, dtype=np.int64)
         for k in range(size - 1):
             place += words[n % philox.WORDS] >= tables.thresholds[at + k]
-        states[n] = tables.order[node[ENTRY] + row * size + place] if size > 2 else place
+        states[n] = tables.order[node[layout.ENTRY] + row * size + place] if size > 2 else place
     return states
 
 
@@ -67,9 +46,9 @@ def entries_read(tables: Tables, case: SampledCase, states: States) -> int:
     """Return the number of comparisons with thresholds over all nodes and samples, for forecasts of time."""
     total = 0
     for n, node in enumerate(case.nodes):
-        size = int(node[STATES])
-        row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
-        order = tables.order[(node[ENTRY] + row * size)[:, None] + np.arange(size)]
+        size = int(node[layout.STATES])
+        row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
+        order = tables.order[(node[layout.ENTRY] + row * size)[:, None] + np.arange(size)]
         place = (order == states[n][:, None]).argmax(axis=1) if size > 2 else states[n]
         total += int(np.minimum(place + 1, size - 1).sum())
     return total
@@ -88,12 +67,14 @@ def weights(values: Floats, ratios: Floats, soft: Floats, case: SampledCase, sta
     combine = np.add if logs else np.multiply
     result = np.full(states.shape[1], 0.0 if logs else 1.0)
     for n, node in enumerate(case.nodes):
-        if node[WEIGHED]:
-            row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
-            result = combine(result, ratios[node[ENTRY] + row * node[STATES] + states[n]])
+        if node[layout.WEIGHED]:
+            row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
+            result = combine(result, ratios[node[layout.ENTRY] + row * node[layout.STATES] + states[n]])
     for factor in case.factors:
-        at = factor[FACTOR_ENTRY] + _offsets(states, case.parents, factor[FACTOR_PARENTS], factor[FACTOR_COUNT])
-        result = combine(result, (soft if factor[SOFT] else values)[at])
+        at = factor[layout.FACTOR_ENTRY] + _offsets(
+            states, case.parents, factor[layout.FACTOR_PARENTS], factor[layout.FACTOR_COUNT]
+        )
+        result = combine(result, (soft if factor[layout.SOFT] else values)[at])
     return result
 
 
@@ -127,9 +108,9 @@ def scores(case: SampledCase, states: States, weight: Floats, logs: bool, entrie
     # Relative to the heaviest sample: sums of fewer than 2^23 samples stay within int64.
     whole = np.rint(share * SCORE_UNIT).astype(np.int64)
     for n, node in enumerate(case.nodes):
-        if node[WEIGHED]:
-            row = _offsets(states, case.parents, node[PARENTS], node[COUNT])
-            np.add.at(totals, node[ENTRY] + row * node[STATES] + states[n], whole)
+        if node[layout.WEIGHED]:
+            row = _offsets(states, case.parents, node[layout.PARENTS], node[layout.COUNT])
+            np.add.at(totals, node[layout.ENTRY] + row * node[layout.STATES] + states[n], whole)
     return totals
 
 
@@ -160,5 +141,5 @@ def blocks_of(count: int) -> int:
 def _offsets(states: States, parents: Integers, first: int, count: int) -> npt.NDArray[np.int64]:
     result = np.zeros(states.shape[1], dtype=np.int64)
     for parent in parents[first : first + count]:
-        result += int(parent[STRIDE]) * states[parent[NODE]].astype(np.int64)
+        result += int(parent[layout.STRIDE]) * states[parent[layout.NODE]].astype(np.int64)
     return result

@@ -82,7 +82,7 @@ def unmerged(
     )
 
 
-def row_major(scope: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+def row_major(scope: Sequence[int], sizes: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
     """Return the stride of every axis of a table in C order."""
     at: dict[int, int] = {}
     stride = 1

@@ -41,6 +41,7 @@ def permuted(index: Any, swaps: Sequence[Swap]) -> Any:
 
 def permute(table: Array, swaps: Sequence[Swap]) -> Array:
     """Return a flat table with its entries permuted by swaps; the specification of `cpu.stored`."""
+    # Piece by piece: indices take eight bytes an entry, and arithmetic on them several such arrays.
     out = np.empty_like(table)
     for first in range(0, len(table), PIECE):
         piece = table[first : first + PIECE]

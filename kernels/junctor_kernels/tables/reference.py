@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.tables.axes import Contraction, Strides
+from junctor_kernels.tables.views import boxes
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -59,6 +59,7 @@ def _sum(block: Array, into: Array | None) -> Array:
         upper = block[half : 2 * half]
         odd = block[2 * half : terms]
         block = np.add(block[:half], upper) if terms == len(block) else np.add(block[:half], upper, out=block[:half])
+        # Of an odd number of terms the last one joins the first sum.
         if len(odd):
             block[0] += odd[0]
         terms = half
@@ -165,6 +166,7 @@ def argmax(
             total += table[at, 0] if table.shape[1] == 1 else table[at, here[None, :]]
         first = total.argmax(axis=0)
         value = total[first, here]
+        # Strictly larger: ties stay with earlier terms.
         better = value > best
         best[better] = value[better]
         index[better] = first[better] + start
@@ -240,23 +242,8 @@ def _present(what: Contraction) -> tuple[tuple[int, ...], int]:
 
 def _blocks(sizes: Sequence[int], limit: int) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
     """Yield boxes of at most `limit` entries of an index space: slices along every axis, and the box's sizes."""
-    # As many whole inner axes as fit, then a range of the next one: blocks are contiguous.
-    inner = 1
-    axis = len(sizes)
-    while axis > 0 and inner * sizes[axis - 1] <= limit:
-        axis -= 1
-        inner *= sizes[axis]
-    whole = tuple(slice(0, size) for size in sizes[axis:])
-    if axis == 0:
-        yield whole, tuple(sizes)
-        return
-    step = max(1, limit // inner)
-    for lead in product(*(range(size) for size in sizes[: axis - 1])):
-        fixed = tuple(slice(i, i + 1) for i in lead)
-        for start in range(0, sizes[axis - 1], step):
-            stop = min(start + step, sizes[axis - 1])
-            box = (*fixed, slice(start, stop), *whole)
-            yield box, tuple(part.stop - part.start for part in box)
+    for box in boxes(sizes, limit):
+        yield tuple(slice(*span) for span in box), tuple(last - first for first, last in box)
 
 
 def _view(

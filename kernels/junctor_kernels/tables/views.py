@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from junctor_kernels.tables.axes import row_major
+
 Box = tuple[tuple[int, int], ...]
 
 
@@ -66,6 +68,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 def boxes(shape: Sequence[int], most: int) -> Iterator[Box]:
     """Yield boxes of at most `most` entries (at least 1) that make up a table, in the order of memory."""
+    # As many whole inner axes as fit, then a range of the next one: boxes are contiguous.
     inner, axis = 1, len(shape)
     while axis and inner * shape[axis - 1] <= most:
         axis -= 1
@@ -98,11 +101,7 @@ def view(layout: Sequence[int], box: Box, separator: Sequence[int], sizes: Seque
     separator: variables of the separator, the most significant first.
     sizes: variable -> number of states.
     """
-    steps: dict[int, int] = {}
-    step = 1
-    for v in reversed(separator):
-        steps[v] = step
-        step *= sizes[v]
+    steps = row_major(separator, sizes)
     base, axes = 0, [Axis(1, 0)]
     for v, (first, last) in zip(reversed(layout), reversed(box), strict=True):
         step = steps.get(v, 0)
