@@ -125,7 +125,7 @@ def arrived(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TaskReport:
-    """What a task found: largest and smallest entries of its tables, scale factors, and parts of small tables."""
+    """What a task reports: largest and smallest entries of its tables, scale factors, and parts of small tables."""
 
     max_min: dict[int, MaxMin]
     factors: dict[int, float]
