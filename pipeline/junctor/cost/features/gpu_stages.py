@@ -28,7 +28,7 @@ FEW_WORK = (
     # Offsets of the whole plan; parts of lines of the cache that loads touch, entries that are stored, and of the
     # largest message.
     *("offsets", "sectors", "stored", "most_stored"),
-    # States of likelihoods and posteriors that one thread goes through after contractions, of each stage the most.
+    # States of likelihoods and posteriors that one thread goes through, contractions aside; of each stage the most.
     *("likelihoods", "posteriors"),
 )
 MANY_WORK = (
