@@ -1,7 +1,6 @@
-"""Rows of evidence as a Prefect flow: the same steps as `junctor.runs.run.run`, seen, retried and scheduled by Prefect.
+"""Rows of evidence as a Prefect flow: the steps of `junctor.runs.run.run`, shown, retried and scheduled by Prefect.
 
-Deploy it with `prefect deploy junctor_flows/batch.py:score_batch`, or `score_batch.serve(cron=...)`; schedules need a
-Prefect server (`prefect server start`).
+Main functions: `score_batch`, the flow, and `score_as_flow`, called by the command line.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from prefect import flow
 
 from junctor_flows.frame import FlowSteps, run_flow
 
+# Deployment: `prefect deploy junctor_flows/batch.py:score_batch`, or `score_batch.serve(cron=...)`; schedules need a
+# Prefect server (`prefect server start`).
 _STEPS = FlowSteps("ingest network", "ingest evidence", "propagate")
 
 
 @flow(name="junctor-score-batch", persist_result=False, result_serializer="json")  # type: ignore[untyped-decorator]
 def score_batch(job: Job, resources: Resources | None = None) -> Any:
-    """Answer every row of an evidence file; returns the manifest as a JSON-able record.
+    """Answer every row of an evidence file; returns the manifest as a JSON record.
 
-    job, resources: records of what `junctor run` is told; sizes in bytes. A run that was interrupted goes on where it
-    stopped.
+    job, resources: records of the options of `junctor run`; sizes in bytes.
     """
+    # An interrupted run continues where it stopped, as in the command line.
     return _STEPS.run(job, resources)
 
 

@@ -1,6 +1,6 @@
 """The frame of both flows: the steps of a run as Prefect tasks, its progress and summary as artifacts.
 
-Dask works inside one task: a Prefect task for each partition would cost more than the partition.
+Main class: FlowSteps; main function: `run_flow`, called by the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ display: ContextVar[Progress] = ContextVar("display", default=Silence())  # noqa
 
 
 class FlowSteps:
-    """The steps of a run as Prefect tasks, under names that suit what it is of."""
+    """The steps of a run as Prefect tasks, under names for rows or for sequences."""
+
+    # Dask works inside of one task: a Prefect task for each partition would cost more than the partition.
 
     def __init__(self, ingest_model: str, ingest_inputs: str, propagate: str) -> None:
         self._ingest_model = _in_task(ingest_model, steps.ingest_model)
@@ -39,7 +41,7 @@ class FlowSteps:
         self._finalise = _in_task("finalise", steps.finalise)
 
     def run(self, job: Workload, resources: Resources | None) -> Any:
-        """Do all steps; returns the manifest as a JSON-able record, or the state of a flow that failed."""
+        """Run all steps; returns the manifest as a JSON record, or the state of a failed flow."""
         resources = resources or Resources()
         started = time.monotonic()
         try:
@@ -81,7 +83,7 @@ def _in_task(
         retry_delay_seconds=5,
         retry_condition_fn=_is_unexpected,
     )(attempt)
-    # What failed is raised where the task was called.
+    # Errors of a task are raised where it was called.
     return lambda *args: as_task(*args, return_state=True).result()
 
 
@@ -90,18 +92,17 @@ def _is_unexpected(_task: object, _run: object, state: State[Any]) -> bool:
 
 
 def _failed(error: JunctorError) -> State[Any]:
-    """Return the state of a flow or task that an error of the user ended."""
+    """Return the state of a flow or task that ended with a user's error."""
     return Failed(message=str(error), data=error)
 
 
 def run_flow(batch_flow: Any, job: Workload, resources: Resources, progress: Progress) -> steps.Manifest:
-    """Run a flow for the command line: its progress there too, its errors as they are.
+    """Run a flow for the command line, with its progress and its errors there.
 
     batch_flow: takes a job and resources, returns a manifest as a record.
     job: rows or sequences.
-    resources: where the work is done.
-    progress: shown beside Prefect's.
-
+    resources: of the run.
+    progress: display in addition to Prefect's.
     Raises RunError without a server.
     """
     token = display.set(progress)
@@ -110,7 +111,7 @@ def run_flow(batch_flow: Any, job: Workload, resources: Resources, progress: Pro
         with temporary_settings(set_defaults={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             state = batch_flow(job, resources, return_state=True)
     except Exception as error:
-        # The state holds what goes wrong inside the flow; this went wrong around it.
+        # Errors inside of the flow are in its state; this one is of Prefect itself.
         raise RunError(f"Prefect could not run the flow ({error}): see to its server, or use --no-prefect") from error
     finally:
         display.reset(token)
@@ -134,9 +135,10 @@ class ProgressArtifact:
         self.artifact = create_progress_artifact(self._percent(), key="junctor-progress", description=name)
 
     def advance(self, rows: int) -> None:
-        """Move it."""
+        """Update the artifact."""
         self.display.advance(rows)
         self.done += rows
+        # An update is a request to the server, which takes longer than a small partition.
         now = time.monotonic()
         if self.artifact is not None and (now - self.shown >= 1.0 or self.done >= self.rows):
             self.shown = now
@@ -147,9 +149,9 @@ class ProgressArtifact:
 
 
 def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
-    """Return what a run did, in Markdown.
+    """Return the summary of a run, in Markdown.
 
-    inputs: what was answered on what.
+    inputs: title of the job.
     output: folder of the answers.
     manifest: of the run.
     """

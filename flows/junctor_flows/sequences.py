@@ -12,15 +12,15 @@ from prefect import flow
 
 from junctor_flows.frame import FlowSteps, run_flow
 
+# A flow of its own, because Prefect checks arguments by their annotations.
 _STEPS = FlowSteps("ingest model", "ingest sequences", "decode")
 
 
 @flow(name="junctor-decode-sequences", persist_result=False, result_serializer="json")  # type: ignore[untyped-decorator]
 def decode_sequences(job: SequenceJob, resources: Resources | None = None) -> Any:
-    """Answer every sequence of a file; returns the manifest as a JSON-able record.
+    """Answer every sequence of a file; returns the manifest as a JSON record.
 
-    job, resources: records of what `junctor viterbi` is told; sizes in bytes. A run that was interrupted goes on where
-    it stopped.
+    job, resources: records of the options of `junctor viterbi`; sizes in bytes.
     """
     return _STEPS.run(job, resources)
 

@@ -1,7 +1,6 @@
-"""The Prefect server of a command that has no other: `python -m junctor_flows.server DESCRIPTOR`.
+"""The Prefect server of a command without another one: `python -m junctor_flows.server DESCRIPTOR`.
 
-It serves on a socket that its parent listens on, so that no port can be taken meanwhile and clients wait instead of
-asking again and again, and it ends when its parent does, however that ends: then its standard input is at its end.
+Main function: `main`, called in a process of its own by the command line.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ def main(descriptor: int) -> None:
     app = create_app(ephemeral=True, final=True)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
 
+    # The socket is the parent's, so that no port can be taken meanwhile and clients wait instead of polling. Standard
+    # input ends when the parent does, however that ends.
     def end_with_parent() -> None:
         sys.stdin.read()
         server.should_exit = True

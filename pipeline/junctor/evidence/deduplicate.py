@@ -50,6 +50,7 @@ class UniqueRows:
         pairs: list[tuple[Array, Array]] = [(unique.status, answers.status), (unique.log_value, answers.log_value)]
         pairs += [(unique.posteriors[v], array) for v, array in answers.posteriors.items()]
         pairs += [(unique.states[v], array) for v, array in answers.states.items()]
+        # Whole columns: a copy of one row at a time would take longer than its answer.
         for source, target in pairs:
             _copy(source, target, at, numbers)
         bad = np.flatnonzero(unique.status[numbers] != OK)

@@ -95,6 +95,7 @@ def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
 
 
 def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
+    # Names of columns are a letter and the index of a variable, except the two others.
     states, likelihoods = {}, {}
     for name, column in columns.items():
         if name in (_CASE_ID, _REASON):

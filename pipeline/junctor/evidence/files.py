@@ -49,6 +49,7 @@ def checked_format(format: str | None) -> str | None:
 def format_of(path: Path) -> str:
     """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
+    # The ending before `.gz` names the format.
     gzipped = suffixes[-1:] == [".gz"]
     ending = "".join(suffixes[-2:-1] if gzipped else suffixes[-1:])
     format = _ENDINGS.get(ending)

@@ -72,6 +72,7 @@ def read_layout(
     type, a likelihood without columns for all states, and a missing case-id column.
     """
     reader = _LayoutReader(network, case_id, ignore_extra, Place(file) if file else None, schema.names)
+    # Checks of whole tables come after the roles of all columns: files list them in any order.
     columns = tuple(reader.columns(schema.types))
     reader.refuse_doubles(columns)
     reader.refuse_partial_likelihoods(columns)

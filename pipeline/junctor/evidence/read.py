@@ -83,6 +83,7 @@ def open_evidence(
         _refuse_other_columns(layouts[0], layout, str(tables[0].path), str(table.path))
     pairs = zip(tables, layouts, strict=True)
     files = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
+    # The first file stands for all of them: they have equal columns and types of case ids.
     return TableSource(layouts[0].variables, layouts[0].case_id_type, files)
 
 

@@ -33,6 +33,7 @@ def as_arrow(evidence: Any) -> pa.Table:
     if type(evidence).__module__.partition(".")[0] == "pandas" and hasattr(evidence, "items") and evidence.ndim == 2:
         # By columns: pandas' own conversion to Arrow keeps the index and fails at mixed columns.
         return _from_columns(list(evidence.items()), rows=len(evidence))
+    # After pandas, whose data frames have this method as well.
     if hasattr(evidence, "__arrow_c_stream__"):
         return pa.table(evidence)
     if isinstance(evidence, Sequence) and all(isinstance(row, Mapping) for row in evidence):

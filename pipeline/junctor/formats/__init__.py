@@ -65,6 +65,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
         what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
         known = ", ".join(f"{name} ({' '.join(EXTENSIONS[name])})" for name in WRITABLE)
         raise ModelError(f"{what}; formats that can: {known}", Place(str(path)))
+    # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.
     publish(path, _written(network, chosen))
     return _losses(network, chosen)
 
@@ -96,6 +97,7 @@ def _written(network: Network, format: str) -> bytes:
 def _losses(network: Network, format: str) -> tuple[str, ...]:
     if format != "uai":
         return ()
+    # A network that was read from a UAI file loses nothing.
     numbered = all(
         variable.name == str(i) and variable.states == tuple(map(str, range(variable.cardinality)))
         for i, variable in enumerate(network.variables)
@@ -116,6 +118,7 @@ def _named_format(format: str | None) -> str | None:
 
 
 def _format_of_extension(path: Path) -> str | None:
+    # Only the last extension counts: names of files may have dots.
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
         suffixes.pop()

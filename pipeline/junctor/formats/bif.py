@@ -126,6 +126,7 @@ def read(text: str, file: str) -> Network:
 def _variable(source: SourceText, block: TextBlock) -> DraftVariable:
     (token,) = block.tokens
     name, place = unquoted(token), source.place_of(token)
+    # The grammar admits any number, so that the error can name the variable.
     types = block.all("type")
     if len(types) != 1:
         found = "no type" if not types else f"{len(types)} types"
@@ -154,6 +155,7 @@ def _table(source: SourceText, block: TextBlock, shapes: Shapes) -> DraftTable:
             "expected either one 'table', or rows with at most one 'default'",
             place,
         )
+    # A `table` lists all entries in BIF's own order; rows are labelled and come in any order.
     if tables:
         values = _whole_table(source, tables[0].tokens[0], what, rows_shape, size)
     else:

@@ -90,6 +90,7 @@ def read(text: str, file: str) -> Network:
     """Read a Bayesian network from the text of a NET file; raises ModelError with line and column."""
     source = without_comments(text, file, r"%[^\n]*+", _STRING, {'"': "quote"})
     blocks = list(_flat(source, parse(_GRAMMAR, source, _WORDS)))
+    # Files have the title in `net`, or none at all.
     titles = [title for block in blocks if block.kind == "net" if (title := _title(source, block))]
     variables = [_variable(source, block) for block in blocks if block.kind == "node"]
     potentials = [block for block in blocks if block.kind == "potential"]

@@ -170,6 +170,7 @@ def read(source: str | Path | bytes, file: str | None = None) -> Network:
     """
     data = source if isinstance(source, bytes) else read_bytes(Path(source), MAX_BYTES)
     place = Place(file if isinstance(source, bytes) else str(source))
+    # First of all: the seal keeps damaged metadata away from Arrow.
     _check_seal(data, place)
     try:
         return _read(data, place)
@@ -200,6 +201,7 @@ def _read(data: bytes, place: Place) -> Network:
         tables: list[DraftTable] = []
         for group in range(parquet.num_row_groups):
             rows = parquet.read_row_group(group, columns=_SCHEMA.names, use_threads=False)
+            # One group at a time is in memory in addition to the network itself.
             _collect(rows, variables, tables, place)
     kind: Kind = "bayes" if about["kind"] == "bayes" else "markov"
     return build_network(about["name"], kind, variables, tables, place)

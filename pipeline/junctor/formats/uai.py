@@ -41,6 +41,7 @@ def read(text: str, file: str | None = None) -> Network:
     variables, sizes = _variables(words)
     scopes = [_scope(words, len(variables)) for _ in range(words.count("the number of tables"))]
     tables = [_table(words, scope, sizes) for scope in scopes]
+    # More numbers than the header says point to a wrong header, and so to wrong tables.
     words.expect_end()
     return build_network(title_of(file), kind, variables, tables, Place(file))
 

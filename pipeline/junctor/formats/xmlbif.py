@@ -30,6 +30,7 @@ def read(data: bytes, file: str | None = None) -> Network:
         return read_unbbayes(root, network)
     name = network.optional("name")
     variables = [_variable(element) for element in network.all("variable")]
+    # Sizes alone: names are checked by `build_network`.
     sizes = {variable.name: len(variable.states) for variable in variables}
     # The parser reports no DTD, so the bytes are searched.
     has_dtd = b"<!DOCTYPE" in data

@@ -1,4 +1,4 @@
-"""Sequences in, tables out, in this process: neither Prefect nor Dask is imported."""
+"""Decoding and smoothing of sequences in this process. Main functions: `viterbi` and `posteriors`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def viterbi(
 
     model: a model, or the path of a model file.
     sequences: a list of lists, an Arrow list array, or a table with one list column; symbols by name or index, null
-        where nothing was observed, or lists of log-likelihoods of the states.
-    precision: numbers to compute with.
-    memory: bytes (or "4GiB") for rows of the trellis, None for a share of what is free.
+        for unobserved, or lists of log-likelihoods of the states.
+    precision: number format of the computation.
+    memory: bytes (or "4GiB") for rows of the trellis, None for a share of the free memory.
     threads: None for all cores.
-    device: "auto" is a GPU where there is one and the sequences are worth it.
+    device: "auto" takes a GPU for enough work.
     device_memory: bytes for rows of the trellis on a GPU.
     spill: folder for rows that exceed the memory.
     disk: bytes of files there.
 
     The columns are `case_id`, `path`, `log_probability` (natural logarithm), `status` and `reason`. Ties go to the
-    smaller state, the same on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
+    smaller state on every device. Raises ModelError, EvidenceError, BudgetError, DiskError or DeviceError.
     """
     options = compute_options(memory, threads, device, device_memory, spill, disk)
     return _answer(model, sequences, "viterbi", precision, options)
@@ -75,6 +75,7 @@ def _answer(
     precision: Precision,
     options: ComputeOptions,
 ) -> pa.Table:
+    # Arrow is imported at first use, and neither Prefect nor Dask at all: a call from a script should be quick.
     from junctor.hmm.formats import read_model
     from junctor.hmm.results import answers_table
     from junctor.hmm.sequences import encode_sequences

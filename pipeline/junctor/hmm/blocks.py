@@ -96,6 +96,7 @@ def _places(starts: Integers, blocks: Sequence[tuple[int, int]], row_bytes: int,
     for first, last in reversed(blocks[:-1]):
         size = int(starts[last + 1] - starts[first]) * row_bytes
         place: Place = "host" if size <= left["host"] else "disk" if size <= left["disk"] else "again"
+        # A smaller block may still fit where a larger one did not.
         if place != "again":
             left[place] -= size
         places.append(place)
@@ -125,24 +126,19 @@ class BlockStore:
 
 
 def fitting(
-    batch: SequenceBatch,
-    candidates: npt.NDArray[np.int64],
-    together: int,
-    company: int,
-    row_bytes: int,
-    room: TrellisMemory,
+    batch: SequenceBatch, pending: Integers, together: int, company: int, row_bytes: int, room: TrellisMemory
 ) -> Iterator[Lockstep]:
     """Yield groups of sequences whose whole trellis fits the room.
 
     batch: of the sequences.
-    candidates: int64, sequences to group.
+    pending: int64, sequences to group.
     together: sequences of a group at the most.
     company: size of groups that are not halved further as long as their trellis fits in blocks.
     row_bytes: bytes of a row.
     room: for the rows of a group.
     Raises BudgetError if the trellis of a single sequence does not fit.
     """
-    for steps in locksteps(batch.lengths, candidates, together):
+    for steps in locksteps(batch.lengths, pending, together):
         yield from _halved(steps, company, row_bytes, room)
 
 

@@ -147,6 +147,7 @@ class CpuDecoder:
         together = self.threads > 1 and steps.counts[block.first] * entries >= SHARED_TERMS
         # Shared ticks leave only tick 0 to a single thread.
         last = 0 if together else block.last
+        # `last` is 0 for a shared block: a later one has no tick 0 to begin with.
         if last or block.first == 0:
             shared = memory, stride, steps.starts, block.first, last, which, emissions
             viterbi_cpu.advance(own.start, own.matrix, own.states, *shared)
@@ -179,6 +180,7 @@ class CpuDecoder:
         own, stride = self.numbers, self.numbers.stride
         tasks = _ranges(hmm_cpu.parts_of(own.matrix, own.states, memory), self.threads)
         scratch = np.empty(64, own.dtype)
+        # Rows in the memory are counted from the first row of the block.
         base = int(steps.starts[block.first])
         for t in range(block.first + 1, block.last + 1):
             before, after = ((int(steps.starts[tick]) - base) * stride for tick in (t - 1, t))

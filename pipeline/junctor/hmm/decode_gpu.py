@@ -126,6 +126,7 @@ class GpuDecoder(DeviceRows):
         device, counts = self.device, steps.counts[block.first : block.last + 1]
         unobserved = len(self._model["emissions"]) // self.stride - 1
         which, rows = emissions_of(batch, steps, block, unobserved, self.stride, self.dtype)
+        # Arrays on the device live until the launches that read them are done.
         fields, kept = self._fields(memory, steps, block), [device.put(which)]
         fields["which"] = address_of(kept[0])
         if rows is not None:
@@ -143,6 +144,7 @@ class GpuDecoder(DeviceRows):
     def trace(self, memory: Any, steps: Lockstep, block: TickBlock, path: npt.NDArray[np.int32]) -> None:
         """Write the states of a block to `path`."""
         device, first = self.device, int(steps.starts[block.first])
+        # Up to the last tick, whose states the traceback of the next block has written: blocks overlap.
         part = path[first : int(steps.starts[block.last + 1])]
         states = device.put(part)
         fields = self._fields(memory, steps, block)

@@ -1,9 +1,6 @@
 """Answers to sequences as an Arrow table, one row a sequence; and encoded partitions of sequences on disk.
 
-Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number where states
-have no names), or for posteriors `posterior` (a list with one fixed-size list a step, one number a state);
-`log_probability` (of path and sequence) or `log_likelihood` (of the sequence), natural logarithms; `status`; `reason`.
-A row that is not `ok` has its reason and is null in its answers.
+Main functions: `answers_table`, `write_sequences` and `read_sequences`, called by the API and by runs.
 """
 
 from __future__ import annotations
@@ -36,18 +33,23 @@ from junctor.runtime.arrow import (
 )
 from junctor.runtime.files import aside
 
+# Columns of answers, in this order: `case_id`; `path` (a list with one state a step: its name, or its number for states
+# without names), or for posteriors `posterior` (a list with one fixed-size list a step, one number a state);
+# `log_probability` (of path and sequence) or `log_likelihood` (of the sequence), natural logarithms; `status`;
+# `reason`. A row that is not `ok` has its reason and is null in its answers.
 FORMAT_VERSION = 1
 _ENCODED = b"junctor.sequences"
 
 
 def answers_table(answers: SequenceAnswers, case_ids: pa.Array, model: HiddenMarkovModel) -> pa.Table:
-    """Return the answers to a batch; the number of rows of each status goes into the metadata under `junctor.part`."""
+    """Return the answers to a batch; the metadata under `junctor.part` has the number of rows of each status."""
     bad = answers.status != OK
     kept = np.repeat(~bad, np.diff(answers.starts))
     if answers.states is not None:
         names, steps = ("path", "log_probability"), _states(answers.states[kept], model)
     else:
         assert answers.posteriors is not None
+        # No copy of all posteriors for a batch without bad rows.
         whole = bool(kept.all())
         names = "posterior", "log_likelihood"
         steps = list_array(answers.posteriors if whole else answers.posteriors[kept])
@@ -69,7 +71,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def write_sequences(part: EncodedSequences, path: Path) -> None:
-    """Write a partition, aside first and then renamed to `path`, so that a file of that name is whole."""
+    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is whole."""
     batch = part.batch
     if batch.symbols is not None:
         name, width, steps = "symbols", 1, number_array(batch.symbols)
@@ -81,6 +83,7 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
         name: ragged_array(steps, batch.lengths * width),
         "reason": reason_array(batch.invalid or {}, len(batch)),
     }
+    # Parquet lacks some Arrow types; the recorded one restores them.
     kind = base64.b64encode(pa.schema([("case_id", part.case_ids.type)]).serialize()).decode()
     facts = {"format_version": FORMAT_VERSION, "first_row": part.first_row, "width": width, "case_id": kind}
     with aside(path) as temporary:
@@ -88,7 +91,7 @@ def write_sequences(part: EncodedSequences, path: Path) -> None:
 
 
 def read_sequences(path: Path) -> EncodedSequences:
-    """Read what `write_sequences` wrote; raises RunError for anything else."""
+    """Read a file of `write_sequences`; raises RunError for anything else."""
     try:
         table = parquet.read_table(path, use_threads=False)
         facts: dict[str, Any] = json.loads(table.schema.metadata[_ENCODED])

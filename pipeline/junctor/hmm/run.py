@@ -1,4 +1,7 @@
-"""Runs of sequences through a hidden Markov model: what they have of their own in the frame of `junctor.runs.run`."""
+"""Runs of sequences through a hidden Markov model, in the frame of `junctor.runs.run`.
+
+Main class: SequenceJob, called by the command line and by the flow.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ if TYPE_CHECKING:
     from junctor.hmm.sequences import EncodedSequences
     from junctor.out_of_core.cluster.workers import WorkerPool
 
-# A partition has at most this many sequences, and this many bytes of answers, or one longer sequence.
+# Most sequences and most bytes of answers of a partition, unless it is one longer sequence.
 PARTITION_ROWS = 65_536
 PARTITION_BYTES = 256 * 2**20
-# The share of the memory that answers may take while they are written beside the next partition: rows of the trellis
-# that find no room go to the disk, which costs more than to wait.
+# Largest share of the memory for answers that are written while the next partition is computed: beyond that, rows of
+# the trellis would go to the disk, which takes longer than to wait.
 WAITING_SHARE = 1 / 4
 
 logger = logging.getLogger("junctor")
@@ -46,6 +49,7 @@ logger = logging.getLogger("junctor")
 class SequenceSpec:
     """All that the answers of a run depend on. Two runs with equal specs write equal parts."""
 
+    # Names and order of the fields are those of run.json.
     model_digest: str
     sequences_digest: str
     query: SequenceKind
@@ -65,7 +69,7 @@ class SequenceDirectory(Directory[SequenceSpec]):
 
     @staticmethod
     def parse(record: dict[str, Any]) -> SequenceSpec:
-        """Return the spec that a record is."""
+        """Return the spec of a record."""
         return SequenceSpec(**record)
 
 
@@ -87,7 +91,8 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         return read_sequences(self.home.evidence_part(self.part))
 
     def answer_bytes(self) -> int:
-        """Return the bytes of the answers to a whole partition, at the most as a rule."""
+        """Return the bytes of the answers to a whole partition."""
+        # At most, unless it is one longer sequence.
         return PARTITION_BYTES
 
     def answer(
@@ -97,6 +102,7 @@ class SequenceTask(PartitionTask[SequenceSpec]):
         from junctor.hmm.results import answers_table
 
         assert options.memory is not None
+        # The caller then waits for the writers and tries again with all of the memory.
         if reserved > WAITING_SHARE * options.memory:
             raise BudgetError(f"{self}: little memory beside answers that are written")
         engine = engine_for(str(self.home.network), self.spec, replace(options, memory=options.memory - reserved))
@@ -118,13 +124,12 @@ class SequenceJob(Workload):
     output: run directory.
     query: paths or posteriors.
     precision: numbers to compute with.
-    partition_rows: sequences in one part at the most.
+    partition_rows: most sequences in one part.
     column: of lists, in the table of sequences.
-    case_id: column that names them.
+    case_id: column with their names.
     strict: whether the first invalid sequence ends the run.
     overwrite: whether a different run in `output` is replaced.
-    model_format: where the name of the file does not say it.
-    sequences_format: the same.
+    model_format, sequences_format: None for the formats by name of the files.
     """
 
     model: str
@@ -145,7 +150,7 @@ class SequenceJob(Workload):
 
     @property
     def directory(self) -> SequenceDirectory:
-        """Where the run lies."""
+        """The run directory."""
         return SequenceDirectory(Path(self.output).absolute())
 
     @property
@@ -176,7 +181,7 @@ class SequenceJob(Workload):
         )
 
     def keep_model(self, model: HiddenMarkovModel) -> None:
-        """Put the model into the run directory."""
+        """Write the model to the run directory."""
         from junctor.hmm.formats import write_model
 
         write_model(model, self.directory.network)
@@ -195,21 +200,23 @@ class SequenceJob(Workload):
             strict=spec.strict,
             format=self.sequences_format,
         )
+        # A partition without rows, for runs without any: readers of the answers find their columns.
         nothing = replace(encode_sequences([], model), case_ids=source.no_case_ids)
         partitions = source.partitions(spec.partition_rows, _partition_steps(model, spec.query))
         for partition in chain(partitions, [nothing]):
             yield InputPart(len(partition.batch), partial(write_sequences, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
-        """Return what the partitions that are left will take; a scheduler's workers see for themselves."""
+        """Return the estimate of the remaining partitions; workers of a scheduler make their own."""
         if (self.query, self.precision, resources.compute.device) == ("posteriors", "log", "gpu"):
             logger.warning("posteriors in logarithms stay on the CPU")
         if resources.scheduler is not None:
             return RunEstimate()
         _, model = self._spec_and_model()
         entries = model.entries.size
+        # Metadata alone tells the steps; no sequence is read.
         total = sum(_steps_of(self.directory.evidence_part(i), model.states) for i in pending)
-        # The matrix in both forms that kernels read; rows go in blocks where they have to.
+        # The matrix in both forms of the kernels, 8 bytes a number; rows go in blocks if they have to.
         return RunEstimate(2 * 8 * entries, entries * total / CPU.transition_rate)
 
     def rows_in(self, parts: Sequence[int]) -> int:
@@ -231,7 +238,7 @@ def _rows_of(path: Path) -> int:
 
 
 def _steps_of(path: Path, states: int) -> int:
-    """Return the steps of an encoded partition, from what the file says of its columns."""
+    """Return the steps of an encoded partition, from the metadata of its columns."""
     from pyarrow import parquet
 
     with explained(path), parquet.ParquetFile(path) as file:
@@ -241,6 +248,7 @@ def _steps_of(path: Path, states: int) -> int:
 
 
 def _partition_steps(model: HiddenMarkovModel, kind: SequenceKind) -> int:
+    # The wider of inputs and answers counts: both are in memory as whole partitions.
     width = np.min_scalar_type(model.states - 1).itemsize if kind == "viterbi" else 8 * model.states
     return max(1, PARTITION_BYTES // max(width, 8 if model.emission is not None else 8 * model.states))
 

@@ -1,7 +1,6 @@
-"""Sequences from tables with a list column: symbols by name or index, or the log-likelihoods of the states.
+"""Sequences from tables with a list column: symbols by name or index, or log-likelihoods of the states.
 
-A row is a sequence. Its list holds symbols (strings or integers; null where nothing was observed), or for each step a
-list of natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
+Main functions: `open_sequences` for files, called by runs, and `encode_sequences` for tables in memory.
 """
 
 from __future__ import annotations
@@ -28,12 +27,19 @@ from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Variable
 from junctor.runtime.arrow import in_one_piece
 
+# A row is a sequence. Its list holds symbols (strings or integers; null for unobserved), or for each step a list of
+# natural log-likelihoods, one for each state. `case_id` names the sequences; without it they are numbered.
 CASE_ID = "case_id"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EncodedSequences:
-    """A batch, one case id for each sequence, and the number of its first row in the input, from 0."""
+    """Consecutive sequences of a table.
+
+    batch: the sequences.
+    case_ids: Arrow array [sequences].
+    first_row: number of the first row in the table, from 0.
+    """
 
     batch: SequenceBatch
     case_ids: pa.Array
@@ -41,7 +47,7 @@ class EncodedSequences:
 
 
 class SequenceEncoder:
-    """Reads lists of symbols, or of log-likelihoods, of one model."""
+    """Encodes lists of symbols, or of log-likelihoods, for one model."""
 
     def __init__(self, model: HiddenMarkovModel) -> None:
         self.model = model
@@ -49,7 +55,7 @@ class SequenceEncoder:
         self._cells = StateCells(Variable("symbol", names), "symbol") if names else None
 
     def encode(self, column: pa.Array) -> SequenceBatch:
-        """Return the sequences of a list column; raises EvidenceError where the model cannot read such lists at all."""
+        """Return the sequences of a list column; raises EvidenceError if the model has no use for such lists."""
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         invalid = {
@@ -64,16 +70,19 @@ class SequenceEncoder:
                 raise EvidenceError("the model has no emissions: its sequences have to bring lists of log-likelihoods")
             symbols, bad = encode_states(values, self._cells)
             batch = SequenceBatch(starts, symbols, None, invalid)
+        # The first bad step of a sequence is its reason.
         for step, reason in sorted(bad):
             sequence = int(np.searchsorted(starts, step, side="right")) - 1
             invalid.setdefault(sequence, f"step {step - starts[sequence]}: {reason}")
+        # A null sequence is empty as well, and keeps its reason.
         for sequence in np.flatnonzero(lengths == 0).tolist():
             invalid.setdefault(sequence, EMPTY)
         return batch
 
 
 def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Return log-likelihoods [steps, states], zeros for steps that are null or bad, and the bad."""
+    """Return log-likelihoods [steps, states], and the bad steps with reasons."""
+    # Steps that are null are unobserved: zeros favour no state.
     lengths = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
     fits = lengths == states
     wrong = np.flatnonzero(~fits & (lengths >= 0)).tolist()
@@ -88,7 +97,7 @@ def _likelihoods(values: pa.Array, states: int) -> tuple[npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SequenceSource:
-    """Files of sequences that were opened. positions: of the case ids, None for numbers, and of the lists."""
+    """Open files of sequences; `positions`: columns of the case ids (None for numbers) and of the lists."""
 
     tables: tuple[ColumnTable, ...]
     positions: tuple[int | None, int]
@@ -104,8 +113,9 @@ class SequenceSource:
     def partitions(self, rows: int, steps: int) -> Iterator[EncodedSequences]:
         """Yield partitions of at most `rows` sequences and `steps` steps, or of one longer sequence, in order.
 
-        Raises EvidenceError for what cannot be read and, if the source is strict, for the first invalid sequence.
+        Raises EvidenceError for damaged files and, if the source is strict, for the first invalid sequence.
         """
+        # Batches of files and partitions have different sizes: pieces are held until they fill a partition.
         held: list[EncodedSequences] = []
         for piece in self._pieces():
             first = 0
@@ -147,9 +157,13 @@ def open_sequences(
 ) -> SequenceSource:
     """Open a Parquet or Arrow file, or a folder of them, with a list column; no rows are read yet.
 
-    column: the lists; by default the only column of lists. case_id: the column that is carried through; by default
-    `case_id`, and row numbers where there is none. strict: refuse invalid sequences instead of marking them. Raises
-    EvidenceError.
+    path: file or folder.
+    model: of the sequences.
+    column: name of the list column, None for the only one.
+    case_id: column that is carried through; None for `case_id` or row numbers.
+    strict: whether invalid sequences are refused instead of marked.
+    format: parquet or arrow, None for the format by name or first bytes.
+    Raises EvidenceError.
     """
     source = Path(path)
     with explained(source):
@@ -158,6 +172,7 @@ def open_sequences(
             raise EvidenceError("the folder has no files", Place(str(source)))
         tables = tuple(_open(file, checked_format(format)) for file in paths)
         positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
+    # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:
         if not table.schema.equals(tables[0].schema):
             raise EvidenceError(f"other columns than {tables[0].path}", Place(str(table.path)))
@@ -177,6 +192,7 @@ def encode_sequences(sequences: Any, model: HiddenMarkovModel) -> EncodedSequenc
         raise EvidenceError(f"sequences cannot be read: {error}") from None
     if isinstance(array, pa.ChunkedArray):
         array = in_one_piece(array)
+    # A list of None alone has no type yet.
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.int64() if model.symbols else pa.list_(pa.float64())))
     if not is_list(array.type):
@@ -196,7 +212,7 @@ def _open(path: Path, format: str | None) -> ColumnTable:
 def _positions(
     schema: pa.Schema, column: str | None, case_id: str | None, place: Place | None
 ) -> tuple[int | None, int]:
-    """Return where the case ids and the lists are."""
+    """Return the positions of the case ids (None for row numbers) and of the lists."""
     lists = [field.name for field in schema if is_list(field.type)]
     if column is None:
         if len(lists) != 1:
@@ -214,7 +230,7 @@ def _positions(
 def _cuts(
     lengths: npt.NDArray[np.int64], rows: int, steps: int, held: Iterable[EncodedSequences]
 ) -> Iterator[tuple[int, bool]]:
-    """Yield where a piece is cut, and whether the partition is full there; held: what it has already."""
+    """Yield the ends of slices of a piece, and whether the partition, with `held`, is full there."""
     have_rows = sum(len(piece.batch) for piece in held)
     have_steps = sum(int(piece.batch.starts[-1]) for piece in held)
     for n, length in enumerate(lengths.tolist()):
@@ -227,6 +243,7 @@ def _cuts(
 
 def _slice(piece: EncodedSequences, first: int, last: int) -> EncodedSequences:
     batch = piece.batch
+    # Views, not copies: a partition is copied once, in `_together`.
     begin, end = int(batch.starts[first]), int(batch.starts[last])
     part = SequenceBatch(
         batch.starts[first : last + 1] - begin,

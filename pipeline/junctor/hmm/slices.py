@@ -1,10 +1,4 @@
-"""A two-slice Bayesian network read as a hidden Markov model, where it is one.
-
-Variables of the two slices have the same name but for a 0 and a 1 at the end (`Rain_0`, `Rain_1`), or an apostrophe
-after the second. Those of the first slice that have a child in the second are the state, all together; the rest of the
-second slice is observed, all together. What is observed may depend on its own slice only, and if the first slice has it
-too, it has to depend on the state in the same way.
-"""
+"""Two-slice Bayesian networks as hidden Markov models. Main function: `from_slices`, called by `read_model`."""
 
 from __future__ import annotations
 
@@ -22,10 +16,18 @@ from junctor.model.network import Network, table_size
 Doubles = npt.NDArray[np.float64]
 
 
-def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovModel:
-    """Return the hidden Markov model that a two-slice network is; several variables make states such as "a,b".
+# Variables of the two slices have the same name but for a 0 and a 1 at the end (`Rain_0`, `Rain_1`), or an apostrophe
+# after the second. Those of the first slice with a child in the second are together the state; the rest of the second
+# slice is together the observation. It may depend on its own slice only, and an observation of the first slice has to
+# depend on the state in the same way.
 
-    Raises ModelError, with `place`, where the network is something else, saying what does not fit.
+
+def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovModel:
+    """Return the hidden Markov model of a two-slice network; several variables make states such as "a,b".
+
+    network: Bayesian network.
+    place: the file, for errors.
+    Raises ModelError if the network is no hidden Markov model.
     """
     if network.kind != "bayes":
         raise ModelError("a Markov network cannot be read as a hidden Markov model", place)
@@ -55,7 +57,7 @@ def from_slices(network: Network, place: Place | None = None) -> HiddenMarkovMod
 
 
 def _pairs(network: Network) -> dict[int, int]:
-    """Return the second variable of each that stands in both slices."""
+    """Return first variable -> second variable, for those of both slices."""
     pairs = {}
     for name, v in network.index.items():
         other = name[:-1] + "1" if name.endswith("0") else name + "'"
@@ -88,7 +90,7 @@ def _joint(network: Network, children: Sequence[int], given: Sequence[int], plac
     table_size(sizes, "the joint table of " + ", ".join(network.variables[v].name for v in children), place)
     scopes = [[*given, *children], *(list(network.factors[child].scope) for child in children)]
     axes = {v: i for i, v in enumerate(dict.fromkeys(v for scope in scopes for v in scope))}
-    # Every axis is there from the beginning, also where no table has it.
+    # A first operand of ones has all axes, including those of no table.
     tables = [np.ones(sizes), *(network.factors[child].table for child in children)]
     operands: list[Any] = [x for table, scope in zip(tables, scopes, strict=True) for x in (table, _at(axes, scope))]
     joint: Doubles = np.einsum(*operands, _at(axes, scopes[0]))

@@ -25,6 +25,7 @@ from junctor.planning.budget import format_bytes
 from junctor.runtime.threads import in_threads
 
 Array = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
 # Number formats in the order of trial, and whether numbers are logarithms. Sequences that lose a number in one format
 # are computed again in the next.
 _LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
@@ -34,7 +35,7 @@ _LADDER: dict[Precision, tuple[tuple[Any, bool], ...]] = {
 }
 # Sequences in lockstep.
 TOGETHER = 16
-# Rows of a thread in addition to those of its sequences: two of the backward pass, and emissions.
+# Rows of a thread in addition to those of its sequences, for the backward pass.
 SPARE_ROWS = 3
 
 
@@ -68,7 +69,7 @@ class Smoother:
     def answer(
         self,
         batch: SequenceBatch,
-        pending: npt.NDArray[np.int64],
+        pending: Integers,
         memory: int,
         threads: int,
         log_value: Array,
@@ -141,12 +142,12 @@ class Smoother:
         self,
         numbers: SumNumbers,
         batch: SequenceBatch,
-        pending: npt.NDArray[np.int64],
+        pending: Integers,
         posteriors: Array,
         log_value: Array,
         threads: int,
         allowed: int,
-    ) -> npt.NDArray[np.int64]:
+    ) -> Integers:
         """Answer sequences in one format; return those that lost a number, ascending.
 
         numbers: the model in that format.
@@ -180,7 +181,7 @@ def parts_of(steps: Lockstep, rows: int) -> Sequence[Lockstep]:
 
 def _smooth(
     numbers: SumNumbers, batch: SequenceBatch, steps: Lockstep, posteriors: Array, log_value: Array
-) -> npt.NDArray[np.int64]:
+) -> Integers:
     """Answer sequences in lockstep; return those that lost a number."""
     where = steps.steps(batch.starts, 0, steps.ticks - 1)
     which, emissions, leasts = emissions_of(numbers, batch, where)
@@ -194,5 +195,5 @@ def _smooth(
     lost |= forward_backward_cpu.backward(numbers.backward, size, least, *shared) & (totals > -np.inf)
     log_value[steps.sequences] = totals + offsets_of(numbers, batch, steps, where)
     posteriors[where] = trellis.reshape(-1, numbers.stride)[:, :size]
-    again: npt.NDArray[np.int64] = steps.sequences[lost]
+    again: Integers = steps.sequences[lost]
     return again

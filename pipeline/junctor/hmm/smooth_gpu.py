@@ -28,10 +28,11 @@ from junctor.hmm.numbers import SumNumbers
 from junctor.hmm.packing import Lockstep, SequenceBatch
 
 Array = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
 # Sums of posteriors before normalisation below which a term may have vanished, by the bytes of a number; as on the
 # CPU.
 _LEAST_TOTAL = {4: 1e-30, 8: 1e-290}
-# Bytes of posteriors copied to the host at a time: long enough for the bus, short enough for page-locked memory.
+# Bytes of posteriors copied to the host at a time, through page-locked memory.
 PIECE = 1 << 26
 
 
@@ -67,12 +68,12 @@ class GpuSmoother(DeviceRows):
     def answer(
         self,
         batch: SequenceBatch,
-        pending: npt.NDArray[np.int64],
+        pending: Integers,
         room: TrellisMemory,
         folder: Path,
         posteriors: Array,
         log_value: Array,
-    ) -> npt.NDArray[np.int64]:
+    ) -> Integers:
         """Answer sequences; return those that lost a number, ascending.
 
         batch: of the sequences.

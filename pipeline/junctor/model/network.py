@@ -95,6 +95,7 @@ class Network:
 
     def find(self, name: str) -> int:
         """Return the index of the variable `name`; raises ModelError with the nearest names where there is none."""
+        # The search for similar names is slow, and only for people.
         try:
             return self.index[name]
         except KeyError:

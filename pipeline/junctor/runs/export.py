@@ -1,4 +1,4 @@
-"""Results as CSV, part by part, for people who want it."""
+"""Results as CSV, part by part. Main function: `write_csv`, called when a run with `--csv` ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from junctor.runs.results import list_states_of
 def write_csv(parts: Sequence[Path], path: Path) -> None:
     """Write the answers in `parts`, in that order, to one CSV file with a column `variable=state` for each number.
 
-    Explanations have one column a variable with the name of the state. At most one batch of rows is in memory.
+    Explanations have one column a variable with the name of the state.
     """
     with parquet.ParquetFile(parts[0]) as first:
         schema = _flat(first.schema_arrow.empty_table()).schema
+    # Batch by batch: all parts together may exceed the memory.
     with csv.CSVWriter(path, schema) as writer:
         for part in parts:
             with parquet.ParquetFile(part) as file:
@@ -37,6 +38,7 @@ def _columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
         if pa.types.is_fixed_size_list(column.type):
             for i, state in enumerate(states[name]):
                 yield f"{name}={state}", pc.list_element(column, i)
+        # The writer of Arrow takes no dictionaries.
         elif pa.types.is_dictionary(column.type):
             yield name, column.cast(pa.string())
         else:

@@ -1,8 +1,6 @@
 """One partition, from its evidence file to its part file: read, answer, write.
 
-Where one process does all partitions, the next one is read and the last ones are written while one is propagated:
-compiled kernels, Parquet and the disk all work without Python's lock. In memory there are at the most one partition as
-evidence, one as answers in the making and two (more where memory is plenty) as answers on their way to the disk.
+Main functions: `propagate_partition`, for workers, and `propagate_here`, for one process with all partitions.
 """
 
 from __future__ import annotations
@@ -41,23 +39,27 @@ if TYPE_CHECKING:
     from junctor.sampling.engine import SamplingEngine
 
 
-# Partitions that are written at a time: to lay out and compress answers takes about as long as to compute them, and far
-# longer where rows repeat, or where a GPU computes. More than two only within a share of the memory above two GiB.
-# Nothing of that depends on the machine, because the memory that it takes decides what plans may take.
+# One process reads the next partition and writes the last ones while it propagates one: compiled kernels, Parquet and
+# the disk work without Python's lock. In memory are at most one partition of evidence, one of answers in progress and
+# two (more with plenty of memory) of answers to write.
+
+# Partitions written at a time: layout and compression of answers take about as long as their computation, and far
+# longer for repeated rows or on a GPU. More than two only within a share of the memory above two GiB. Nothing of that
+# depends on the machine, because the memory of these answers limits that of plans.
 WRITERS, MOST_WRITERS = 2, 8
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask(ABC, Generic[Spec]):
-    """One partition to answer, and how: all that a worker needs to know.
+    """The task of a worker for one partition.
 
-    directory: of the run; it is on a disk that all workers share.
+    directory: of the run, on a disk that all workers share.
     part: number of the partition.
-    spec: what the run answers.
+    spec: specification of the run.
     counts: rows and partitions of the whole run.
-    compute: `threads` None for all of a Dask worker, `device` "auto" where the worker shall see for itself; how much
-        memory there is whoever calls says.
+    compute: `threads` None for all of a Dask worker, `device` "auto" for the worker's own choice; the caller gives the
+        memory.
     """
 
     directory: str
@@ -66,7 +68,7 @@ class PartitionTask(ABC, Generic[Spec]):
     counts: Ingested
     compute: ComputeOptions
 
-    # What a user may lower where the memory of the process is too small after all.
+    # Options to lower if the memory of the process is too small after all.
     advice = "--memory, --workers or --partition-rows"
 
     def __str__(self) -> str:
@@ -89,12 +91,11 @@ class PartitionTask(ABC, Generic[Spec]):
     def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
         """Return the table of answers.
 
-        inputs: what `read` returned.
+        inputs: result of `read`.
         options: of this process, with its memory and threads.
-        reserved: bytes of that memory that answers of earlier partitions take while they are written.
-        workers: share the tasks of rows in chunks, if there are any.
-
-        Raises BudgetError where they do not fit, or where they would once nothing is reserved.
+        reserved: bytes of that memory for answers of earlier partitions that are being written.
+        workers: share the tasks of out-of-core rows, if there are any.
+        Raises BudgetError if they do not fit, even if they would without the reserved bytes.
         """
 
     @abstractmethod
@@ -131,6 +132,7 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the table of answers, exact or from samples."""
         from junctor.runs.results import answers_table
 
+        # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
         if self.spec.method == "exact":
             engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
@@ -166,10 +168,9 @@ class Part:
 
 @dataclass(slots=True)
 class StageTimings:
-    """Seconds that partitions took, of all processes together.
+    """Seconds of the stages of partitions, of all processes together; `waiting`: of propagation for files."""
 
-    Others are read and written while one is propagated; waiting is how long propagation stood still for files.
-    """
+    # Stages overlap, so that their sum may exceed the seconds of the run.
 
     reading: float = 0.0
     propagating: float = 0.0
@@ -180,12 +181,12 @@ class StageTimings:
         return StageTimings(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def rounded(self) -> StageTimings:
-        """Return them in whole milliseconds."""
+        """Return the timings in whole milliseconds."""
         return StageTimings(*(round(seconds, 3) for seconds in astuple(self)))
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Add to `stage` what the block takes."""
+        """Context manager: add the seconds of the block to `stage`."""
         started = time.perf_counter()
         try:
             yield
@@ -194,12 +195,12 @@ class StageTimings:
 
 
 def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, StageTimings]:
-    """Answer one partition with at most `memory` bytes for propagation; the part is whole or not there.
+    """Answer one partition with at most `memory` bytes for propagation; the part is whole or does not exist.
 
-    Raises BudgetError where a plan does not fit, RunError where files cannot be read or written.
+    Raises BudgetError if a plan does not fit, RunError if files cannot be read or written.
     """
     partition = _Partition(task)
-    # Where a worker has several threads, others are read and written at the same time, as in `propagate_here`.
+    # Threads of a worker read and write other partitions at the same time, as in `propagate_here`.
     with _under_way, ExitStack() as until_written:
         with partition.stages.time("waiting"):
             partition.read()
@@ -216,15 +217,14 @@ def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, St
 def propagate_here(
     tasks: Sequence[PartitionTask[Any]], memory: int, workers: WorkerPool | None = None
 ) -> Iterator[tuple[Part, StageTimings]]:
-    """Yield what `propagate_partition` returns for each task, in order; reads ahead and writes behind.
+    """Yield the results of `propagate_partition` for all tasks, in order; reads ahead and writes behind.
 
     tasks: partitions of one run.
-    memory: bytes for propagation, and for answers on their way to the disk.
-    workers: share the tasks of rows in chunks.
-
-    Propagation is led by the calling thread, where Ctrl-C stops it; the part that is being written is finished then.
+    memory: bytes for propagation, and for answers to write.
+    workers: share the tasks of out-of-core rows.
     """
-    # Nobody else has the GPUs where there are no other workers.
+    # The calling thread propagates: Ctrl-C stops it, and parts that are being written are finished.
+    # All GPUs are ours if there are no other workers.
     partitions = [_Partition(task, workers is None, workers) for task in tasks]
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
@@ -237,6 +237,7 @@ def propagate_here(
             if i + 1 < len(partitions):
                 reading = threads.submit(partitions[i + 1].read)
             partition.answer_beside(memory, partial(_wait_for_all, partition, writing), writers)
+            # The oldest first: results come in the order of the tasks.
             if len(writing) == at_once:
                 yield partition.wait_for(writing.popleft())
             writing.append(threads.submit(partition.write))
@@ -247,7 +248,7 @@ def propagate_here(
 def propagate_over(
     tasks: Sequence[PartitionTask[Any]], resources: Resources, threads: int | None
 ) -> Iterator[tuple[Part, StageTimings]]:
-    """Yield the same; rows in chunks go over all workers of a cluster, with so many threads of a task, others here."""
+    """Yield the same; out-of-core rows run on all workers of a cluster, `threads` threads a task, other rows here."""
     from junctor.out_of_core.cluster.workers import memory_here, open_workers
 
     with open_workers(resources, threads) as workers:
@@ -255,7 +256,7 @@ def propagate_over(
 
 
 def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
-    """Return what a finished part says of itself, without reading its rows."""
+    """Return the record of a finished part from its metadata, without reading its rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -271,7 +272,7 @@ def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
 
 
 class _Partition:
-    """A partition under way; holds its inputs until it is answered, and its answers until they are written."""
+    """A partition in progress; holds its inputs until it is answered, and its answers until they are written."""
 
     def __init__(self, task: PartitionTask[Any], all_gpus: bool = False, workers: WorkerPool | None = None) -> None:
         self.task = task
@@ -287,7 +288,7 @@ class _Partition:
             self._inputs = self.task.read()
 
     def answer(self, memory: int, waiting: int = 0) -> None:
-        """Propagate with `memory` bytes, of which answers that wait to be written take `waiting` partitions' worth."""
+        """Propagate with `memory` bytes, less the answers of `waiting` partitions that are being written."""
         task, threads = self.task, self.task.compute.threads or threads_here()
         options = replace(task.compute, memory=memory, threads=threads, all_gpus=self._all_gpus)
         with self.stages.time("propagating"):
@@ -296,21 +297,22 @@ class _Partition:
                 self._answers = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
                 raise BudgetError(f"{task} ran out of memory ({error}): lower {task.advice}") from error
+        # Released now: the next partition is read while the answers are written.
         self._inputs = None
 
     def writers(self, memory: int) -> int:
-        """Return how many partitions may be written at a time: as many as the memory has room for."""
+        """Return the number of partitions written at a time, by the memory."""
         fitting = int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, self.task.answer_bytes()))
         return max(WRITERS, min(MOST_WRITERS, fitting))
 
     def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int = WRITERS) -> None:
-        """Propagate while others are written, or after that where the memory is too short for all of them.
+        """Propagate while others are written, or afterwards if the memory is too small for both.
 
         memory: bytes for both.
-        wait_for_others: until no answers but these are in memory.
-        writers: those that may be at work. What is reserved does not depend on how far they are: a run has to repeat
-            itself.
+        wait_for_others: returns when no other answers are in memory.
+        writers: partitions written at a time.
         """
+        # Always the memory of all writers, however far they are: a repeated run has to make the same choices.
         is_only = self.task.counts.partitions <= 1
         try:
             self.answer(memory, waiting=0 if is_only else writers)
@@ -334,7 +336,7 @@ class _Partition:
 
 
 class _Writing:
-    """A count of the partitions that threads of a Dask worker write just now; one for every `with` block."""
+    """Context manager: count of the partitions that threads of a Dask worker are writing."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -350,7 +352,7 @@ class _Writing:
             self._changed.notify_all()
 
     def wait_for_none(self) -> None:
-        """Wait until none is left."""
+        """Wait for a count of 0."""
         with self._changed:
             self._changed.wait_for(lambda: self._count == 0)
 
@@ -360,6 +362,8 @@ def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, St
         partition.wait_for(part)
 
 
+# Of this worker process: one partition is propagated at a time, and as many others are read or written as
+# `propagate_here` has in memory.
 _writing = _Writing()
 _one_at_a_time = threading.Lock()
 _under_way = threading.BoundedSemaphore(2 + WRITERS)
@@ -378,12 +382,13 @@ def network_for(network_file: str, digest: str) -> Network:
 
 @lru_cache(maxsize=1)
 def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
-    """Return an engine, kept for the next partition of a run in this process; `with_options` is what answers.
+    """Return an engine, kept for the next partition of a run in this process.
 
-    directory: has the network, and the costs of devices to go by.
-    spec: what the run answers.
+    directory: has the network and the costs of devices.
+    spec: specification of the run.
     rows: of all partitions together.
     """
+    # Without options: `with_options` makes engines that share its plans.
     from junctor.engine.engine import Engine
 
     network = network_for(str(directory.network), spec.network_digest)
@@ -394,7 +399,7 @@ when_gpu_is_needed(engine_for.cache_clear)
 
 
 def costs_of(directory: RunDirectory) -> CostModels:
-    """Return the cost models that a run began with: those of the package where it has none of its own."""
+    """Return the cost models at the start of the run: its own, or those of the package."""
     from junctor.cost.model import cost_models_from_record, local_cost_models
 
     record = read_json(directory.speeds)
@@ -406,23 +411,24 @@ def costs_of(directory: RunDirectory) -> CostModels:
         ) from error
 
 
-# The engine of the run that was worked on last.
+# The engine of the latest run.
 _samplers: dict[tuple[RunDirectory, RunSpec, int], SamplingEngine | AutoEngine] = {}
 
 
 def sampler_for(
     directory: RunDirectory, spec: RunSpec, rows: int, options: ComputeOptions
 ) -> SamplingEngine | AutoEngine:
-    """Return the engine of a run that samples rows, or those that exact answers do not fit; kept as above.
+    """Return the engine of a run with sampled rows, kept as in `engine_for`.
 
     directory: has the network, the costs of devices, and with `auto` the budget of exact answers.
-    spec: what the run answers.
+    spec: specification of the run.
     rows: of all partitions together.
-    options: of this process; the first ones settle the budget where there is none yet.
+    options: of this process; the first ones determine the budget unless the directory has one.
     """
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
+    # No lru_cache: options differ between partitions, and must not be part of the key.
     key, query = (directory, spec, rows), spec.as_query()
     if key not in _samplers:
         network = network_for(str(directory.network), spec.network_digest)
@@ -437,7 +443,7 @@ def sampler_for(
 
 
 def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
-    """Raise RunError where this process has another version than the run, or does not see its directory."""
+    """Raise RunError if this process has another version than the run, or does not see its directory."""
     here, needed = version("junctor"), task.spec.junctor_version
     if here != needed:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")

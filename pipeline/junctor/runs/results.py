@@ -1,14 +1,6 @@
-"""Answers as an Arrow table: one row a case, one column a target, and what the schema says about them.
+"""Answers as an Arrow table: one row a case, one column a target, and the metadata of its schema.
 
-Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
-state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
-logarithm; `status`; `reason`. A row that is not `ok` has its reason and is null in its targets and its logarithm.
-A target named like one of the others keeps its name: the other one gets a trailing underscore.
-
-Where rows are sampled there are more: beside each target `NAME_error`, a list with the standard error of each number;
-after the logarithm its standard error, `log_evidence_error`; `effective_samples`, `samples` and `method`. An exact row
-among sampled ones has errors of 0 and no samples. A row that is `ok` may have a reason too: an error that was asked for
-and not reached.
+Main functions: `answers_table` and `write_answers`, called by partitions of runs and by the API.
 """
 
 from __future__ import annotations
@@ -28,13 +20,22 @@ from junctor.model.network import Network
 from junctor.model.query import Query, target_names
 from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
 
+# Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
+# state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
+# logarithm; `status`; `reason`. A row that is not `ok` has its reason and is null in its targets and its logarithm.
+# A target named like one of the others keeps its name: the other one gets a trailing underscore.
+#
+# Tables of sampled rows have more: after each target `NAME_error`, a list with the standard error of each number; after
+# the logarithm its standard error, `log_evidence_error`; `effective_samples`, `samples` and `method`. An exact row
+# among sampled ones has errors of 0 and no samples. A row that is `ok` may have a reason too: a requested error that
+# was not reached.
 FORMAT_VERSION = 1
-# Schema metadata: what holds for every part of a run, and what holds for one part.
+# Keys of the schema's metadata: of all parts of a run, and of one part.
 METADATA_KEY = b"junctor"
 PART_KEY = b"junctor.part"
 
-# A partition has at most this many rows, and at most this many bytes of answers: about a second of work (half a minute
-# where rows are sampled), and a file that is worth opening.
+# Most rows of a partition, and most bytes of answers: about a second of work (half a minute of sampling), and a file
+# that is worth opening.
 PARTITION_ROWS = 65_536
 SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 64 * 2**20
@@ -62,7 +63,7 @@ class Columns:
 
 
 def columns_for(query: Query, targets: Sequence[str]) -> Columns:
-    """Return the names of the bookkeeping columns beside `targets`."""
+    """Return the names of the columns other than `targets`."""
     taken = set(targets)
 
     def free(name: str) -> str:
@@ -78,12 +79,13 @@ def columns_for(query: Query, targets: Sequence[str]) -> Columns:
 
 
 def status_names(query: Query) -> tuple[str, ...]:
-    """Return the statuses that rows may have, by number."""
+    """Return the names of the statuses, by number."""
     return STATUS_NAMES if query.method == "exact" else SAMPLED_STATUS_NAMES
 
 
 def default_partition_rows(network: Network, query: Query) -> int:
-    """Return how many rows a partition has where nobody says: a power of two, from the width of the answers alone."""
+    """Return the default number of rows of a partition."""
+    # A power of two, from the width of the answers alone: another machine continues a run with the same partitions.
     most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
     fitting = max(1, min(most, PARTITION_BYTES // answer_width(network, query)))
     return 1 << (fitting.bit_length() - 1)
@@ -116,7 +118,10 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
 def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
     """Return the answers to one batch as a table of `answers_schema`, rows in the order of the batch.
 
-    case_ids: one for each row. The number of rows of each status goes into the metadata under `junctor.part`.
+    answers: to the rows of the batch.
+    case_ids: Arrow array [rows].
+    network, query: of the answers.
+    The metadata under `junctor.part` has the number of rows of each status.
     """
     schema = answers_schema(network, query, case_ids.type)
     bad = answers.status != OK
@@ -162,27 +167,27 @@ def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_]) -> lis
 def write_answers(table: pa.Table, path: Path) -> None:
     """Write a result table as Parquet."""
     # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
-    # try them on posteriors can take four times as long as all the rest. Nobody asks for the least posterior either.
+    # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
-    beside = [field.name for field in table.schema if not pa.types.is_fixed_size_list(field.type)]
-    options = {"use_dictionary": words, "write_statistics": beside}
+    others = [field.name for field in table.schema if not pa.types.is_fixed_size_list(field.type)]
+    options = {"use_dictionary": words, "write_statistics": others}
     parquet.write_table(table, path, compression="zstd", compression_level=1, **options)
 
 
 def states_of(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return target name to state names, as the schema of a result says them."""
+    """Return target name -> state names, from the schema of a result."""
     states: dict[str, list[str]] = json.loads(schema.metadata[METADATA_KEY])["states"]
     return states
 
 
 def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the state names of all columns of lists: targets, and their standard errors where rows are sampled."""
+    """Return column name -> state names of all columns of lists: targets and, in sampled tables, standard errors."""
     description, states = json.loads(schema.metadata[METADATA_KEY]), states_of(schema)
     return states | {error: states[name] for name, error in description.get("errors", {}).items()}
 
 
 def statuses_of(schema: pa.Schema) -> dict[str, int]:
-    """Return status name to number of rows, as the schema of one part says them."""
+    """Return status name -> number of rows, from the schema of one part."""
     statuses: dict[str, int] = json.loads(schema.metadata[PART_KEY])["statuses"]
     return statuses
 

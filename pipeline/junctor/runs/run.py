@@ -1,9 +1,6 @@
-"""A run from files to files, of rows or of sequences: one frame, whose steps begin and end with files on disk.
+"""Runs from files to files, of rows or of sequences: one frame, whose steps begin and end with files on disk.
 
-    ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each) -> finalise
-
-`run` calls them one after the other; the Prefect flows call the same ones as their tasks. What differs between rows and
-sequences is the `Workload`.
+Main function: `run`, called by the command line. `Workload` is the difference between rows and sequences.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from junctor.runs.partition import (
     propagate_partition,
     read_part,
 )
-from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_of
+from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested
 from junctor.runs.workload import RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
@@ -36,7 +33,10 @@ from junctor.runtime.files import explained, read_json, write_json
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence
 
-# Cores that one process keeps busy with its threads; only machines with more of them get more processes by themselves.
+# The steps of a run, which the Prefect flows call as their tasks:
+#   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
+
+# Cores that one process keeps busy with its threads; only machines with more cores get several processes by default.
 WORKER_CORES = 4
 
 logger = logging.getLogger("junctor")
@@ -44,10 +44,10 @@ logger = logging.getLogger("junctor")
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What a call did to the partitions.
+    """Statistics of one call.
 
-    reused: how many had their answers already.
-    stages: seconds that the others took.
+    reused: partitions with answers of earlier calls.
+    stages: seconds of the others.
     """
 
     reused: int
@@ -58,13 +58,13 @@ class RunStats:
 class Manifest:
     """A finished run.
 
-    spec: what the run answers.
+    spec: specification of the run.
     rows: of all parts.
     statuses: rows of each status.
     parts: in the order of their rows.
-    reused_parts: those that the call which finished the run had answered before.
-    seconds: of that call.
-    stages: what the other parts took.
+    reused_parts: number of parts from calls before the last one.
+    seconds: of the last call.
+    stages: seconds of its own parts.
     finished_at: date and time, in UTC.
     """
 
@@ -79,14 +79,13 @@ class Manifest:
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
-    """Answer all rows or sequences; goes on where an earlier call of the same job stopped.
+    """Answer all rows or sequences; continues an earlier call of the same job.
 
-    job: what is asked, and where it lies.
-    resources: None for what this machine has.
+    job: query and paths.
+    resources: None for those of this machine.
     progress: None for silence.
-
-    Raises InputError for what is wrong with model, inputs or targets, BudgetError where a plan does not fit, and
-    RunError for the directory: another run in it, no space, in use.
+    Raises InputError for errors in model, inputs or targets, BudgetError if a plan does not fit, and RunError for the
+    directory: another run in it, no space, in use.
     """
     progress = progress or Silence()
     resources = resources or Resources()
@@ -101,7 +100,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
 
 
 def check_resources(resources: Resources) -> None:
-    """Raise RunError for a scheduler that must not be used, DeviceError without a GPU, before any work is done."""
+    """Raise RunError for an insecure scheduler, DeviceError for a missing GPU, before any work is done."""
     if resources.scheduler is not None:
         check_scheduler(resources.scheduler, resources.insecure_scheduler)
     else:
@@ -109,10 +108,11 @@ def check_resources(resources: Resources) -> None:
 
 
 def ingest_model(job: Workload, progress: Progress) -> AnySpec:
-    """Read and check the model, claim the run directory for this job, and put the model there as Parquet."""
+    """Read and check the model, claim the run directory for this job, and write the model there as Parquet."""
     progress.stage(f"reading the {job.words.model}")
     model = job.read_model()
     spec = job.spec_of(model)
+    # Before anything is written: another run in the directory must stay whole.
     job.directory.claim(spec, job.overwrite)
     if not job.directory.network.exists():
         job.keep_model(model)
@@ -120,7 +120,7 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
 
 
 def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
-    """Encode the inputs, one file a partition; files that are there already are kept."""
+    """Encode the inputs, one file a partition; existing files are kept."""
     directory = job.directory
     known = directory.read_ingested()
     if known is not None:
@@ -132,41 +132,42 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
         if part.rows == 0 and partitions:
             continue
         path = directory.evidence_part(partitions)
+        # Written by an interrupted call: equal specs give equal partitions.
         if not path.exists():
             part.write(path)
         rows += part.rows
         partitions += 1
         progress.advance(part.rows)
     counts = Ingested(rows, partitions)
+    # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
 
 
 def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
-    """Return what the partitions that are left will take; raises BudgetError where they do not fit."""
+    """Return the estimate of the remaining partitions; raises BudgetError if they do not fit."""
     pending = job.directory.unanswered(job.directory.read_spec().query)
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
 def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progress: Progress) -> RunStats:
-    """Answer all partitions that have no part yet.
+    """Answer all partitions without a part.
 
-    job: whose inputs are there.
-    resources: asked for.
-    estimate: decides what of them is used.
-    progress: hears of every part.
+    job: its inputs are encoded.
+    resources: of the user.
+    estimate: decides which of them are used.
+    progress: counts rows of finished parts.
     """
     directory, counts = job.directory, job.directory.counts()
     pending = directory.unanswered(directory.read_spec().query)
     if pending:
-        # It would list parts that are gone.
+        # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
     progress.stage(job.words.work, counts.rows, counts.rows - job.rows_in(pending))
     resources = resources.with_compute(device=device_for(resources, estimate))
     # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
-    spreads = estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu")
-    if spreads:
+    if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
         results = _spread(job, resources, pending)
     else:
         results = _distribute(job, replace(resources, workers=workers_for(resources, estimate)), pending)
@@ -178,7 +179,7 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
 
 
 def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
-    """Answer whole partitions in workers, or here."""
+    """Answer whole partitions in workers, or in this process."""
     workers = min(resources.workers or 1, len(pending))
     threads, disk = threads_for(resources, workers), disk_for(resources, workers)
     tasks = _tasks(job, replace(resources.compute, threads=threads, spill_bytes=disk), pending)
@@ -186,7 +187,8 @@ def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> 
 
 
 def _spread(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
-    """Answer partitions here, rows in chunks over all workers."""
+    """Answer partitions in this process, out-of-core rows on all workers."""
+    # This process leads, and is no worker of the scheduler.
     threads = threads_for(replace(resources, scheduler=None), 1)
     tasks = _tasks(job, replace(resources.compute, device="cpu", threads=threads), pending)
     return propagate_over(tasks, resources, threads_for(resources, resources.workers or 1))
@@ -198,17 +200,17 @@ def _tasks(job: Workload, compute: ComputeOptions, pending: Sequence[int]) -> li
 
 
 def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
-    """Return the device to use; a scheduler's workers see for themselves."""
+    """Return the device to use; workers of a scheduler choose for themselves."""
     device = resources.compute.device
     if device != "auto" or resources.scheduler is not None:
         return device
-    # Where nothing is known of a GPU, it is taken to be far faster than a core.
+    # A GPU without measurements counts as far faster than a core.
     there = estimate.gpu_seconds or 0.0
     return "gpu" if there + GPU.start < estimate.seconds / usable_cores() and has_gpu() else "cpu"
 
 
 def disk_for(resources: Resources, workers: int) -> int | None:
-    """Return the bytes of files for each of so many worker processes; None where each has to see for itself."""
+    """Return the bytes of files for each of `workers` processes; None if each has to ask its own machine."""
     allowed = resources.compute.spill_bytes
     if resources.scheduler is not None or workers < 2:
         return allowed
@@ -216,39 +218,35 @@ def disk_for(resources: Resources, workers: int) -> int | None:
 
 
 def workers_for(resources: Resources, estimate: RunEstimate) -> int:
-    """Return how many processes to use: what was asked for, or what the work is worth; fewer where memory is short."""
+    """Return the number of processes: that of the user, or by the estimate; fewer if memory is short."""
     if resources.workers is not None:
         workers = resources.workers
     elif resources.compute.device == "gpu":
         workers = count_gpus()
     else:
         workers = int(min(usable_cores() // WORKER_CORES, estimate.seconds / CPU.process))
+    # Fewer workers rather than smaller shares: a plan that does not fit would end the run.
     allowed = allowed_memory(resources.compute)
     if workers * estimate.least <= allowed:
         return workers
     fitting = allowed // estimate.least
-    logger.warning(
-        "memory for %d of %d workers: %s are allowed, a plan needs %s",
-        fitting,
-        workers,
-        format_bytes(allowed),
-        format_bytes(estimate.least),
-    )
+    sizes = format_bytes(allowed), format_bytes(estimate.least)
+    logger.warning("memory for %d of %d workers: %s are allowed, a plan needs %s", fitting, workers, *sizes)
     return fitting
 
 
 def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) -> Manifest:
-    """Return the manifest of a run whose parts are all there, and write it if it is not.
+    """Return the manifest of a complete run; written unless it exists.
 
-    job: whose answers are to be all there.
-    work: what this call did.
-    seconds: that it took until now.
-    progress: hears of what is left to do.
-
-    Raises RunError with all parts that are missing.
+    job: all its parts should exist.
+    work: statistics of this call.
+    seconds: of this call until now.
+    progress: shows the stage.
+    Raises RunError with all missing parts.
     """
     directory = job.directory
     if directory.manifest.exists():
+        # The file stays as it is; only the caller sees that this call found everything done.
         manifest = read_manifest(directory)
         manifest = replace(manifest, reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages)
     else:
@@ -260,6 +258,7 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
     spec = directory.read_spec()
+    # Parts may have been deleted since, or written to another disk.
     missing = directory.unanswered(spec.query)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
@@ -273,7 +272,7 @@ def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float)
 
 
 def read_manifest(directory: Directory[Any]) -> Manifest:
-    """Return the manifest of a finished run; raises RunError where there is none or it is not one."""
+    """Return the manifest of a finished run; raises RunError if it is missing or unreadable."""
     record = read_json(directory.manifest)
     if record is None:
         raise RunError(f"{directory.path}: not finished (manifest.json is missing)")
@@ -283,8 +282,11 @@ def read_manifest(directory: Directory[Any]) -> Manifest:
         raise RunError(f"{directory.manifest}: not a manifest ({error}): delete it and run again") from error
 
 
-def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any] = spec_of) -> Manifest:
-    """Return the manifest that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) -> Manifest:
+    """Return the manifest of a record of `dataclasses.asdict`; raises KeyError or TypeError for another record.
+
+    parse: makes the spec of its record.
+    """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
     return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)

@@ -1,16 +1,6 @@
-"""The run directory: what lies where, how it gets there, and how an interrupted run is known again.
+"""The run directory: its files, their order of writing, and the recognition of an interrupted run.
 
-    DIR/run.json                        what the run answers; written first, and compared when the run goes on
-    DIR/speeds.json                     what was known of devices when the run began; its choices go by that to its end
-    DIR/network.parquet                 the network in our own form
-    DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
-    DIR/evidence/done.json              written when all evidence is there
-    DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
-    DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, same rows, same order
-    DIR/manifest.json                   written last: the parts, their rows and how they went
-
-A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
-Every file is written under another name, synced and renamed, so one that has its name is whole.
+Main classes: Directory and RunSpec, for the steps of a run.
 """
 
 from __future__ import annotations
@@ -29,8 +19,19 @@ from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sa
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import explained, read_json, write_json
 
+#   DIR/run.json                        specification of the run; written first, and compared when the run continues
+#   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
+#   DIR/network.parquet                 the network in Junctor's own format
+#   DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
+#   DIR/evidence/done.json              written when all evidence is encoded
+#   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
+#   DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, rows and order
+#   DIR/manifest.json                   written last: the parts, their rows and their statuses
+#
+# A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
+# Every file is written under another name, synced and renamed, so that a file with its name is whole.
 FORMAT_VERSION = 1
-# Of runs of either kind: one directory holds one run, whatever it is of.
+# Of runs of both kinds: a directory holds one run of either.
 _KINDS = ("posteriors", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
@@ -40,6 +41,7 @@ _MODELS = ("network.parquet", "model.parquet")
 class RunSpec:
     """All that the answers of a run depend on. Two runs with equal specs write equal parts."""
 
+    # Names and order of the fields are those of run.json: a change makes directories of earlier versions unusable.
     network_digest: str
     evidence_digest: str
     query: QueryKind
@@ -59,7 +61,7 @@ class RunSpec:
     stages: SampledStages | None = None
 
     def as_query(self) -> Query:
-        """Return what is asked of every row."""
+        """Return the query of the run."""
         if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
             return Query(self.query, self.targets, self.precision)
         sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
@@ -68,14 +70,14 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """How much evidence a run has."""
+    """Amount of evidence of a run."""
 
     rows: int
     partitions: int
 
 
 class AnySpec(Protocol):
-    """What specs of all kinds of runs say."""
+    """The fields of the specs of all kinds of runs."""
 
     @property
     def query(self) -> str:
@@ -83,7 +85,7 @@ class AnySpec(Protocol):
 
     @property
     def precision(self) -> Precision:
-        """Numbers to compute with."""
+        """Number format of the computation."""
 
     @property
     def partition_rows(self) -> int:
@@ -91,7 +93,7 @@ class AnySpec(Protocol):
 
     @property
     def junctor_version(self) -> str:
-        """The version that began the run."""
+        """Version of Junctor at the start of the run."""
 
 
 Spec = TypeVar("Spec", bound=AnySpec)
@@ -99,7 +101,7 @@ Spec = TypeVar("Spec", bound=AnySpec)
 
 @dataclass(frozen=True)
 class Directory(Generic[Spec]):
-    """The files of one run, whatever it is of. Making one touches nothing.
+    """The files of one run of either kind; an instance touches no file before it is asked to.
 
     model_file: name of the file of the network or model.
     inputs: name of the folder of evidence or sequences.
@@ -111,7 +113,7 @@ class Directory(Generic[Spec]):
 
     @staticmethod
     def parse(record: dict[str, Any]) -> Any:
-        """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
+        """Return the spec of a record of `dataclasses.asdict`; raises KeyError or TypeError for another record."""
         raise NotImplementedError
 
     @property
@@ -121,22 +123,22 @@ class Directory(Generic[Spec]):
 
     @property
     def manifest(self) -> Path:
-        """The list of parts, written last."""
+        """List of parts, written last."""
         return self.path / "manifest.json"
 
     @property
     def ingested(self) -> Path:
-        """The mark that all evidence is encoded."""
+        """Mark of complete evidence."""
         return self.path / self.inputs / "done.json"
 
     @property
     def budget(self) -> Path:
-        """What decides which rows are sampled, where that is left to us."""
+        """With `--method auto`, the memory budget that decides which rows are sampled."""
         return self.path / "budget.json"
 
     @property
     def spec_file(self) -> Path:
-        """What the run answers, written first."""
+        """Specification of the run, written first."""
         return self.path / "run.json"
 
     def evidence_part(self, part: int) -> Path:
@@ -152,19 +154,19 @@ class Directory(Generic[Spec]):
         return self.path / f"{kind}.csv"
 
     def read_spec(self) -> Spec:
-        """Return what the run answers; raises RunError where there is no run or it cannot be read."""
+        """Return the specification; raises RunError if there is no run or it cannot be read."""
         spec = self._read_spec()
         if spec is None:
             raise RunError(f"{self.path}: no run here (run.json is missing)")
         return spec
 
     def read_ingested(self) -> Ingested | None:
-        """Return how much evidence is encoded, or None while it is not complete."""
+        """Return the amount of encoded evidence, None while it is incomplete."""
         record = read_json(self.ingested)
         return Ingested(**record) if record is not None else None
 
     def counts(self) -> Ingested:
-        """Return how much there is to answer; raises RunError while that is not known."""
+        """Return the amount of encoded evidence; raises RunError while it is incomplete."""
         ingested = self.read_ingested()
         if ingested is None:
             raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
@@ -176,10 +178,9 @@ class Directory(Generic[Spec]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Context manager: the directory is this process's; raises RunError while it is another one's.
-
-        The kernel drops the lock with its process, however that ends. What a killed process left unfinished is removed.
-        """
+        """Context manager: exclusive use of the directory; raises RunError while another process has it."""
+        # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
+        # are removed.
         with self._lock():
             for folder in (".", *_INPUTS, *_KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
@@ -187,17 +188,16 @@ class Directory(Generic[Spec]):
             yield
 
     def claim(self, spec: Spec, overwrite: bool = False) -> None:
-        """Start a run of `spec` here, or go on with it.
-
-        Raises RunError where another run lies here, with what differs. That run is removed instead with `overwrite`,
-        and where it answered nothing: what failed before its first part must not be in the way of a second attempt.
-        """
+        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
+        # Another run is removed with `overwrite`, or if it has no answers: an attempt that failed before its first part
+        # must not block the next one.
         with explained(self.path):
             replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
             there = self._read_spec()
             if there is None:
+                # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
                 write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
@@ -223,7 +223,7 @@ class Directory(Generic[Spec]):
             return lock
 
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
-        """Return whether the run that lies here is to be removed for one of `spec`."""
+        """Return True if the run in the directory is to be removed for one of `spec`."""
         try:
             return self._read_spec() != spec and (overwrite or not self._has_answers())
         except RunError:
@@ -240,8 +240,8 @@ class Directory(Generic[Spec]):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
     def _clear(self) -> None:
-        # The files of a run and nothing else: the user may keep their own beside them. run.json says that the others
-        # are ours, so it goes last.
+        # The files of a run and nothing else: users may keep files of their own here. run.json marks the others as
+        # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
@@ -283,19 +283,15 @@ class RunDirectory(Directory[RunSpec]):
 
     @property
     def speeds(self) -> Path:
-        """The speeds of devices by which the run makes its choices."""
+        """Measured speeds of devices, the basis of the run's choices."""
         return self.path / "speeds.json"
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
-        """Return the spec that a record is."""
-        return spec_of(record)
-
-
-def spec_of(record: dict[str, Any]) -> RunSpec:
-    """Return the spec that `dataclasses.asdict` made a record of; raises KeyError or TypeError for another one."""
-    targets = record["targets"]
-    return RunSpec(**{**record, "targets": None if targets is None else tuple(targets)})
+        """Return the spec of a record."""
+        # JSON has no tuples.
+        targets = record["targets"]
+        return RunSpec(**{**record, "targets": None if targets is None else tuple(targets)})
 
 
 def _difference(path: Path, old: Any, new: Any) -> str:

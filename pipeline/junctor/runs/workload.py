@@ -1,6 +1,6 @@
-"""What a run is of: rows of evidence through a network (`Job`), or sequences through a model (`junctor.hmm.run`).
+"""Workloads of runs: rows of evidence through a network (`Job`), or sequences through a model (`junctor.hmm.run`).
 
-`Workload` is all that differs between the two; the frame is in `junctor.runs.run`.
+Main class: Workload, the difference between the two; `junctor.runs.run` is the frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What people read of the stages of a run: nouns for its model and its inputs, a verb for the work."""
+    """Words for the stages of a run: nouns for its model and its inputs, a verb for the work."""
 
     model: str
     inputs: str
@@ -45,8 +45,8 @@ class Words:
 class InputPart:
     """One partition of encoded inputs.
 
-    rows: in it.
-    write: puts it into a file, which is whole as soon as it has its name.
+    rows: number of rows.
+    write: writes them to a file that is whole as soon as it has its name.
     """
 
     rows: int
@@ -55,12 +55,12 @@ class InputPart:
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """What partitions that are left will take.
+    """Estimate of the remaining partitions.
 
     least: bytes for each worker.
     seconds: of one core.
-    gpu_seconds: of a GPU, None where nothing is known of one.
-    in_chunks: those seconds of one core that are for rows in chunks.
+    gpu_seconds: of a GPU, None if unknown.
+    in_chunks: seconds of one core for out-of-core rows, part of `seconds`.
     spreads: whether all workers share the tasks of such rows.
     """
 
@@ -72,17 +72,17 @@ class RunEstimate:
 
     @classmethod
     def of(cls, forecast: RunForecast) -> RunEstimate:
-        """Return the estimate of rows that are answered exactly."""
+        """Return the estimate of exact answers."""
         return cls(forecast.needed, forecast.seconds, forecast.gpu_seconds, forecast.chunked_seconds)
 
     @property
     def is_mostly_in_chunks(self) -> bool:
-        """Whether rows in chunks take more than half of the time."""
+        """True if out-of-core rows take more than half of the time."""
         return self.in_chunks > self.seconds / 2
 
 
 class Workload(ABC):
-    """What the user asks of a run, and what differs between runs of rows and of sequences."""
+    """The user's request, and the difference between runs of rows and of sequences."""
 
     __slots__ = ()
     words: ClassVar[Words]
@@ -92,7 +92,7 @@ class Workload(ABC):
     @property
     @abstractmethod
     def directory(self) -> Directory[Any]:
-        """Where the run lies."""
+        """The run directory."""
 
     @property
     @abstractmethod
@@ -109,7 +109,7 @@ class Workload(ABC):
 
     @abstractmethod
     def keep_model(self, model: Any) -> None:
-        """Put the model into the run directory."""
+        """Write the model to the run directory."""
 
     @abstractmethod
     def input_parts(self) -> Iterator[InputPart]:
@@ -117,7 +117,7 @@ class Workload(ABC):
 
     @abstractmethod
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
-        """Return what the `pending` partitions will take; raises BudgetError where they do not fit."""
+        """Return the estimate of the `pending` partitions; raises BudgetError if they do not fit."""
 
     @abstractmethod
     def rows_in(self, parts: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ class Workload(ABC):
         return self.task_class(str(self.directory.path), part, spec, counts, compute)
 
     def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
-        """Write the answers in another form as well, where that was asked for."""
+        """Write the answers in another form as well, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +138,14 @@ class Job(Workload):
     network: file of it.
     evidence: file or folder of it.
     output: run directory.
-    query: what is asked of every row.
-    partition_rows: cases in one part; None for a number that depends on the width of the answers.
-    case_id: evidence column that names the cases.
-    ignore_extra: whether columns that are not in the network are passed over.
+    query: for every row.
+    partition_rows: cases in one part; None for a number by the width of the answers.
+    case_id: evidence column with the names of the cases.
+    ignore_extra: whether columns that are not in the network are left out.
     strict: whether the first invalid row ends the run.
     overwrite: whether a different run in `output` is replaced.
-    csv: whether there is to be one CSV file, too.
-    network_format: where neither name nor contents of the file say it.
-    evidence_format: the same.
+    csv: whether one CSV file is written as well.
+    network_format, evidence_format: None for the formats by name or content of the files.
     """
 
     network: str
@@ -167,7 +166,7 @@ class Job(Workload):
 
     @property
     def directory(self) -> RunDirectory:
-        """Where the run lies."""
+        """The run directory."""
         return RunDirectory(Path(self.output).absolute())
 
     @property
@@ -176,12 +175,13 @@ class Job(Workload):
         return f"`{self.evidence}` on `{self.network}`"
 
     def read_model(self) -> Network:
-        """Return the network; raises InputError, also where it does not suit the query."""
+        """Return the network; raises InputError, also if it does not suit the query."""
         from junctor.formats import read_network
         from junctor.model.query import target_names
 
         network = read_network(self.network, self.network_format)
-        target_names(network, self.query)  # refuses unknown ones
+        # Unknown targets are refused now, before hours of work.
+        target_names(network, self.query)
         if self.query.method == "sampling":
             from junctor.sampling.tables import refuse
 
@@ -189,7 +189,8 @@ class Job(Workload):
         return network
 
     def spec_of(self, model: Network) -> RunSpec:
-        """Return all that the answers depend on; nothing of sampling where all answers are exact."""
+        """Return all that the answers depend on."""
+        # Options of sampling are left out of exact runs: they change no answer, and must not make another run of it.
         from junctor.evidence.read import digest_of
         from junctor.runs.results import default_partition_rows
 
@@ -210,13 +211,13 @@ class Job(Workload):
         )
 
     def keep_model(self, model: Network) -> None:
-        """Put the network into the run directory, and what was measured of devices here."""
+        """Write the network to the run directory, and the measurements of this machine's devices."""
         from junctor.formats import store
 
         if has_own_measurements():
             from junctor.cost.model import local_cost_models
 
-            # What is measured later must not change what is left of this run.
+            # Later measurements must not change the choices of this run.
             write_json(self.directory.speeds, local_cost_models().to_record())
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
@@ -228,6 +229,7 @@ class Job(Workload):
         from junctor.evidence.read import open_evidence
         from junctor.formats import read_network
 
+        # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
         source = open_evidence(
             self.evidence,
@@ -242,16 +244,14 @@ class Job(Workload):
             yield InputPart(partition.batch.rows, partial(write_partition, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
-        """Plan what is left, for what it will take.
+        """Return the estimate of the remaining partitions.
 
-        resources: those of the run. A scheduler's workers plan for themselves: here it is only settled whether they
-            share rows in chunks.
+        resources: of the run.
         pending: partitions without answers.
-        progress: hears that planning begins.
-
-        Raises BudgetError, before anything runs, where it does not fit in the memory that all workers may take
-        together.
+        progress: shows the stage.
+        Raises BudgetError, before anything runs, if a plan does not fit the memory of all workers together.
         """
+        # Workers of a scheduler plan for themselves: only the sharing of out-of-core rows is decided here.
         progress.stage("planning")
         run = _PlannedRun(self.directory, self.directory.read_spec(), resources, pending)
         if run.spec.method != "exact":
@@ -259,12 +259,13 @@ class Job(Workload):
         return run.exact() if resources.scheduler is None else run.on_scheduler()
 
     def rows_in(self, parts: Sequence[int]) -> int:
-        """Return the rows of some partitions: all but the last one are of one size."""
+        """Return the rows of some partitions."""
+        # All but the last one are of one size, so that no file has to be opened.
         counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
     def export(self, parts: Sequence[Path], progress: Progress) -> None:
-        """Write one CSV file where that was asked for."""
+        """Write one CSV file, if requested."""
         path = self.directory.csv(self.query.kind)
         if self.csv and not path.exists():
             from junctor.runs.export import write_csv
@@ -276,7 +277,7 @@ class Job(Workload):
 
 @dataclass(frozen=True, slots=True)
 class _PlannedRun:
-    """A run of rows before it is propagated, for what it will take."""
+    """A run of rows before propagation, for its estimate."""
 
     directory: RunDirectory
     spec: RunSpec
@@ -284,7 +285,7 @@ class _PlannedRun:
     pending: Sequence[int]
 
     def exact(self) -> RunEstimate:
-        """Return what exact answers on this machine take."""
+        """Return the estimate of exact answers on this machine."""
         from junctor.cost.dataset import MeasuredDevice
         from junctor.engine.forecast import survey
 
@@ -293,13 +294,13 @@ class _PlannedRun:
         asks_gpu = compute.device == "auto" and has_gpu()
         gpu = engine.router.cost_models.gpu(MeasuredDevice(*gpu_at_hand())) if asks_gpu else None
         estimate = RunEstimate.of(survey(engine, self._batches(), len(self.pending), gpu))
-        # One process would answer such rows: each takes all the memory.
+        # Without sharing one process answers such rows, as each takes all the memory.
         workers = self.resources.workers or 1
         spreads = workers > 1 and estimate.is_mostly_in_chunks and self._pays(engine, workers)
         return replace(estimate, spreads=spreads)
 
     def on_scheduler(self) -> RunEstimate:
-        """Return whether workers share rows in chunks: fewer partitions of them than workers, or too large for one."""
+        """Return whether workers share out-of-core rows: fewer partitions than workers, or too large for one."""
         from junctor.engine.forecast import survey
 
         with cluster_client(self.resources) as client:
@@ -314,7 +315,7 @@ class _PlannedRun:
         return RunEstimate(spreads=spreads and self._pays(engine, len(workers), memory))
 
     def by_sampling(self) -> RunEstimate:
-        """Return what sampling takes; with `auto`, settle the budget of exact answers, and say why rows exceed it."""
+        """Return the estimate of sampling; with `auto`, write the budget of exact answers and explain it."""
         from junctor.sampling.auto import AutoEngine, explain
 
         rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
@@ -324,12 +325,12 @@ class _PlannedRun:
         return RunEstimate(engine.least, engine.seconds(rows))
 
     def _options(self, memory: int, device: DeviceChoice) -> ComputeOptions:
-        """Return the options of this process, as if it did the work itself."""
+        """Return the options of this process for all of the work."""
         threads = threads_for(self.resources, 1) or 1
         return replace(self.resources.compute, memory=memory, threads=threads, device=device)
 
     def _engine(self, memory: int, device: DeviceChoice) -> Engine:
-        """Return an engine that shares its plans with the one that goes on where this process does the work itself."""
+        """Return an engine that shares its plans with the one that later answers in this process."""
         engine = engine_for(self.directory, self.spec, self.directory.counts().rows)
         return engine.with_options(self._options(memory, device))
 
@@ -339,17 +340,17 @@ class _PlannedRun:
         return (read_partition(self.directory.evidence_part(i)).batch for i in self.pending)
 
     def _pays(self, engine: Engine, workers: int, memory: int | None = None) -> bool:
-        """Return True if rows in chunks are forecast to take less when workers share them than in one process.
+        """Return True if the forecast of out-of-core rows is lower on all workers than in one process.
 
         engine: of one process.
-        workers: how many there are.
+        workers: their number.
         memory: of each worker, None for an equal share.
         """
         from junctor.engine.forecast import forecast
         from junctor.out_of_core.cluster.workers import WorkerPool
 
         if self.resources.compute.device != "cpu":
-            # What GPUs of workers do is not known here.
+            # Devices of workers are unknown here.
             return True
         batch, shared = next(self._batches()), engine.with_options(engine.options, WorkerPool(workers, memory))
 

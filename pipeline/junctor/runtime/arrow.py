@@ -15,6 +15,7 @@ import pyarrow as pa
 
 def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return a column of the numbers in `values` [n], null where `null` [n] says so; shares the memory."""
+    # A buffer has no strides.
     values = np.ascontiguousarray(values)
     buffers = [_validity(null), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
@@ -66,6 +67,7 @@ def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
 
 def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
     """Return the integers or doubles of a column, `null` where there is none; shares the memory where none is null."""
+    # Slices share the buffers of the whole column: everything starts at the offset.
     validity, data = column.buffers()
     end = column.offset + len(column)
     values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]

@@ -1,4 +1,4 @@
-"""Memory that is lent, and used again once nobody reads it any more: fresh pages cost more than the numbers in them."""
+"""A pool of buffers that are reused once no array refers to them. Main class: BufferPool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Fresh pages cost more than the numbers written to them: the system clears each page at its first use.
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
 
@@ -19,7 +20,7 @@ def fresh(size: int) -> npt.NDArray[np.uint8]:
 
 
 class BufferPool:
-    """Lends pieces of memory of one size at a time; a piece comes back when the last array on it is gone."""
+    """Lends buffers of one size; a buffer returns when the last array on it is gone."""
 
     def __init__(self) -> None:
         self._kind: tuple[int, Allocate] | None = None
@@ -28,12 +29,12 @@ class BufferPool:
     def lend(self, size: int, allocate: Allocate, spare: int) -> npt.NDArray[Any]:
         """Return `size` bytes, not cleared; at most `spare` bytes stay idle beside them.
 
-        allocate: makes a piece. Pieces of another size, or made otherwise, are given up.
+        allocate: makes a buffer. Buffers of another size or another `allocate` are released.
         """
         if not size:
             return fresh(0)
         if self._kind != (size, allocate):
-            # Those that are still lent go back to the old one, and vanish with it.
+            # Buffers still lent return to the old deque, and are freed with it.
             self._kind, self._idle = (size, allocate), deque()
         memory = self._idle.pop() if self._idle else memoryview(allocate(size))  # type: ignore[arg-type]
         while len(self._idle) * size > spare:

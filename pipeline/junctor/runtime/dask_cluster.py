@@ -1,4 +1,7 @@
-"""Tasks over processes and clusters, by Dask: a bounded number under way, and none lost when a worker dies."""
+"""Tasks over processes and clusters, by Dask: a bounded number in flight, and none lost when a worker dies.
+
+Main function: `distribute`, called by runs; main class: Resources.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Tasks under way for each worker: enough that none waits for its next one, few enough that a scheduler with ten
-# thousand partitions to go stays small.
+# Tasks in flight for each worker: enough that none waits for its next one, few enough that a scheduler with ten
+# thousand remaining partitions stays small.
 WINDOW = 4
 # Threads of a worker with a GPU: it reads, propagates and writes at the same time.
 GPU_WORKER_THREADS = 4
-# Times that a task is tried again after an unexpected exception (a network drive that stumbled).
+# Retries of a task after an unexpected exception, such as one of a network drive.
 RETRIES = 2
-# Times that a local cluster is built again after its workers died.
+# New local clusters after the death of all workers.
 REBUILDS = 2
 # Seconds without a single worker before the cluster counts as lost; a worker takes some seconds to come back.
 PATIENCE = 60.0
@@ -54,12 +57,11 @@ logger = logging.getLogger("junctor")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Where the partitions are worked on.
+    """Processes and workers of a run.
 
-    workers: processes on this machine; None for as many as the work is worth, 0 or 1 for this process itself, without
-        Dask.
+    workers: processes on this machine; None for a number by the estimate, 0 or 1 for this process, without Dask.
     scheduler: address of a Dask scheduler whose workers are used instead.
-    insecure_scheduler: whether one elsewhere may be used without TLS.
+    insecure_scheduler: whether a remote one may be used without TLS.
     compute: `memory` of all workers together; `threads` of each process, None for its share of the cores, on a
         scheduler's worker for those that it was started with; `device_memory` of each GPU, one for each worker process
         where there are several; `spill_bytes` of all processes of this machine together, of each worker of a scheduler.
@@ -71,12 +73,12 @@ class Resources:
     compute: ComputeOptions = field(default_factory=ComputeOptions)
 
     def with_compute(self, **changes: Any) -> Resources:
-        """Return the same with other values of some compute options."""
+        """Return the resources with changed compute options."""
         return replace(self, compute=replace(self.compute, **changes))
 
 
 class WorkersLostError(Exception):
-    """The workers of a cluster died; `task` is the one that they died of, where that is known."""
+    """The workers of a cluster died; `task`: the probable cause, if known."""
 
     def __init__(self, task: object = None) -> None:
         self.task = task
@@ -91,14 +93,13 @@ def distribute(
 ) -> Iterator[Result]:
     """Yield `function(task, memory)` for every task, in the order in which they finish.
 
-    function: answers a task with at most so many bytes; it, tasks and results have to be small and picklable.
+    function: answers a task with at most `memory` bytes; function, tasks and results are small and picklable.
     tasks: any number of them.
     resources: this process, workers of this machine or of a scheduler.
-    here: does all tasks in this process, where that is what is asked for; by default one after the other.
-
-    A JunctorError from a task ends the run at once; other exceptions are tried again `RETRIES` times; the task of a
-    worker that dies goes to another one. Raises RunError where no worker survives.
+    here: answers all tasks in this process; by default one after the other.
+    Raises RunError if no worker survives, and the first JunctorError of a task.
     """
+    # Other exceptions of a task are tried again `RETRIES` times; the task of a worker that dies goes to another one.
     if not tasks:
         return
     if resources.scheduler is not None:
@@ -117,14 +118,14 @@ def distribute(
 
 
 def threads_for(resources: Resources, workers: int) -> int | None:
-    """Return the threads of each of so many worker processes; None where each has to see for itself."""
+    """Return the threads of each of `workers` processes; None if each has to ask its own machine."""
     if resources.compute.threads is not None or resources.scheduler is not None:
         return resources.compute.threads
     return max(1, usable_cores() // max(1, workers))
 
 
 def threads_here() -> int:
-    """Return the threads of the Dask worker that this is, one where it is none."""
+    """Return the threads of this Dask worker, 1 for another process."""
     from distributed import get_worker
 
     try:
@@ -134,7 +135,8 @@ def threads_here() -> int:
 
 
 def check_scheduler(address: str, insecure: bool = False) -> None:
-    """Raise RunError for an address whose traffic others could read or forge: whoever speaks Dask runs code."""
+    """Raise RunError for an address whose traffic others could read or forge."""
+    # Whoever can connect to a scheduler can run code on it.
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     if not parts.hostname:
         raise RunError(f"found the scheduler address {address!r}, expected something like tls://host:8786")
@@ -165,6 +167,7 @@ def _on_this_machine(
         try:
             with silent_dask(), local_client(workers, gpus) as client:
                 ways = workers * (GPU_WORKER_THREADS if gpus else 1)
+                # A copy: finished tasks leave `remaining`, the list of a new attempt.
                 for i, result in _windowed(client, function, dict(remaining), memory, ways):
                     del remaining[i]
                     yield result
@@ -206,7 +209,7 @@ def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
 
 @contextmanager
 def cluster_client(resources: Resources) -> Iterator[Client]:
-    """Context manager: the workers asked for, of a scheduler or of this machine; raises RunError without any."""
+    """Context manager: a client of the workers of a scheduler or of this machine; raises RunError without any."""
     if resources.scheduler is not None:
         with _scheduler_client(resources, resources.scheduler) as client:
             yield client
@@ -231,7 +234,7 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     import dask
     from distributed import Client
 
-    # Memory is planned and divided by us: Dask's own limit would pause a worker that only does what was planned.
+    # Junctor plans and divides the memory itself: Dask's own limit would pause workers that keep to the plan.
     quiet = {
         "distributed.worker.profile.enabled": False,
         "distributed.admin.system-monitor.gil.enabled": False,
@@ -251,7 +254,7 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
 
 
 def _cluster_class(gpus: bool) -> Any:
-    """Return the class of a cluster on this machine; each worker of one with GPUs sees its own first."""
+    """Return the class of a cluster on this machine; with GPUs each worker sees its own one first."""
     if not gpus:
         from distributed import LocalCluster
 
@@ -268,7 +271,7 @@ def _cluster_class(gpus: bool) -> Any:
 @contextmanager
 def silent_dask() -> Iterator[None]:
     """Context manager: Dask without messages of its own."""
-    # Workers that come and go are our business, and what goes wrong comes back as an exception. The import sets levels.
+    # Lost workers are handled here, and errors return as exceptions. Imported first, since the import sets levels.
     import distributed  # noqa: F401
 
     dask = logging.getLogger("distributed")
@@ -283,8 +286,8 @@ def silent_dask() -> Iterator[None]:
 @contextmanager
 def _keyboard_is_ours() -> Iterator[None]:
     # A terminal interrupts workers too, each of which would print its own traceback. Threads and processes inherit
-    # what is blocked, also those that replace dead workers later; for us it only waits until the block ends. The
-    # tracker of multiprocessing unblocks it when it starts, so it has to be there before.
+    # blocked signals, also those that replace dead workers later; in this process the signal only waits until the block
+    # ends. The tracker of multiprocessing unblocks it when it starts, so it is started before.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -317,7 +320,7 @@ def _windowed(
 
 
 def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -> Result | JunctorError:
-    # As a value, because an exception would be tried again, and a user's error stays one.
+    # As a value, because Dask would retry an exception, and a user's error occurs every time.
     try:
         return function(task, memory)
     except JunctorError as error:
@@ -325,7 +328,7 @@ def _guarded(function: Callable[[Task, int], Result], task: Task, memory: int) -
 
 
 def result_of(future: Future, task: object) -> Any:
-    """Return the result of a future; raises WorkersLostError where `task` killed its workers, RunError without Dask."""
+    """Return the result of a future; raises WorkersLostError if `task` killed its workers, RunError without Dask."""
     from distributed import CancelledError
     from distributed.scheduler import KilledWorker, NoValidWorkerError
 
@@ -341,7 +344,8 @@ def result_of(future: Future, task: object) -> Any:
 
 
 def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future:
-    """Wait for a future to finish; raises WorkersLostError where there is no worker for `PATIENCE` seconds."""
+    """Return the next finished future; raises WorkersLostError after `PATIENCE` seconds without a worker."""
+    # In short waits: no callback tells of a cluster without workers.
     seen = time.monotonic()
     while True:
         try:
@@ -356,13 +360,13 @@ def next_finished(client: Client, finished: queue.SimpleQueue[Future]) -> Future
 
 
 def workers_of(client: Client) -> dict[str, Any]:
-    """Return what the scheduler knows of each worker, by address."""
+    """Return worker address -> the scheduler's record of it."""
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 
 
 def memory_of_each(workers: Collection[dict[str, Any]], resources: Resources) -> int:
-    """Return the bytes that propagation may take in each worker of a scheduler."""
+    """Return the bytes for propagation in each worker of a scheduler."""
     # The same number for all workers, so that all make the same plan.
     limits = [worker["memory_limit"] for worker in workers if worker.get("memory_limit")]
     if resources.compute.memory is None and limits:

@@ -1,4 +1,4 @@
-"""Which device does the work: this machine's CPU, or a GPU; GPUs are looked for without loading CuPy."""
+"""Detection and opening of GPUs. Main functions: `check_device`, `has_gpu` and `open_gpu`, called by all backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The oldest architecture that CUDA 13 and its compiler know.
 LEAST_CAPABILITY = 75
-# Of the driver: multiprocessors, major and minor compute capability.
+# Numbers of attributes in the driver's API: multiprocessors, major and minor compute capability.
 _ATTRIBUTES = (16, 75, 76)
 _INSTALL = "install junctor[cuda12] or junctor[cuda13], whichever the driver supports"
 
@@ -25,6 +25,7 @@ _INSTALL = "install junctor[cuda12] or junctor[cuda13], whichever the driver sup
 @cache
 def count_gpus() -> int:
     """Return the number of NVIDIA GPUs that this process sees; 0 without a driver."""
+    # By the driver, without CuPy, whose import takes a second.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -37,7 +38,7 @@ def count_gpus() -> int:
 
 @cache
 def gpu_at_hand() -> tuple[str, dict[str, float]]:
-    """Return name and figures of the first GPU as `CudaDevice` has them, without CuPy; none without a GPU."""
+    """Return name and figures of the first GPU, as of `CudaDevice`, without CuPy; no figures without a GPU."""
     if not count_gpus():
         return "no GPU", {}
     driver = ctypes.CDLL("libcuda.so.1")
@@ -63,7 +64,7 @@ def has_gpu() -> bool:
 
 
 def check_device(choice: DeviceChoice) -> None:
-    """Raise DeviceError where a GPU is asked for and there is none, or nothing to use it with, and for other names."""
+    """Raise DeviceError for "gpu" without a GPU or without CuPy, and for unknown names."""
     from importlib.util import find_spec
 
     if choice not in DEVICE_CHOICES:
@@ -79,17 +80,18 @@ def check_device(choice: DeviceChoice) -> None:
         raise DeviceError(f"found a GPU, but not CuPy: {_INSTALL}, or use --device cpu")
 
 
-# Called before one piece of work takes all of a GPU: each drops what it keeps there.
+# Called before one task uses all of a GPU: each releases its memory there.
 _holders: list[Callable[[], None]] = []
 
 
 def when_gpu_is_needed(release: Callable[[], None]) -> None:
-    """Have `release` called before one piece of work takes all of the GPU; it drops programs that are kept there."""
+    """Register `release`, which drops kept programs, for the time before one task uses all of the GPU."""
     _holders.append(release)
 
 
 def open_whole_gpu(memory: int | None) -> CudaBlockDevice:
-    """Return the first GPU with at most `memory` bytes, after everything kept there was dropped; raises DeviceError."""
+    """Return the first GPU with at most `memory` bytes after the release of kept programs; raises DeviceError."""
+    # The task may need all memory of the device.
     for release in _holders:
         release()
     open_gpu.cache_clear()
@@ -98,27 +100,24 @@ def open_whole_gpu(memory: int | None) -> CudaBlockDevice:
 
 @lru_cache(maxsize=1)
 def open_gpu(memory: int | None = None) -> BlockDevice:
-    """Return this process's GPU, the first that it sees, with at most `memory` bytes of it; the same at every call.
-
-    Raises DeviceError, in words for users, where it cannot be used.
-    """
+    """Return the first GPU of this process, with at most `memory` bytes, the same at every call; raises DeviceError."""
     check_device("gpu")
     return open_one(0, memory)
 
 
 @lru_cache(maxsize=1)
 def open_other_gpus(memory: int | None = None) -> tuple[CudaBlockDevice, ...]:
-    """Return the GPUs that this process sees beside the first, with at most `memory` bytes of each."""
+    """Return the GPUs of this process other than the first, with at most `memory` bytes of each."""
     return tuple(open_one(number, memory) for number in range(1, count_gpus()))
 
 
 def open_one(number: int, memory: int | None) -> CudaBlockDevice:
-    """Return a GPU of this process with a piece of memory of its own; raises DeviceError."""
+    """Return a GPU of this process with an arena of its own; raises DeviceError."""
     with gpu_errors():
         from junctor_kernels.gpu.blocks import CudaBlockDevice
         from junctor_kernels.gpu.device import CudaDevice
 
-        # Asked before anything is allocated or compiled, which would fail in other words.
+        # Checked before allocations and compilations, whose errors would be harder to read.
         capability = CudaDevice(number).capability
         if capability < LEAST_CAPABILITY:
             raise DeviceError(f"found a GPU of compute capability {capability / 10}, expected 7.5 or later")
@@ -127,7 +126,7 @@ def open_one(number: int, memory: int | None) -> CudaBlockDevice:
 
 @contextmanager
 def gpu_errors() -> Iterator[None]:
-    """Context manager: what goes wrong where a GPU is opened becomes DeviceError, in words for users."""
+    """Context manager: errors of opening a GPU become DeviceError, in words for users."""
     from junctor_kernels.gpu.device import CudaError, cuda_errors
 
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what the file system refuses in words for users."""
+"""Files that are whole or absent, and errors of the file system in words for users. Main function: `aside`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import Any
 
 from junctor.model.errors import RunError
 
+# Errors of a full disk, and of a user's quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to; afterwards the file is synced and takes its name.
+    """Context manager: a temporary file in the folder of `path`, which is synced and renamed to it at the end.
 
-    Raises RunError where the disk is full or the place cannot be written; then `path` is as it was.
+    Raises RunError if it cannot be written; `path` is unchanged then.
     """
+    # In the same folder, because only there a rename is atomic. `.tmp` is the ending that run directories clear away.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +31,7 @@ def aside(path: Path) -> Iterator[Path]:
             yield temporary
             _sync(temporary)
             os.replace(temporary, path)
+            # The name itself is an entry of the folder, and is lost with it unless that is synced too.
             _sync(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -37,7 +40,7 @@ def aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses at `path` into a RunError that says what to do."""
+    """Context manager: errors of the file system at `path` become RunError with the next move."""
     try:
         yield
     except OSError as error:
@@ -49,17 +52,17 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`, None where there is no such file; raises RunError for anything else."""
+    """Return the JSON object in `path`, None without such a file; raises RunError for anything else."""
     with explained(path):
         try:
-            found = json.loads(path.read_bytes())
+            record = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RunError(f"{path}: not JSON ({error}): start afresh with --overwrite") from error
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise RunError(f"{path}: expected a JSON object: start afresh with --overwrite")
-    return found
+    return record
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

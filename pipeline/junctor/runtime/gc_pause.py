@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way while plans are made."""
+"""A pause of Python's garbage collector during planning. Main function: `collector_paused`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the search for cycles of objects; a decorator as well.
-
-    A plan and its program are hundreds of thousands of small objects that stay, and no cycles; but every so many new
-    ones the collector looks through all that there are, which can take a third of the time of planning.
-    """
+    """Context manager, or decorator: no search for cycles of objects."""
+    # A plan and its program are hundreds of thousands of small objects that stay, without cycles; but after a number of
+    # new ones the collector searches all of them, which can take a third of the time of planning.
     enabled = gc.isenabled()
     gc.disable()
     try:

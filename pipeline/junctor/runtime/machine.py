@@ -1,4 +1,7 @@
-"""What this machine has, and how much of it this process may use."""
+"""Resources of this machine, and this process's share of them: cores, memory, disk.
+
+Main functions: `allowed_memory`, `usable_cores`, `allowed_disk`; called by the API, runs and engines.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,25 @@ from pathlib import Path
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
 
-# Share of the memory that is free now which Junctor allows itself when nobody says how much.
+# Share of the free memory that Junctor uses by default: the rest is for the caller's tables and for other programs.
 DEFAULT_SHARE = 0.6
 
-# Share of what is free on a disk that tables may take there when nobody says how much.
+# Share of the free space on a disk for tables by default.
 DISK_SHARE = 0.5
 
+# Limits of containers; version 2 of the kernel's interface.
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Return the bytes that can be had without swapping: what is free, or less where a control group sets a limit."""
+    """Return the bytes available without swapping, within the limit of the control group."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
     limit = _control("memory.max")
     if limit in (None, "max"):
         return free
-    # Cached files count as used there, though they give way.
+    # Cached files count as used there, though the kernel drops them on demand.
     cached = dict(line.split() for line in (_control("memory.stat") or "").splitlines()).get("inactive_file", "0")
     used = int(_control("memory.current") or "0") - int(cached)
     return max(0, min(free, int(limit or free) - used))
@@ -41,11 +45,12 @@ def compute_options(
     spill: str | os.PathLike[str] | None = None,
     disk: int | str | None = None,
 ) -> ComputeOptions:
-    """Return the record of options given in Python; sizes in bytes, or as text such as "4GiB".
+    """Return the record of options; sizes in bytes, or as text such as "4GiB".
 
+    memory, threads, device, device_memory: as in the record.
     spill: `spill_dir` of the record.
     disk: `spill_bytes` of the record.
-    Others under their names there. Raises BudgetError for texts that are no sizes.
+    Raises BudgetError for texts that are no sizes.
     """
     return ComputeOptions(
         memory=_size(memory),
@@ -62,33 +67,33 @@ def _size(size: int | str | None) -> int | None:
 
 
 def allowed_memory(options: ComputeOptions) -> int:
-    """Return the bytes that propagation may take: those given, or a share of what is free now."""
+    """Return the bytes for propagation: those of the options, or a share of the free ones."""
     return options.memory if options.memory is not None else int(DEFAULT_SHARE * available_memory())
 
 
 def spill_folder(named: str | os.PathLike[str] | None) -> Path:
-    """Return the folder for tables that exceed the memory: the one that is named, or the system's temporary one."""
+    """Return the folder for tables that exceed the memory: `named`, or the system's temporary one."""
     return Path(named if named is not None else tempfile.gettempdir())
 
 
 def allowed_disk(folder: Path) -> int:
-    """Return the bytes of `folder` to use when nobody says how much; raises OSError where it is not there."""
+    """Return the default bytes of files in `folder`; raises OSError if it does not exist."""
     return int(DISK_SHARE * shutil.disk_usage(folder).free)
 
 
 def own_measurements() -> Path:
-    """Return the folder of what `junctor tune` measured, in the user's cache directory."""
+    """Return the folder of the measurements of `junctor tune`, in the user's cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "junctor" / "measured"
 
 
 def has_own_measurements() -> bool:
-    """Tell whether there are any."""
+    """Return True if `junctor tune` has measured this machine."""
     return any(own_measurements().glob("*.parquet"))
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: its affinity, or less where a quota is set."""
+    """Return the number of cores for this process: its affinity, within the quota of the control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = (_control("cpu.max") or "max").partition(" ")
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))

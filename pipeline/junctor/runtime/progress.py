@@ -1,4 +1,4 @@
-"""How a run tells what it does; the command line and the flow show it in their own ways."""
+"""Progress of runs, displayed by the command line and by flows. Main class: Progress."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Hears of each stage of a run and of the rows done in it."""
+    """A display of the stages of a run and of the rows done."""
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
-        """Begin `name`: of `rows` (None: not known yet) `done` are there already."""
+        """Begin the stage `name` with `done` of `rows` (None: unknown) done already."""
 
     def advance(self, rows: int) -> None:
         """Count `rows` more."""
 
 
 class Silence:
-    """A progress that nobody watches."""
+    """No display."""
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Ignore it."""

@@ -1,9 +1,4 @@
-"""What holds for every run on one machine: from the environment (`JUNCTOR_*`) or a TOML file, options going first.
-
-# junctor.toml, in the current directory (or where JUNCTOR_CONFIG says)
-workers = 8
-memory = "16GiB"
-"""
+"""Settings of one machine from the environment (`JUNCTOR_*`) or a TOML file. Main function: `load_settings`."""
 
 from __future__ import annotations
 
@@ -21,6 +16,10 @@ from junctor.planning.budget import parse_bytes
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
 
+# Options of a command go before the environment, and the environment before junctor.toml, in the current directory or
+# at JUNCTOR_CONFIG:
+#     workers = 8
+#     memory = "16GiB"
 PREFIX = "JUNCTOR_"
 CONFIG = "JUNCTOR_CONFIG"
 
@@ -35,7 +34,7 @@ def _bytes(value: object) -> object:
 
 
 class Settings(BaseSettings):
-    """Where the work is done, under the names that users give; None where nobody said."""
+    """Resources under the users' names; None for unset."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", env_ignore_empty=True)
 
@@ -52,14 +51,14 @@ class Settings(BaseSettings):
 
     @property
     def compute(self) -> ComputeOptions:
-        """What a computation may use if options do not say otherwise."""
+        """Resources of a computation without options."""
         device = self.device or "auto"
         return compute_options(self.memory, self.threads, device, self.device_memory, self.spill, self.disk)
 
     def resources_with(
         self, compute: ComputeOptions, workers: int | None, scheduler: str | None, insecure_scheduler: bool
     ) -> Resources:
-        """Return where the work is done; where options are None, what the settings say."""
+        """Return the resources of a run; for options that are None, those of the settings."""
         return Resources(
             self.workers if workers is None else workers,
             self.scheduler if scheduler is None else scheduler,
@@ -71,7 +70,7 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *args: PydanticBaseSettingsSource, **sources: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment go before the file."""
+        """Return the sources by priority: the environment, then the file."""
         return sources["env_settings"], InitSettingsSource(settings_cls, _from_file())
 
 
@@ -99,7 +98,7 @@ def _from_file() -> dict[str, Any]:
 
 
 def _refuse_misspelt() -> None:
-    # Other programs may have variables with this prefix; one that is nearly ours is a slip.
+    # Other programs may have variables with this prefix; one with nearly a name of ours is a slip of the user.
     names = [name[len(PREFIX) :].lower() for name in os.environ if name.startswith(PREFIX) and name != CONFIG]
     for name in names:
         if name not in Settings.model_fields and nearest(name, Settings.model_fields):

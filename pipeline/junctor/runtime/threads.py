@@ -1,4 +1,4 @@
-"""Tasks over the threads of this process, for work that goes on without Python's lock."""
+"""Tasks over the threads of this process, for work without Python's lock. Main function: `in_threads`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import TypeVar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Seconds until Ctrl-C is noticed, at the most, beside the task that each thread is at.
+# Most seconds until Ctrl-C is noticed, in addition to the current task of each thread.
 WAKE_SECONDS = 0.1
 
 
 def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], threads: int) -> list[Result]:
-    """Return `function(task, place)` for every task, in their order; place: number of the thread, below `threads`.
+    """Return `function(task, place)` for every task, in their order.
 
-    A single one is the calling thread itself. An exception, Ctrl-C in the calling thread as well, is raised as soon as
-    every thread is through with the task that it is at.
+    function: called with a task and the number of its thread, below `threads`.
+    tasks: taken in their order.
+    threads: 1 for the calling thread itself.
+    An exception, or Ctrl-C in the calling thread, is raised after the current task of every thread.
     """
     threads = min(threads, len(tasks))
+    # Without a pool: tracebacks are shorter, and small work does not pay for threads.
     if threads < 2:
         return [function(task, 0) for task in tasks]
     waiting: queue.SimpleQueue[tuple[int, Task]] = queue.SimpleQueue()
@@ -44,7 +47,7 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
     with ThreadPoolExecutor(threads, thread_name_prefix="junctor") as pool:
         futures = [pool.submit(work, place) for place in range(threads)]
         try:
-            # Now and then, because a signal that another thread received wakes nobody.
+            # In short waits, because a signal to another thread does not end this one.
             while wait(futures, WAKE_SECONDS).not_done:
                 pass
         finally:
