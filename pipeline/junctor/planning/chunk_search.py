@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_entries, chunk_plan
 from junctor.planning.compile import Problem, lay_out
@@ -40,6 +41,9 @@ class MemorySplit:
     disk: int
 
 
+Split = TypeVar("Split", bound=MemorySplit)
+
+
 class TooLongError(ValueError):
     """Nobody would wait for it."""
 
@@ -52,10 +56,10 @@ def operations_of(plan: Plan) -> int:
 def cheapest_chunks(
     problem: Problem,
     itemsize: int,
-    splits: Callable[[Plan], Sequence[MemorySplit]],
+    splits: Callable[[Plan], Sequence[Split]],
     pricing: ChunkPrices,
     rows: int = 1,
-) -> tuple[ChunkPlan, MemorySplit]:
+) -> tuple[ChunkPlan, Split]:
     """Return the cut plan that takes least time among orders of several kinds, and the memory split that it is cut for.
 
     The plan with fewest operations is cut for each split, others for the best one and those next to it, if that may
@@ -67,7 +71,7 @@ def cheapest_chunks(
     rows: cases to come, which bound the search.
     Raises TooSmallError, in bytes, of what misses least where nothing fits, and TooLongError.
     """
-    best: tuple[float, int, ChunkPlan, MemorySplit] | None = None
+    best: tuple[float, int, ChunkPlan, Split] | None = None
     missed: list[TooSmallError] = []
     far: list[TooSmallError] = []
     # The first one that fits bounds the time of all others.
@@ -82,13 +86,15 @@ def cheapest_chunks(
         for number, split in ways:
             entries = [size // itemsize for size in (split.working, split.memory, split.disk)]
             if waiting > FAR_MORE * sum(entries):
-                far.append(TooSmallError("disk", waiting * itemsize, split.disk))
+                needed = waiting * itemsize
+                missing = TooSmallError("disk", needed, split.disk)
+                far.append(missing if split.disk else TooSmallError("memory", needed, split.memory))
                 continue
             try:
                 chunks = chunk_plan(plan, *entries)
             except TooSmallError as error:
-                missed.append(TooSmallError(error.where, error.needed * itemsize, error.allowed * itemsize))
-                if error.where == "disk" and missed[-1].needed > missed[-1].allowed + split.memory:
+                missed.append(_in_bytes(error, itemsize, split))
+                if error.where == "disk" and (error.needed - error.allowed) * itemsize > split.memory:
                     break  # no other split has so much more
                 continue
             seconds = pricing.seconds(chunks, split)
@@ -98,6 +104,14 @@ def cheapest_chunks(
         return best[2:]
     # The user learns what is missing in the best case.
     raise min(missed or far, key=lambda error: error.needed - error.allowed)
+
+
+def _in_bytes(error: TooSmallError, itemsize: int, split: MemorySplit) -> TooSmallError:
+    """Return an error of a cut in bytes; where there are no files, what would lie in some is missing in the memory."""
+    needed = error.needed * itemsize
+    if error.where == "disk" and not split.disk:
+        return TooSmallError("memory", split.memory + needed, split.memory)
+    return TooSmallError(error.where, needed, error.allowed * itemsize)
 
 
 def waiting_entries(plan: Plan) -> int:

@@ -32,8 +32,8 @@ from junctor.placement.fusion import single_steps
 from junctor.placement.placement import slot_bytes
 from junctor.planning import chunk_search
 from junctor.planning.budget import approximate, format_bytes
-from junctor.planning.chunk_search import MemorySplit
-from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, chunk_plan, loaded_entries, part
+from junctor.planning.chunk_search import ChunkPrices, MemorySplit, cheapest_chunks
+from junctor.planning.chunks import ChunkPass, ChunkPlan, TooSmallError, loaded_entries, part
 from junctor.planning.compile import Problem
 from junctor.planning.plan import Plan
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, workers_of
@@ -52,6 +52,13 @@ GPU_SHARES, GPU_RESERVED = (1 / 8, 1 / 16, 1 / 32), 8
 TASK_SECONDS = CPU.task
 # Workers that plans are chosen for, however many there are.
 CHOSEN_FOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSplit(MemorySplit):
+    """Tables of a task, and stored tables of all workers together; task: bytes with the scratch of contractions."""
+
+    task: int
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,17 @@ class WorkerPool:
 
         limits: `memory` of all workers together where they have none of their own, `task` of each on CPUs; no files.
         """
+        operation = (GPU if limits.on_gpu else CPU).task_operation
+        prices = ChunkPrices(
+            # A lower bound: multiply-adds alone, spread evenly over the workers.
+            least=lambda plan: chunk_search.operations_of(plan) * operation / CHOSEN_FOR,
+            seconds=lambda chunks, _: _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR),
+            cutting=0.0,
+        )
         try:
-            chunks, task = self._cheapest(problem, itemsize, limits, rows)
+            chunks, split = cheapest_chunks(
+                problem, itemsize, lambda plan: self._splits(plan, itemsize, limits), prices, rows
+            )
         except TooSmallError as error:
             working = error.where == "working"
             where = "for the tables of a task" if working else "in their memory"
@@ -89,6 +105,7 @@ class WorkerPool:
             ) from None
         except chunk_search.TooLongError as error:
             raise BudgetError(f"propagation in chunks takes years ({error}); ask for fewer targets") from None
+        task = split.task
         _, scratch, compiled = _contracts(task)
         # Loading compiled code takes a second on every worker.
         worth = chunk_search.operations_of(chunks.plan) * rows * CPU.task_operation > CPU.compiled_work
@@ -108,50 +125,24 @@ class WorkerPool:
             workers=self.workers,
         )
 
-    def _cheapest(self, problem: Problem, itemsize: int, limits: MemoryLimits, rows: int) -> tuple[ChunkPlan, int]:
-        """Return the cut plan that takes least time, and the bytes of its tasks; raises TooSmallError, TooLongError."""
-        best: tuple[float, ChunkPlan, int] | None = None
-        missed: list[TooSmallError] = []
-        operation = (GPU if limits.on_gpu else CPU).task_operation
-        for plan in chunk_search.candidates(problem, rows):
-            # A lower bound: multiply-adds alone, spread evenly over the workers.
-            if best is not None and chunk_search.operations_of(plan) * operation / CHOSEN_FOR >= best[0]:
-                continue
-            for task, split in self._ways(plan, itemsize, limits):
-                working, stored = split.working // itemsize, max(0, split.memory // itemsize)
-                if (waiting := chunk_search.waiting_entries(plan)) > chunk_search.FAR_MORE * stored:
-                    missed.append(TooSmallError("memory", waiting * itemsize, split.memory))
-                    continue
-                try:
-                    chunks = chunk_plan(plan, working, stored, 0)
-                except TooSmallError as error:
-                    # There are no files here: what would lie in some needs memory in addition to that which is full.
-                    full = max(0, split.memory) if error.where == "disk" else 0
-                    allowed = split.working if error.where == "working" else split.memory
-                    missed.append(TooSmallError(error.where, full + error.needed * itemsize, allowed))
-                    continue
-                seconds = _seconds(chunks, itemsize, limits.on_gpu, CHOSEN_FOR)
-                if best is None or seconds < best[0]:
-                    best = seconds, chunks, task
-        if best is None:
-            raise min(missed, key=lambda error: error.needed - error.allowed)
-        return best[1:]
-
-    def _ways(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> Iterator[tuple[int, MemorySplit]]:
-        """Yield the bytes of a task, and the memory split of all workers together."""
+    def _splits(self, plan: Plan, itemsize: int, limits: MemoryLimits) -> list[WorkerSplit]:
+        """Return the ways to divide the memory of all workers together."""
         memory = self._memory(limits) - memory_splits.fixed_bytes(plan)
         if limits.on_gpu:
             device = (self.room or limits.task or memory) - memory_splits.OFFSET_BYTES
-            for share in GPU_SHARES:
-                task = int(device * share)
-                # What slots leave of the device keeps parts of tables, as the memory of the machine does.
-                stored = memory - GPU_RESERVED * task + device - MOST_SLOTS * task
-                yield task, MemorySplit(task - memory_splits.PARTIAL_BYTES, self.workers * stored, 0)
-            return
-        # Half of the memory at the most is reserved for tasks in flight.
-        task = min(limits.task or TASK_BYTES, memory // (2 * RESERVED))
-        tables = (task - _contracts(task)[0]) * itemsize // (itemsize + memory_splits.MASK_BYTES)
-        yield task, MemorySplit(tables, self.workers * (memory - RESERVED * task), 0)
+            tasks = [int(device * share) for share in GPU_SHARES]
+            tables = [task - memory_splits.PARTIAL_BYTES for task in tasks]
+            # What slots leave of the device keeps parts of tables, as the memory of the machine does.
+            stored = [memory - GPU_RESERVED * task + device - MOST_SLOTS * task for task in tasks]
+        else:
+            # Half of the memory at the most is reserved for tasks in flight.
+            tasks = [min(limits.task or TASK_BYTES, memory // (2 * RESERVED))]
+            tables = [(tasks[0] - _contracts(tasks[0])[0]) * itemsize // (itemsize + memory_splits.MASK_BYTES)]
+            stored = [memory - RESERVED * tasks[0]]
+        return [
+            WorkerSplit(working, max(0, self.workers * left), 0, task)
+            for task, working, left in zip(tasks, tables, stored, strict=True)
+        ]
 
     def _memory(self, limits: MemoryLimits) -> int:
         """Return the bytes of memory of a worker."""
