@@ -187,8 +187,8 @@ def test_a_run_over_workers_with_gpus(
     monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
     on_gpu: list[bool] = []
-    functions = chunk_cluster.task_functions
-    monkeypatch.setattr(chunk_cluster, "task_functions", lambda gpu: on_gpu.append(gpu is not None) or functions(gpu))
+    functions = chunk_cluster.TaskFunctions
+    monkeypatch.setattr(chunk_cluster, "TaskFunctions", lambda *given: on_gpu.append(bool(given)) or functions(*given))
     run(job, Resources(scheduler=client.scheduler.address, compute=ComputeOptions(1 << 33, device_memory=room)))
     assert on_gpu
     assert all(on_gpu)

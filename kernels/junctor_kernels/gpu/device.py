@@ -303,7 +303,9 @@ class CudaDevice:
         timing: whether `elapsed` may ask it; without, streams wait for it at less cost.
         block: whether who waits for it sleeps rather than spins.
         """
-        return self._cupy.cuda.Event(block=block, disable_timing=not timing)
+        # An event belongs to the device that is current when it is made, and can be recorded in streams of that alone.
+        with self.current():
+            return self._cupy.cuda.Event(block=block, disable_timing=not timing)
 
     def elapsed(self, begin: Event, end: Event) -> float:
         """Return the seconds between two events that the device has come by."""

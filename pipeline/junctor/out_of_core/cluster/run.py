@@ -84,8 +84,9 @@ class ClusterRun:
         self._contract = contract or CpuTasks(bound.algebra)
         self._most_in_flight = in_flight
         self._gpu = gpu
-        self._functions = TaskFunctions()
-        if gpu is not None:
+        if gpu is None:
+            self._functions = TaskFunctions()
+        else:
             from junctor.out_of_core.cluster import gpu_tasks
 
             self._functions = TaskFunctions(gpu_tasks.run_task, gpu_tasks.sum_parts)
