@@ -147,6 +147,7 @@ class Current(nullcontext[None]):
 
 runtime = SimpleNamespace(
     memcpyDefault=4,
+    getDevice=lambda: 0,
     deviceCanAccessPeer=lambda *_: 1,
     deviceEnablePeerAccess=lambda *_: None,
     memcpyAsync=_copy,

@@ -168,6 +168,8 @@ class CudaDevice:
         import cupy
 
         self._cupy = cupy
+        # Kept, because copies ask for it thousands of times a second.
+        self._runtime = cupy.cuda.runtime
         self.number = number
         self.queue = DeviceLock(self)
         self.main: Stream | None = None
@@ -304,6 +306,9 @@ class CudaDevice:
         block: whether who waits for it sleeps rather than spins.
         """
         # An event belongs to the device that is current when it is made, and can be recorded in streams of that alone.
+        # Asking costs less than making the device current, which it is where many events are made.
+        if self._runtime.getDevice() == self.number:
+            return self._cupy.cuda.Event(block=block, disable_timing=not timing)
         with self.current():
             return self._cupy.cuda.Event(block=block, disable_timing=not timing)
 
@@ -325,7 +330,7 @@ class CudaDevice:
         size: bytes.
         kind: TO_DEVICE, TO_HOST, ON_DEVICE or ANYWHERE.
         """
-        self._cupy.cuda.runtime.memcpyAsync(target, source, size, kind, stream.ptr)
+        self._runtime.memcpyAsync(target, source, size, kind, stream.ptr)
 
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int, stream: Stream
@@ -336,8 +341,7 @@ class CudaDevice:
         target_pitch, source_pitch: bytes from one row to the next.
         width: bytes of a row.
         """
-        runtime = self._cupy.cuda.runtime
-        runtime.memcpy2DAsync(target, target_pitch, source, source_pitch, width, rows, ANYWHERE, stream.ptr)
+        self._runtime.memcpy2DAsync(target, target_pitch, source, source_pitch, width, rows, ANYWHERE, stream.ptr)
 
     def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
         """Enqueue the same byte, from an address on."""
@@ -362,7 +366,11 @@ class CudaDevice:
         stream: None for the current one.
         shared: bytes of dynamic shared memory.
         """
-        with stream or nullcontext():
+        if stream is None:
+            # Thousands of launches a second come this way: no context of its own.
+            kernel(blocks, (threads,), arguments, shared_mem=shared)
+            return
+        with stream:
             kernel(blocks, (threads,), arguments, shared_mem=shared)
 
     def launch_early(self, kernel: Kernel, blocks: tuple[int, int], threads: int, number: int, stream: Stream) -> None:

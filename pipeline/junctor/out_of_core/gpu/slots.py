@@ -159,7 +159,8 @@ class DeviceSlots:
 
     def launch(self, kernel: Kernel, blocks: int, words: Array) -> None:
         """Enqueue a kernel of `entries.cu` in the current stream."""
-        self.cuda.launch_kernel(kernel, (blocks,), entries_gpu.THREADS, (as_struct(words),))
+        # Directly: the host is the bound of many small tasks.
+        kernel((blocks,), (entries_gpu.THREADS,), (as_struct(words),))
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel, compiled when first needed."""
