@@ -248,7 +248,7 @@ def measured(make: Callable[[], Any], place: Any, pieces: list[Any], order: list
 
 
 def there(name: str) -> bool:
-    """Tell whether a format can be tried."""
+    """Return True if a format can be tried."""
     from importlib.util import find_spec
 
     needed = {"Zarr": "zarr", "kvikio": "kvikio"}.get(name)

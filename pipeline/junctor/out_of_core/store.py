@@ -101,7 +101,7 @@ def mapped_file(folder: Path | None, shape: tuple[int, ...], dtype: npt.DTypeLik
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Have `size` bytes of the disk for a file; raises OSError where there are none."""
+    """Reserve `size` bytes of the disk for a file; raises OSError where there are none."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
