@@ -66,7 +66,7 @@ WORKING = 16
 
 @contextmanager
 def compiled_at_once(blocks: bool = False, alone: bool = False) -> Iterator[None]:
-    """Context manager: have compiled code as if every job were a long one: blocks of rows where asked, or else a tree for each row."""
+    """Context manager: compiled code as for long jobs, blocks of rows where asked, or else a tree for each row."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routes, "COMPILED_SECONDS", 0.0)
         if blocks:
@@ -98,7 +98,7 @@ def no_gpu() -> Iterator[None]:
 
 @contextmanager
 def block_gpu() -> Iterator[EmulatedDevice]:
-    """Context manager: have a device for blocks of rows, with few threads, each of which is one of this machine's."""
+    """Context manager: a device for blocks of rows, with few threads, each of which is one of this machine's."""
     few = {"FEW_THREADS": 32, "MANY_THREADS": 64, "WRITE_THREADS": 32, "WRITE_BLOCKS": 3, "WRITE_CASES": 17, "RUN": 4}
     device = EmulatedDevice()
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +122,7 @@ def answers_on(device: EmulatedDevice, network: Network, table: pa.Table, precis
 
 @contextmanager
 def sequence_gpu() -> Iterator[None]:
-    """Context manager: have a device for sequences."""
+    """Context manager: a device for sequences."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hmm_gpu, "SIDE", SIDE)
         for module in ("decode_gpu", "smooth_gpu"):
@@ -133,7 +133,7 @@ def sequence_gpu() -> Iterator[None]:
 
 @contextmanager
 def chunk_gpus() -> Iterator[Any]:
-    """Context manager: have CuPy's stand-in, which runs streams in an order by chance, but in the same one every time."""
+    """Context manager: CuPy's stand-in, which runs streams in a random order, the same one every time."""
     from emulation import cupy_memory as emulated_cupy
 
     with pytest.MonkeyPatch.context() as patch:
@@ -185,7 +185,7 @@ def chunks_over_gpu_workers(network: Network, precision: str) -> pa.Table:
 
 @contextmanager
 def workers() -> Iterator[Any]:
-    """Context manager: have two workers that are threads of this process and send small tables away as if they were large."""
+    """Context manager: two workers, threads of this process, that send small tables away as if they were large."""
     from distributed import Client, LocalCluster
 
     options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
