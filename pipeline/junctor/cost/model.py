@@ -1,7 +1,7 @@
 """Cost models: the forecast of seconds from counts of work, device by device.
 
 `local_cost_models` has those of this machine, `CostModel.seconds` the forecast; backends, engine and command line ask.
-Forecasts settle choices (which patterns share a plan, few cases or many, launch parameters) that can change the last
+Forecasts decide choices (which patterns share a plan, few cases or many, launch parameters) that can change the last
 digit of an answer. So a run that begins with measurements of the user's own keeps their coefficients in its directory;
 any other goes by those of its version of the package, whatever is measured meanwhile.
 """
