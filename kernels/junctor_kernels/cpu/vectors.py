@@ -107,6 +107,17 @@ def _pick_at(_typing: Any, number: Any, _address: Any, _offsets: Any) -> Any:
     return vector(number, types.intp, types.intp), code
 
 
+def _above_zero(_typing: Any, vector: Any) -> Any:
+    """Return True if any number of a vector is above zero."""
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        above = builder.fcmp_ordered(">", args[0], ir.Constant(args[0].type, None))
+        bits = builder.bitcast(above, ir.IntType(vector.lanes))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(vector), code
+
+
 def _spread(_typing: Any, number: Any) -> Any:
     """Return a vector with `number` in all lanes."""
     vector = Vector(number)
@@ -152,6 +163,7 @@ def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
 
 
 load, store, spread, multiply_add = intrinsic(_load), intrinsic(_store), intrinsic(_spread), intrinsic(_multiply_add)
+above_zero = intrinsic(_above_zero)
 load_at, spread_at, pick_at, store_at = map(intrinsic, (_load_at, _spread_at, _pick_at, _store_at))
 add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), "Return one + other.")
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")

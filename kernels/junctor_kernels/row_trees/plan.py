@@ -13,10 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit
-from junctor_kernels.orders.greedy import add, greedy, words_for, work_for
+from junctor_kernels.orders.greedy import (
+    MIN_FILL,
+    MIN_WEIGHT,
+    WEIGHTED_MIN_FILL,
+)
+from junctor_kernels.orders.sparse import SparseGraph, SparseWork, greedy, sparse_work
 
 Ints = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 # Variables are numbered by their position in the elimination order. A table lists its positions in ascending order,
 # which is the order of its axes in memory: the variable that is eliminated first is outermost. Columns of `tables`:
@@ -29,6 +33,16 @@ MOST_AXES = 48
 MOST_ENTRIES = 1 << 40
 # Factor of a leaf of ones, for a variable without any table.
 ONES = -2
+# State of a variable that only some rows of a tree observe: it stays in the tree, and so does what it depends on.
+LOOSE = -3
+# Rows that are computed together at most, and lanes of a vector, by which work is counted on any machine.
+MOST_TOGETHER, LANES, LARGEST_COUNT = 256, 8, 2.0**30
+# Orders of a tree that are tried at most; the share of the work of its rows that they may take; what a table takes in an
+# order, in multiply-adds of a row; noise of random orders.
+MOST_ORDERS = 24
+SEARCH_SHARE = 0.1
+TABLE_OPERATIONS = 600.0
+JITTER = 0.3
 # Returned instead of the number of a table.
 TOO_LARGE = -1
 
@@ -43,8 +57,9 @@ class Factors(NamedTuple):
     places: offset of each table in `values`.
     values: entries of all tables.
     directed: 1 where factor f is the table of variable f.
-    graph: neighbours of each variable, uint64 [n, words].
+    graph: neighbours of each variable.
     weights: of `orders.greedy.weights_of`.
+    means: float64, mean number of states of each variable over the rows that share a tree; that number if not observed.
     """
 
     cards: Ints
@@ -54,8 +69,9 @@ class Factors(NamedTuple):
     places: Ints
     values: npt.NDArray[np.float64]
     directed: int
-    graph: Words
+    graph: SparseGraph
     weights: Ints
+    means: npt.NDArray[np.float64]
 
 
 class Nodes(NamedTuple):
@@ -67,6 +83,9 @@ class Nodes(NamedTuple):
     counts: positions, tables, entries of the arena, multiply-adds, length of `scopes`.
     heads: first table in the bucket of a position, -1 for none.
     nexts: next table in the bucket after a table, -1 at the end.
+    means: float64, mean number of states at each position over the rows of the tree: 1 for those that observe it.
+    expected: float64 [tables], mean entries of each table, products of `means`.
+    work: float64 [WORK], mean multiply-adds of a row and mean entries of its messages.
     """
 
     tables: Ints
@@ -75,8 +94,12 @@ class Nodes(NamedTuple):
     counts: Ints
     heads: Ints
     nexts: Ints
+    means: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
+    work: npt.NDArray[np.float64]
 
 
+MEAN_OPERATIONS, MEAN_ENTRIES, WORK = range(3)
 POSITIONS, TABLES, ARENA, OPERATIONS, SCOPES = range(5)
 
 
@@ -89,7 +112,7 @@ class Tree(NamedTuple):
     bucket: a list of tables.
     eliminated: the table that eliminates each position.
     host: the table that each position is read from.
-    members, rows, numbers, random: work arrays of `orders.greedy`.
+    members, work, random: work arrays of `orders.sparse`.
     """
 
     nodes: Nodes
@@ -98,18 +121,17 @@ class Tree(NamedTuple):
     bucket: Ints
     eliminated: Ints
     host: Ints
-    members: Words
-    rows: Words
-    numbers: Ints
-    random: Words
+    members: npt.NDArray[np.bool_]
+    work: SparseWork
+    random: npt.NDArray[np.uint64]
 
 
-def tree(variables: int, factors: int) -> Tree:
-    """Return memory for the trees of a network with so many variables and factors (likelihoods included)."""
+def tree(graph: SparseGraph, factors: int) -> Tree:
+    """Return memory for the trees of a network with a graph and so many factors (likelihoods included)."""
     # Upper bound: leaves (a leaf of ones or a likelihood for each variable among them), joins, and a copy for each
     # variable.
+    variables = len(graph.starts) - 1
     tables = 2 * factors + 3 * variables + 2
-    rows, numbers = work_for(variables)
 
     def ints(*shape: int) -> Ints:
         return np.zeros(shape, dtype=np.int64)
@@ -122,34 +144,73 @@ def tree(variables: int, factors: int) -> Tree:
             counts=ints(5),
             heads=ints(variables),
             nexts=ints(tables),
+            means=np.ones(variables),
+            expected=np.zeros(tables),
+            work=np.zeros(WORK),
         ),
         order=ints(variables),
         position=ints(variables),
         bucket=ints(tables),
         eliminated=ints(variables),
         host=ints(variables),
-        members=np.zeros(words_for(variables), dtype=np.uint64),
-        rows=rows,
-        numbers=numbers,
+        members=np.zeros(variables, dtype=np.bool_),
+        work=sparse_work(graph),
         random=np.zeros(1, dtype=np.uint64),
     )
 
 
 @jit
-def plan_row(factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, tree: Any) -> bool:
+def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree: Any) -> bool:
+    """Plan the tree of some rows by the best of several orders, more of them the more there is to gain.
+
+    Arguments as for `plan_row`.
+    rows: that share the tree.
+    Returns False if the tables are too large.
+    """
+    best, criterion, noise, seed = np.inf, WEIGHTED_MIN_FILL, 0.0, np.uint64(0)
+    tried = 0
+    while True:
+        # The first orders are those of the three criteria, the others the best one of these with random ties.
+        again, jitter = criterion, noise
+        if tried < 3:
+            again = (WEIGHTED_MIN_FILL, MIN_WEIGHT, MIN_FILL)[tried]
+        else:
+            jitter = JITTER
+        tree.random[0] = np.uint64(tried)
+        fits = plan_row(factors, states, soft, wanted, again, rows, tree, jitter)
+        operations = tree.nodes.work[MEAN_OPERATIONS] if fits else np.inf
+        tried += 1
+        last = operations
+        if operations < best:
+            best, criterion, noise, seed = operations, again, jitter, np.uint64(tried - 1)
+        # By counts, not by time: equal questions get equal trees.
+        cost = tried * tree.nodes.counts[TABLES] * TABLE_OPERATIONS
+        if tried >= MOST_ORDERS or cost > SEARCH_SHARE * rows * best:
+            break
+    if last > best:
+        tree.random[0] = seed
+        plan_row(factors, states, soft, wanted, criterion, rows, tree, noise)
+    return best < np.inf
+
+
+@jit
+def plan_row(
+    factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, rows: int, tree: Any, noise: float
+) -> bool:
     """Plan a row; return False if its tables are too large.
 
     factors: of the network.
-    states: int64 [variables], -1 for unobserved.
+    states: int64 [variables], -1 for unobserved, LOOSE.
     soft: int64, variables with likelihoods, or -1.
     wanted: bool [variables], whose posteriors are computed.
-    criterion: of greedy elimination.
+    criterion, noise: of greedy elimination.
+    rows: that share the tree.
     tree: written.
     """
     nodes, position = tree.nodes, tree.position
     # The bucket is the stack of the search: it has room for all variables, and is empty until elimination.
     _find_relevant(factors, states, soft, wanted, position, tree.bucket)
-    _order(factors, criterion, tree)
+    _order(factors, criterion, tree, noise)
     nodes.counts[TABLES] = nodes.counts[SCOPES] = 0
     # Only what the row uses is reset; all other memory keeps old rows.
     nodes.heads[:] = -1
@@ -164,7 +225,7 @@ def plan_row(factors: Any, states: Any, soft: Any, wanted: Any, criterion: int, 
         if not _eliminate(eliminated, tree.bucket, tree.eliminated, nodes):
             return False
     _choose_hosts(wanted, tree.order, tree.eliminated, tree.host, nodes)
-    _place(tree.host, nodes)
+    _place(tree.host, nodes, min(rows, MOST_TOGETHER))
     return True
 
 
@@ -178,7 +239,7 @@ def _find_relevant(factors: Any, states: Any, soft: Any, wanted: Any, position: 
     count = 0
     for v in range(variables):
         position[v] = -1
-        if wanted[v] or states[v] >= 0 or factors.directed == 0:
+        if wanted[v] or states[v] != -1 or factors.directed == 0:
             position[v] = 0
             waiting[count] = v
             count += 1
@@ -213,19 +274,16 @@ def _takes_part(factors: Any, factor: int, position: Any) -> bool:
 
 
 @jit
-def _order(factors: Any, criterion: int, tree: Any) -> None:
+def _order(factors: Any, criterion: int, tree: Any, noise: float) -> None:
     """Number the variables by greedy elimination of the moral graph without the observed ones."""
-    tree.members[:] = 0
     for v in range(tree.position.size):
-        if tree.position[v] == 0:
-            add(tree.members, v)
-    count = greedy(
-        factors.graph, tree.members, factors.weights, criterion, 0.0, tree.random, tree.rows, tree.numbers, tree.order
-    )
+        tree.members[v] = tree.position[v] == 0
+    count = greedy(factors.graph, tree.members, factors.weights, criterion, noise, tree.random, tree.work, tree.order)
     for i in range(count):
         v = tree.order[i]
         tree.position[v] = i
         tree.nodes.sizes[i] = factors.cards[v]
+        tree.nodes.means[i] = factors.means[v]
     tree.nodes.counts[POSITIONS] = count
 
 
@@ -237,6 +295,7 @@ def _new_table(nodes: Any, left: int, right: int, factor: int) -> int:
     table[FIRST] = nodes.counts[SCOPES]
     table[LENGTH] = 0
     table[ENTRIES] = 1
+    nodes.expected[number] = 1.0
     table[LEFT], table[RIGHT], table[PARENT], table[FACTOR] = left, right, -1, factor
     table[WANTED] = 0
     for child in (left, right):
@@ -246,7 +305,9 @@ def _new_table(nodes: Any, left: int, right: int, factor: int) -> int:
 
 
 @jit
-def _append(nodes: Any, table: Any, position: int) -> None:
+def _append(nodes: Any, number: int, position: int) -> None:
+    table = nodes.tables[number]
+    nodes.expected[number] *= nodes.means[position]
     nodes.scopes[table[FIRST] + table[LENGTH]] = position
     table[LENGTH] += 1
     table[ENTRIES] *= nodes.sizes[position]
@@ -278,7 +339,7 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
         position = positions[factors.scopes[at]]
         if position >= 0:
             # Insertion keeps the scope ascending.
-            _append(nodes, table, position)
+            _append(nodes, number, position)
             place = table[FIRST] + table[LENGTH] - 1
             while place > table[FIRST] and nodes.scopes[place - 1] > position:
                 nodes.scopes[place] = nodes.scopes[place - 1]
@@ -291,7 +352,7 @@ def _add_leaf(factors: Any, factor: int, positions: Any, nodes: Any) -> bool:
 @jit
 def _add_likelihood(position: int, factor: int, nodes: Any) -> None:
     number = _new_table(nodes, -1, -1, factor)
-    _append(nodes, nodes.tables[number], position)
+    _append(nodes, number, position)
     _put_in_bucket(nodes, number)
 
 
@@ -316,7 +377,7 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
         count -= 1
     if count == 0:
         bucket[0] = _new_table(nodes, -1, -1, ONES)
-        _append(nodes, nodes.tables[bucket[0]], position)
+        _append(nodes, bucket[0], position)
     last = bucket[0]
     if count == 2:
         last = _join(nodes, bucket[0], bucket[1])
@@ -330,6 +391,7 @@ def _eliminate(position: int, bucket: Any, eliminated: Any, nodes: Any) -> bool:
     table[FIRST] += 1
     table[LENGTH] -= 1
     table[ENTRIES] //= nodes.sizes[position]
+    nodes.expected[last] /= nodes.means[position]
     eliminated[position] = last
     _put_in_bucket(nodes, last)
     return True
@@ -340,13 +402,13 @@ def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
     """Return the smallest table of a bucket and the one with the smallest union with it."""
     one = 0
     for i in range(1, count):
-        if nodes.tables[bucket[i], ENTRIES] < nodes.tables[bucket[one], ENTRIES]:
+        if nodes.expected[bucket[i]] < nodes.expected[bucket[one]]:
             one = i
-    best, other = -1, -1
+    best, other = np.inf, -1
     # Greedy: the best of all pairs would take quadratic time.
     for i in range(count):
         if i != one:
-            entries = _union(nodes, bucket[one], bucket[i], -1)
+            entries = _mean_union(nodes, bucket[one], bucket[i])
             if other < 0 or entries < best:
                 best, other = entries, i
     return one, other
@@ -370,8 +432,28 @@ def _union(nodes: Any, one: int, other: int, into: int) -> int:
             j += 1
         entries = min(MOST_ENTRIES, entries * nodes.sizes[position])
         if into >= 0:
-            _append(nodes, nodes.tables[into], position)
+            _append(nodes, into, position)
     return entries
+
+
+@jit
+def _mean_union(nodes: Any, one: int, other: int) -> float:
+    """Return the mean entries over the positions of two tables."""
+    scopes = nodes.scopes
+    i, j = nodes.tables[one, FIRST], nodes.tables[other, FIRST]
+    end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
+    # The product of both, less what they have in common.
+    entries = nodes.expected[one] * nodes.expected[other]
+    while i < end_i and j < end_j:
+        if scopes[i] == scopes[j]:
+            entries /= nodes.means[scopes[i]]
+            i += 1
+            j += 1
+        elif scopes[i] < scopes[j]:
+            i += 1
+        else:
+            j += 1
+    return float(entries)
 
 
 @jit
@@ -392,7 +474,7 @@ def _copy(nodes: Any, leaf: int) -> int:
     """Return a table over the positions of a leaf."""
     copied = _new_table(nodes, leaf, -1, -1)
     for i in range(nodes.tables[leaf, LENGTH]):
-        _append(nodes, nodes.tables[copied], nodes.scopes[nodes.tables[leaf, FIRST] + i])
+        _append(nodes, copied, nodes.scopes[nodes.tables[leaf, FIRST] + i])
     nodes.tables[copied, UNION] = nodes.tables[copied, ENTRIES]
     return int(copied)
 
@@ -421,7 +503,7 @@ def _choose_hosts(wanted: Any, order: Any, eliminated: Any, host: Any, nodes: An
             for child in (node[LEFT], node[RIGHT]):
                 if child < 0 or not _has(nodes, child, position):
                     continue
-                if best < 0 or tables[child, ENTRIES] < tables[best, ENTRIES]:
+                if best < 0 or nodes.expected[child] < nodes.expected[best]:
                     best = child
             if best >= 0:
                 tables[best, WANTED] = 1
@@ -433,7 +515,7 @@ def _offer(number: int, host: Any, nodes: Any) -> None:
     table = nodes.tables[number]
     for at in range(table[FIRST], table[FIRST] + table[LENGTH]):
         position = nodes.scopes[at]
-        if host[position] < 0 or table[ENTRIES] < nodes.tables[host[position], ENTRIES]:
+        if host[position] < 0 or nodes.expected[number] < nodes.expected[host[position]]:
             host[position] = number
 
 
@@ -447,7 +529,7 @@ def _has(nodes: Any, number: int, position: int) -> bool:
 
 
 @jit
-def _place(host: Any, nodes: Any) -> None:
+def _place(host: Any, nodes: Any, rows: int) -> None:
     """Assign offsets in the arena to all messages (its first entry is the number 1), and count multiply-adds."""
     place, operations, widest = 1, 0, 1
     for number in range(nodes.counts[TABLES]):
@@ -465,6 +547,81 @@ def _place(host: Any, nodes: Any) -> None:
         widest = max(widest, nodes.sizes[position])
         if host[position] >= 0:
             operations += nodes.tables[host[position], ENTRIES]
+    _add_up(host, nodes, rows)
     # The end of the arena is for posteriors.
     nodes.counts[ARENA] = place + widest
     nodes.counts[OPERATIONS] = operations
+
+
+@jit
+def _add_up(host: Any, nodes: Any, rows: int) -> None:
+    """Add up the multiply-adds and the entries of messages of a row, the mean over `rows` that are computed together.
+
+    Rows that observe the same in a table fill whole vectors: rare groups count with the lanes that they leave empty.
+    """
+    operations, entries = 0.0, 0.0
+    for number in range(nodes.counts[TABLES]):
+        left, right = nodes.tables[number, LEFT], nodes.tables[number, RIGHT]
+        entries += (1 + nodes.tables[number, WANTED]) * _padded(nodes, number, -1, rows)
+        if left >= 0:
+            union = _padded(nodes, left, right, rows)
+            operations += union * (1 + nodes.tables[left, WANTED])
+            if right >= 0:
+                operations += union * nodes.tables[right, WANTED]
+    for position in range(nodes.counts[POSITIONS]):
+        if host[position] >= 0:
+            operations += _padded(nodes, host[position], -1, rows)
+    nodes.work[MEAN_OPERATIONS], nodes.work[MEAN_ENTRIES] = operations, entries
+
+
+@jit
+def _padded(nodes: Any, one: int, other: int, rows: int) -> float:
+    """Return the mean entries of a row over the positions of one or two tables, empty lanes included."""
+    scopes = nodes.scopes
+    i, end_i = nodes.tables[one, FIRST], nodes.tables[one, FIRST] + nodes.tables[one, LENGTH]
+    j, end_j = 0, 0
+    if other >= 0:
+        j, end_j = nodes.tables[other, FIRST], nodes.tables[other, FIRST] + nodes.tables[other, LENGTH]
+    # The most frequent group and its entries, the entries of all groups, and the number of groups.
+    common, smallest, mean, groups = 1.0, 1.0, 1.0, 1.0
+    while i < end_i or j < end_j:
+        if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
+            position = scopes[i]
+            if j < end_j and scopes[j] == position:
+                j += 1
+            i += 1
+        else:
+            position = scopes[j]
+            j += 1
+        size = nodes.sizes[position]
+        mean *= nodes.means[position]
+        if nodes.means[position] < size:
+            seen = (size - nodes.means[position]) / max(1, size - 1)
+            groups = min(2 * groups, LARGEST_COUNT)
+            common *= max(seen, 1 - seen)
+            if seen < 0.5:
+                smallest *= size
+        else:
+            smallest *= size
+    if groups == 1.0:
+        return mean
+    rest = rows * (1 - common)
+    lanes = max(rest, LANES * min(groups - 1, rest))
+    return common * smallest + (mean - common * smallest) * (lanes / max(rest, 1e-9))
+
+
+@jit
+def gains(nodes: Any, savings: Any) -> None:
+    """Write what a row would save if a position were observed in all rows, in multiply-adds: float64 [positions]."""
+    savings[:] = 0.0
+    for number in range(nodes.counts[TABLES]):
+        left, right = nodes.tables[number, LEFT], nodes.tables[number, RIGHT]
+        if left < 0:
+            continue
+        union = nodes.expected[left] if right < 0 else _mean_union(nodes, left, right)
+        for child in (left, right):
+            if child < 0:
+                continue
+            for at in range(nodes.tables[child, FIRST], nodes.tables[child, FIRST] + nodes.tables[child, LENGTH]):
+                position = nodes.scopes[at]
+                savings[position] += union * (1 - 1 / nodes.means[position])

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import as_bits, as_float
 from junctor_kernels.cpu.jit import jit as _jit
-from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.row_trees.plan import (
     ARENA,
     DOWN,
@@ -32,7 +31,7 @@ from junctor_kernels.row_trees.plan import (
     TABLES,
     UP,
     WANTED,
-    plan_row,
+    plan_rows,
 )
 
 # Every message is a contraction of two tables, out[kept] = sum over the rest of one[..] * other[..]. Messages go up
@@ -461,7 +460,7 @@ def answer_rows(factors: Any, evidence: Any, wanted: Any, starts: Any, first: in
     tree, work = room
     posteriors, log_values, status = results
     for row in range(first, states.shape[0]):
-        if not plan_row(factors, states[row], soft[row], wanted, WEIGHTED_MIN_FILL, tree):
+        if not plan_rows(factors, states[row], soft[row], wanted, 1, tree):
             status[row] = TOO_LARGE
             continue
         if tree.nodes.counts[ARENA] > work.arena.size:

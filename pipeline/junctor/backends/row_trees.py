@@ -1,18 +1,20 @@
-"""Rows that are answered one by one, each with a junction tree of its own, in compiled code.
+"""Rows with junction trees made in compiled code: one for each row, or one for all rows of a group.
 
-Main class: RowEngine; called by the engine for evidence patterns of few rows, whose plans would not pay.
+Main class: RowEngine; called by the engine for groups of rows whose plans would take longer than the rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, pack, weights_of
+from junctor_kernels.orders.greedy import weights_of
+from junctor_kernels.orders.sparse import moral_graph
+from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
 from junctor_kernels.row_trees import propagate as rowwise
 
@@ -20,7 +22,6 @@ from junctor.cost.constants import CPU
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
-from junctor.planning.elimination import moral_graph
 from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
@@ -33,6 +34,10 @@ LEAST_ROWS = 64
 MOST_ROWS = 1024
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
+# Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
+BLOCK_BYTES = 1 << 26
+# Cells of evidence that are brought together for compiled code.
+CELLS = 1 << 22
 # Seconds a table with its messages, to choose what is answered here; tests replace it.
 TABLE_SECONDS = CPU.tree_table
 
@@ -41,14 +46,16 @@ TABLE_SECONDS = CPU.tree_table
 class _Room:
     """Memory of a thread.
 
-    tree: the tree of the current row.
-    work: arena of its messages and workspace.
+    tree: the tree of the current rows.
+    work: arena of the messages of one row, and workspace.
+    lanes: messages of rows that share a tree; None before the first of them.
     most: entries that the arena may grow to.
     """
 
     tree: rowplan.Tree
     work: rowwise.RowWorkspace
     most: int
+    lanes: together.Lanes | None = None
 
 
 class RowWork(NamedTuple):
@@ -57,6 +64,24 @@ class RowWork(NamedTuple):
     operations: float
     entries: float
     tables: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TreeRows:
+    """Rows (ascending) that are answered by trees: one for all of them (`shared`), or one for each."""
+
+    rows: Rows
+    shared: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Task:
+    """Rows of one call, and what all rows of their group have in common (None: this call has all of them)."""
+
+    rows: Rows
+    shared: bool
+    common: Arrays | None
+    group: int
 
 
 class RowEngine:
@@ -79,8 +104,11 @@ class RowEngine:
         self._starts = np.concatenate([[0], np.cumsum(widths)[:-1]]).astype(np.int64)
         # Numbers of a row of posteriors; unwanted variables take none.
         self._width = int(widths.sum())
+        sizes = np.array([self._sizes[v] for v in targets], dtype=np.int64)
+        self._places = np.stack([self._starts[list(targets)], sizes, np.cumsum(sizes) - sizes], axis=1)
         # At most one likelihood for each variable.
-        trees = [rowplan.tree(len(self._sizes), len(network.factors) + len(self._sizes)) for _ in range(threads)]
+        leaves = len(network.factors) + len(self._sizes)
+        trees = [rowplan.tree(self._factors.graph, leaves) for _ in range(threads)]
         self._rooms = [_Room(tree, rowwise.work(1, len(tree.nodes.tables)), 0) for tree in trees]
         self.allow(allowed)
 
@@ -103,45 +131,138 @@ class RowEngine:
         # Dropped rather than kept: its memory may be needed elsewhere.
         if room.work.arena.size > max(1, most):
             room.work = rowwise.work(1, len(room.tree.nodes.tables))
+        if room.lanes is not None and room.lanes.nbytes > 4 * most:
+            room.lanes = None
 
-    def work(self, observed: Collection[int], soft: Collection[int] = ()) -> RowWork:
-        """Return the work of a row that observes these variables; infinite where its tables are too large."""
-        states = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
-        # Which state is observed does not change the tree.
-        states[list(observed)] = 0
+    def work(
+        self,
+        observed: Collection[int],
+        soft: Collection[int] = (),
+        shares: dict[int, float] | None = None,
+        rows: int = 1,
+    ) -> RowWork:
+        """Return the work of a row, empty lanes included; infinite where its tables are too large.
+
+        observed: variables that all rows observe.
+        soft: variables with likelihoods.
+        shares: variable -> share of the rows that observe it, for those that only some do.
+        rows: that share a tree.
+        """
+        factors, common = self._common(observed, shares or {})
         tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
-        if not rowplan.plan_row(self._factors, states, kinds, self._wanted, WEIGHTED_MIN_FILL, tree):
+        if not rowplan.plan_row(factors, common, kinds, self._wanted, rowplan.WEIGHTED_MIN_FILL, rows, tree, 0.0):
             return RowWork(math.inf, math.inf, math.inf)
-        return RowWork(*map(float, tree.nodes.counts[[rowplan.OPERATIONS, rowplan.ARENA, rowplan.TABLES]]))
+        operations, entries = tree.nodes.work.tolist()
+        return RowWork(operations, entries, float(tree.nodes.counts[rowplan.TABLES]))
+
+    def savings(self, observed: Collection[int], shares: dict[int, float]) -> dict[int, float]:
+        """Return what a row would save, in multiply-adds, if all rows observed a variable that some of them do.
+
+        observed, shares: of `work`.
+        """
+        if math.isinf(self.work(observed, (), shares).operations):
+            return dict.fromkeys(shares, 0.0)
+        tree = self._rooms[0].tree
+        savings = np.zeros(len(self._sizes))
+        rowplan.gains(tree.nodes, savings)
+        return {v: float(savings[tree.position[v]]) for v in shares}
+
+    def _common(self, observed: Collection[int], shares: dict[int, float]) -> tuple[rowplan.Factors, Rows]:
+        """Return the factors with mean numbers of states, and the states that all rows have in common."""
+        common = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
+        # Which state is observed does not change the tree.
+        common[list(observed)] = 0
+        if not shares:
+            return self._factors, common
+        means = self._factors.means.copy()
+        for v, share in shares.items():
+            common[v] = rowplan.LOOSE
+            means[v] -= (means[v] - 1) * share
+        return self._factors._replace(means=means, weights=weights_of(means)), common
 
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
-        """Return the approximate seconds of a row; infinite where its messages are too large."""
+        """Return the approximate seconds of a row with a tree of its own; infinite where its messages are too large."""
         work = self.work(observed, soft)
         seconds = work.operations * CPU.tree_operation + work.tables * TABLE_SECONDS
         return seconds if work.entries <= self.entries else math.inf
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
-        """Write answers and return the rows that are left: they need a wider number format or have too large a tree.
+        """Write answers to rows with a tree for each, and return the rows that are left.
 
         batch: evidence.
         rows: int64, rows of the batch.
         answers: of the batch, written here.
         """
-        tasks = self._calls(rows)
+        return self.answer_groups(batch, [TreeRows(rows)], answers)
+
+    def answer_groups(self, batch: EvidenceBatch, groups: Sequence[TreeRows], answers: Answers) -> Rows:
+        """Write answers and return the rows that are left: they need a wider number format or have too large a tree.
+
+        batch: evidence.
+        groups: of rows.
+        answers: of the batch, written here.
+        """
+        left = [self._in_threads(batch, tasks, answers) for tasks in self._chunks(batch, self._tasks(batch, groups))]
+        rows = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
+        return rows
+
+    def _in_threads(self, batch: EvidenceBatch, tasks: Sequence[_Task], answers: Answers) -> Rows:
+        """Answer the rows of some tasks and return those that are left."""
+        cells = _Cells(batch, tasks)
         shared = self._rooms[0].most
-        parts = in_threads(lambda part, thread: self._answer(batch, part, answers, thread), tasks, len(self._rooms))
-        status = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-        large = np.flatnonzero(status == rowwise.TOO_LARGE)
+        parts = in_threads(lambda task, thread: self._answer(cells, task, answers, thread), tasks, len(self._rooms))
+        rows = np.concatenate([task.rows for task in tasks])
+        status = np.concatenate(parts)
+        large = rows[status == rowwise.TOO_LARGE]
         if large.size and len(self._rooms) > 1:
             # Rows too large for the share of one thread may fit where one thread has all memory.
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
-            status[large] = np.concatenate([self._answer(batch, part, answers, 0) for part in self._calls(rows[large])])
+            alone = [_Task(part, False, None, 0) for part in self._calls(np.sort(large))]
+            cells = _Cells(batch, alone)
+            again = [self._answer(cells, task, answers, 0) for task in alone]
+            status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
             for room in self._rooms:
                 self._resize(room, shared)
         left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
         return left
+
+    def _tasks(self, batch: EvidenceBatch, groups: Iterable[TreeRows]) -> list[_Task]:
+        tasks = []
+        for number, group in enumerate(groups):
+            if not group.shared:
+                tasks.extend(_Task(rows, False, None, number) for rows in self._calls(group.rows))
+                continue
+            most = rowplan.MOST_TOGETHER
+            parts = [group.rows[start : start + most] for start in range(0, len(group.rows), most)]
+            # All calls of a group make the same tree.
+            common = self._common_of(batch, group.rows) if len(parts) > 1 else None
+            tasks.extend(_Task(rows, True, common, number) for rows in parts)
+        return tasks
+
+    def _common_of(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
+        """Return the common states of rows, their mean numbers of states, and their variables with likelihoods."""
+        cards = self._factors.cards
+        common, means = np.full(len(cards), UNOBSERVED, dtype=np.int64), cards.astype(np.float64)
+        for v, column in batch.states.items():
+            seen = int(np.count_nonzero(column[rows] != UNOBSERVED))
+            common[v] = UNOBSERVED if not seen else rowplan.LOOSE if seen < len(rows) else 0
+            means[v] -= (means[v] - 1) * (seen / len(rows))
+        kinds = [v if batch.likelihoods[v].among(rows)[0].size else UNOBSERVED for v in sorted(batch.likelihoods)]
+        return common, means, np.array(kinds or [UNOBSERVED], dtype=np.int64)
+
+    def _chunks(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> Iterable[Sequence[_Task]]:
+        """Yield the tasks in parts whose cells of evidence fit the memory for them."""
+        most = max(1, CELLS // max(1, len(batch.states)))
+        first = rows = 0
+        for n, task in enumerate(tasks):
+            if rows and rows + len(task.rows) > most:
+                yield tasks[first:n]
+                first, rows = n, 0
+            rows += len(task.rows)
+        if first < len(tasks):
+            yield tasks[first:]
 
     def _calls(self, rows: Rows) -> list[Rows]:
         """Return the rows of each call."""
@@ -149,22 +270,81 @@ class RowEngine:
         count = min(MOST_ROWS, max(LEAST_ROWS, CALL_BYTES // (8 * max(1, self._width))))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
-    def _answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
+    def _answer(self, cells: _Cells, task: _Task, answers: Answers, thread: int) -> npt.NDArray[np.int64]:
         """Write the answers to some rows and return the status of each; rows left to other backends are not written."""
+        rows, room = task.rows, self._rooms[thread]
         posteriors = np.zeros((len(rows), self._width))
         log_values = np.zeros(len(rows))
-        status = np.zeros(len(rows), dtype=np.int64)
-        self._propagate(self._rooms[thread], self._evidence(batch, rows), (posteriors, log_values, status))
+        status = np.full(len(rows), rowwise.DOUBTFUL, dtype=np.int64)
+        results = posteriors, log_values, status
+        if task.shared:
+            self._together(room, cells, task, results)
+        # Rows that share no tree, whose tree does not fit, or that may have lost digits to underflow beside others.
+        alone = np.flatnonzero((status == rowwise.DOUBTFUL) | (status == rowwise.TOO_LARGE))
+        if alone.size:
+            part = posteriors[alone], log_values[alone], status[alone]
+            evidence = cells.evidence(rows[alone], len(self._sizes), self._sizes)
+            self._propagate(room, evidence, part)
+            posteriors[alone], log_values[alone], status[alone] = part
+        self._write(rows, results, answers)
+        return status
+
+    def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
+        posteriors, log_values, status = results
         impossible = status == rowwise.IMPOSSIBLE
         done = impossible | (status == rowwise.ANSWERED)
         at, log_values[impossible] = rows[done], -np.inf
         answers.log_value[at] = log_values[done]
         answers.status[at] = np.where(impossible[done], IMPOSSIBLE, OK)
-        for v in self._targets:
-            answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
+        if answers.memory is not None and self._places.size:
+            together.write_rows(posteriors, done, rows, self._places, answers.memory)
+        elif answers.memory is None:
+            for v in self._targets:
+                answers.posteriors[v][at] = posteriors[done, self._starts[v] : self._starts[v] + self._sizes[v]]
         for row in rows[impossible]:
             answers.reasons[int(row)] = NO_PROBABILITY
-        return status
+
+    def _together(self, room: _Room, cells: _Cells, task: _Task, results: Arrays) -> None:
+        """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
+        evidence = cells.evidence(task.rows, len(self._sizes), self._sizes, columns=True)
+        common, means, kinds = task.common or self._common_in(evidence)
+        factors = self._factors._replace(means=means, weights=weights_of(means))
+        tree, count = room.tree, len(task.rows)
+        if not rowplan.plan_rows(factors, common, kinds, self._wanted, count, tree):
+            return
+        size = 8 * tree.nodes.work[rowplan.MEAN_ENTRIES]
+        step = int(min(count, BLOCK_BYTES // max(1, size), 4 * room.most // max(1, size)))
+        # Fewer rows than a vector has lanes are faster one by one.
+        if step < min(count, together.WIDTH):
+            return
+        for start in range(0, count, step):
+            part = slice(start, start + step)
+            states, soft, likelihoods, places = evidence
+            # States of a variable side by side, also in a part of the rows.
+            block = np.asfortranarray(states[part]), soft[part], likelihoods[part], places
+            self._block(room, factors, block, results, part)
+
+    def _block(self, room: _Room, factors: rowplan.Factors, evidence: Arrays, results: Arrays, part: slice) -> None:
+        """Answer rows of a block, unless their messages take too much memory."""
+        states, tree = evidence[0], room.tree
+        needs = np.zeros(together.NEEDS, dtype=np.int64)
+        lanes = room.lanes
+        if lanes is None or lanes.rows < len(states):
+            lanes = together.lanes_for(len(states), len(tree.nodes.tables), len(self._sizes))
+        while not together.lay_out(factors, states, tree, lanes, needs):
+            if needs[together.NEED_ARENA] > room.most // 2:
+                return
+            # A quarter more than needed, so that not every following block reallocates.
+            lanes = together.lanes_for(lanes.rows, len(tree.nodes.tables), len(self._sizes), needs + needs // 4)
+        room.lanes = lanes
+        views = tuple(array[part] for array in results)
+        together.answer_lanes(factors, evidence, self._wanted, self._starts, tree, lanes, views)
+
+    def _common_in(self, evidence: Arrays) -> Arrays:
+        states, soft = evidence[:2]
+        common, means = np.empty(len(self._sizes), dtype=np.int64), np.empty(len(self._sizes))
+        together.common_states(states, self._factors.cards, common, means)
+        return common, means, soft.max(axis=0)
 
     def _propagate(self, room: _Room, evidence: Arrays, results: Arrays) -> None:
         """Run the kernel over some rows; it stops at a row that needs a larger arena, and goes on with one."""
@@ -183,20 +363,48 @@ class RowEngine:
                     larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
-    def _evidence(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
-        """Return states, soft variables, likelihoods and the first column of each soft variable's likelihoods."""
-        states = np.full((len(rows), len(self._sizes)), -1, dtype=np.int64)
-        for v, column in batch.states.items():
-            states[:, v] = column[rows]
-        kinds = sorted(batch.likelihoods)
-        places = np.cumsum([0, *(self._sizes[v] for v in kinds)], dtype=np.int64)
+
+class _Cells:
+    """The evidence of some tasks, brought together for compiled code."""
+
+    def __init__(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> None:
+        self._batch = batch
+        self._rows = np.unique(np.concatenate([task.rows for task in tasks]))
+        self._variables = np.array(sorted(batch.states), dtype=np.int64)
+        columns = [batch.states[v][self._rows] for v in self._variables.tolist()]
+        self._cells = np.array(columns, dtype=np.int32).reshape(len(columns), len(self._rows))
+        self._kinds = sorted(batch.likelihoods)
+
+    def evidence(self, rows: Rows, variables: int, sizes: Sequence[int], columns: bool = False) -> Arrays:
+        """Return states, soft variables, likelihoods and the first column of each soft variable's likelihoods.
+
+        rows: of the batch.
+        variables, sizes: their number, and the states of each.
+        columns: whether the states of a variable lie side by side, and not those of a row.
+        """
+        states = (
+            np.empty((variables, len(rows)), dtype=np.int64).T
+            if columns
+            else np.empty((len(rows), variables), np.int64)
+        )
+        picks = np.searchsorted(self._rows, rows)
+        together.fill_states(self._cells, self._variables, picks, states)
+        kinds = self._kinds
+        places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):
-            here, values = batch.likelihoods[v].among(rows)
+            here, values = self._batch.likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, soft, likelihoods, places
+
+
+def _in_order(rows: Rows, tasks: Sequence[_Task], status: Sequence[Rows]) -> Rows:
+    """Return the status of `rows` from that of the rows of some tasks, which are the same, ascending."""
+    ordered = np.concatenate([task.rows for task in tasks])
+    result: Rows = np.concatenate(status)[np.searchsorted(ordered, rows)]
+    return result
 
 
 def room_bytes(network: Network, entries: int) -> int:
@@ -218,15 +426,17 @@ def factors_of(network: Network) -> rowplan.Factors:
         for scope, table in zip(scopes, tables, strict=True)
         for axis in range(len(scope))
     ]
-    graph = moral_graph(len(network.cardinalities), scopes)
+    starts = np.cumsum([0, *map(len, scopes)], dtype=np.int64)
+    flat = np.array([v for scope in scopes for v in scope], dtype=np.int64)
     return rowplan.Factors(
         cards=np.array(network.cardinalities, dtype=np.int64),
-        starts=np.cumsum([0, *map(len, scopes)], dtype=np.int64),
-        scopes=np.array([v for scope in scopes for v in scope], dtype=np.int64),
+        starts=starts,
+        scopes=flat,
         strides=np.array(strides, dtype=np.int64),
         places=np.cumsum([0, *(table.size for table in tables)], dtype=np.int64),
         values=np.concatenate([np.zeros(0), *(table.ravel() for table in tables)]),
         directed=int(network.kind == "bayes"),
-        graph=pack(graph, len(graph)),
+        graph=moral_graph(len(network.cardinalities), starts, flat),
         weights=weights_of(network.cardinalities),
+        means=np.array(network.cardinalities, dtype=np.float64),
     )

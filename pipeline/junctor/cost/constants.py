@@ -56,10 +56,20 @@ class CpuConstants(DeviceConstants):
     likelihood: float = 1e-7
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
     row: float = 5e-6
-    # Seconds an entry operation of a row's own tree. Estimate, for the choice of such rows; 2026-11-21.
-    tree_operation: float = 4e-10
-    # Seconds a table of such a tree, with its messages. Estimate, as above; 2026-11-21.
-    tree_table: float = 9e-7
+    # Seconds an entry operation of a row's own tree. Median of ten networks, good to a factor of two; 2026-11-22.
+    tree_operation: float = 9e-10
+    # Seconds a table of such a tree, with its messages. As above.
+    tree_table: float = 8e-7
+    # Seconds to plan a table of a tree. As above.
+    tree_plan: float = 3e-7
+    # Seconds an entry operation of a row among others on one tree. As above.
+    lane_operation: float = 1.7e-10
+    # Seconds an entry of such a row's messages: scales, bounds, memory. As above.
+    lane_entry: float = 1.2e-9
+    # Seconds a table of such a tree for all rows of a block. As above.
+    lane_table: float = 3e-6
+    # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
+    lane_mixed: float = 2.0
 
     # Limits.
     # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes half a second

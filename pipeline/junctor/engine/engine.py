@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from junctor_kernels.tables.reference import Algebra
 
 from junctor.backends.blocks import answer_rows
 from junctor.backends.plan_memory import ProgramCache
+from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.evidence.batch import EvidenceBatch
@@ -126,8 +127,13 @@ class Engine:
         answers = self.blank(batch, memory)
         budget = Budget(self.allowed, answers.nbytes + reserved, reserved)
         resources = _Resources(compiled, device)
+        # Trees of all groups together: each alone may be too little work for all threads.
+        trees = [group for group in groups if (group.tree or group.per_row) and group.unique is None]
         for group in groups:
-            self._answer_group(group, batch, answers, budget, resources)
+            if group not in trees:
+                self._answer_group(group, batch, answers, budget, resources)
+        if trees:
+            self._answer_trees(trees, batch, answers, budget, resources)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
         left_out = np.flatnonzero(answers.status == UNANSWERED)
         if left_out.size:
@@ -156,18 +162,29 @@ class Engine:
         # Equal rows get equal bytes: copies, not answers of their own.
         unique.spread(different, answers)
 
+    def _answer_trees(
+        self,
+        groups: Sequence[PatternGroup],
+        batch: EvidenceBatch,
+        answers: Answers,
+        budget: Budget,
+        resources: _Resources,
+    ) -> None:
+        """Write the answers to the rows of groups with trees."""
+        row_engine = self.router.row_engine
+        row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
+        left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)
+        # Rows whose tree does not fit, or whose numbers need a wider format: they get a plan, like any group.
+        for group in patterns_of(batch).exact(left) if left.size else []:
+            self._answer_group(group, batch, answers, budget, resources)
+
     def _execute(
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         if route.chunks is not None:
             self._answer_in_chunks(route, rows, batch, answers, budget.free, resources)
         elif route.backend is Backend.ROW_TREES:
-            row_engine = self.router.row_engine
-            row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
-            left = row_engine.answer(batch, rows, answers)
-            # Rows whose tree does not fit: they get a plan, like any group.
-            for group in patterns_of(batch).exact(left) if left.size else []:
-                self._answer_group(group, batch, answers, budget, resources)
+            self._answer_trees([replace(route.group, rows=rows)], batch, answers, budget, resources)
         else:
             answer_rows(self._program(route, resources.device), batch, rows, answers)
 

@@ -67,8 +67,10 @@ class Patterns:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PatternGroup:
-    """Rows (ascending) of so many patterns that run through one plan, or each through a tree of its own (`per_row`).
+    """Rows (ascending) of so many patterns that run through one plan or tree.
 
+    per_row: whether each of them has a tree of its own.
+    tree: whether they share a tree made in compiled code, instead of a plan.
     unique: the unique rows among them, where only those are answered.
     """
 
@@ -76,6 +78,7 @@ class PatternGroup:
     rows: Rows
     patterns: int = 1
     per_row: bool = False
+    tree: bool = False
     unique: UniqueRows | None = None
 
     @property
@@ -116,7 +119,7 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
         if 0 < often < rows.size:
             distinguishing[column] = seen
     columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
-    columns, counts, numbers = _distinct(columns, np.ones(rows.size, dtype=np.int64))
+    columns, counts, numbers = distinct(columns, np.ones(rows.size, dtype=np.int64))
     marks = np.repeat(ever[None, :], len(columns), axis=0)
     marks[:, list(distinguishing)] = columns
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
@@ -174,7 +177,7 @@ class PatternChoice:
     def groups(self) -> list[PatternGroup]:
         """Return the groups: patterns that are worth a plan, then the rest."""
         patterns, loose = self._patterns, self._loose
-        marks, counts, numbers = _distinct(patterns.marks & ~loose, patterns.counts)
+        marks, counts, numbers = distinct(patterns.marks & ~loose, patterns.counts)
         worth = self._worth(counts, self._seconds(marks[0], loose))
         planned = [self._pattern(patterns.marks[numbers == p], loose) for p in range(worth)]
         # Sorted by counts: those worth a plan come first, and the last group takes the rest.
@@ -204,7 +207,7 @@ class PatternChoice:
         return [int(often[i]) for i in np.argsort(added, kind="stable")]
 
     def _total(self, loose: Mask) -> float:
-        marks, counts, _ = _distinct(self._marks & ~loose, self._counts)
+        marks, counts, _ = distinct(self._marks & ~loose, self._counts)
         seconds = self._seconds(marks[0], loose)
         worth = self._worth(counts * self._scale, seconds)
         once, row = seconds
@@ -243,7 +246,7 @@ class PatternChoice:
         return common
 
 
-def _distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
+def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:

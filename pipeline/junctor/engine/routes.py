@@ -28,6 +28,7 @@ from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
+from junctor.engine.tree_choice import TreeChoice, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import answer_width
@@ -247,6 +248,8 @@ class Router:
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
         patterns = patterns_of(batch)
+        if self.takes_trees and len(patterns.counts):
+            return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1:
             choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
             if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
@@ -260,6 +263,33 @@ class Router:
         whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
         return self._deduplicated([whole], batch)
 
+    @property
+    def takes_trees(self) -> bool:
+        """True if rows may be answered by trees made in compiled code: on CPUs, sums in numbers."""
+        return self._has_row_trees and not self.takes_gpu
+
+    def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
+        """Return groups of rows with trees, and with plans where these are worth it."""
+        if len(patterns.counts) > 1:
+            groups = TreeChoice(patterns, self.row_engine).groups()
+        else:
+            groups = [PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows, tree=True)]
+        chosen = [self._with_plan(group, batch) for group in self._deduplicated(groups, batch)]
+        return self._fitting(chosen, patterns, batch)
+
+    def _with_plan(self, group: PatternGroup, batch: EvidenceBatch) -> PatternGroup:
+        """Return a group with a plan instead of a tree where its rows are worth one."""
+        if not group.tree or group.patterns > 1:
+            return group
+        work = self.row_engine.work(group.pattern.sliced, group.pattern.weighted)
+        if math.isinf(work.operations):
+            return replace(group, tree=False)
+        rows = self.uses(group, batch)
+        once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
+        operation, table = self.row_price
+        plan = rows * (work.operations * operation + work.tables * table) + once
+        return replace(group, tree=False) if plan < shared_seconds(work, rows, mixed=False) else group
+
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
         sizes = self.network.cardinalities
@@ -270,7 +300,7 @@ class Router:
         result: list[PatternGroup] = []
         for group in groups:
             # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
-            if group.per_row or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
+            if group.per_row or group.tree or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
             elif self._has_row_trees:
                 result.append(replace(group, per_row=True))
@@ -295,7 +325,7 @@ class Router:
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""
-        if any(group.per_row for group in groups):
+        if any(group.per_row or group.tree for group in groups):
             return True
         seconds = 0.0
         for group in groups:
@@ -356,7 +386,7 @@ class Router:
             left = self._left_by_unique(group.unique, group, uses, budget, gpu)
             # All rows instead: their answers have memory already.
             group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
-        if group.per_row:
+        if group.per_row or group.tree:
             return self._row_tree_route(group, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
         operations = plan.shared_operations + group.answered * plan.case_operations
@@ -393,7 +423,7 @@ class Router:
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
         # In chunks any memory that is left will do.
         least = 0
-        if not group.per_row and not self.in_chunks(group.pattern, uses, budget.free, gpu):
+        if not (group.per_row or group.tree) and not self.in_chunks(group.pattern, uses, budget.free, gpu):
             least = self.plan_memory(group.pattern, uses).least
         small = taken <= UNIQUE_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
@@ -401,6 +431,8 @@ class Router:
     def _row_tree_route(self, group: PatternGroup, budget: Budget, kept: Mapping[PlanKey, int]) -> Route:
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
         reason = "row by row, a tree for each: their patterns have too little in common"
+        if group.tree:
+            reason = "together on a tree made in compiled code: a plan would take longer than they do"
         return Route(group, Backend.ROW_TREES, reason, memory)
 
     def in_chunks(self, pattern: Pattern, uses: int, free: int, gpu: GpuRoom | None = None) -> bool:

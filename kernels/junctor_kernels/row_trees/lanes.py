@@ -1,0 +1,965 @@
+"""Rows that share a join tree: a message for all of them at once, cases in the lanes of vectors (Numba).
+
+Main functions: `lay_out` and `answer_lanes`, called by `junctor.backends.row_trees`. Rows may differ in what they
+observe: a message depends on the pattern of evidence in its own scope only, so rows are grouped for each table by what
+they observe there, and observed variables are cut out of the tables of a group. Rows that observe the same are one
+group everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.cpu.jit import as_bits, as_float, jit
+from junctor_kernels.cpu.vectors import (
+    BYTES,
+    above_zero,
+    larger,
+    least_above_zero,
+    load,
+    multiply,
+    multiply_add,
+    spread,
+    store,
+)
+from junctor_kernels.row_trees.plan import (
+    DOWN,
+    ENTRIES,
+    FACTOR,
+    FIRST,
+    LEFT,
+    LENGTH,
+    LOOSE,
+    MOST_AXES,
+    ONES,
+    PARENT,
+    POSITIONS,
+    RIGHT,
+    SCOPES,
+    TABLES,
+    UNION,
+    UP,
+    WANTED,
+)
+from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, LOG_2, TINY
+
+# Numbers of a vector, and lanes of a group: its rows, filled up to whole vectors.
+WIDTH = BYTES // 8
+# Columns of `groups`: rows; lanes of the message up (1: all rows share it) and down; entries; offsets of both messages in
+# the arena; of the flags of their entries; whether many of these are zero in all rows; first member; a row.
+COUNT, LANES_UP, LANES_DOWN, SIZE, AT_UP, AT_DOWN, LIVE_UP, LIVE_DOWN, SPARSE_UP, SPARSE_DOWN, START, ROW = range(12)
+COLUMNS = 12
+# Columns of `spans`, for each table: first group, number of groups, row of `maps` (-1: all rows are one group), whether
+# its message up depends on no evidence.
+FIRST_GROUP, GROUPS, MAP, SHARED = range(4)
+# Rows of a map: group and lane of every row, rows in the order of groups.
+GROUP, LANE, MEMBER = range(3)
+# Needs of a block of rows.
+NEED_GROUPS, NEED_MAPS, NEED_ARENA, NEED_LIVE, NEED_LISTS, NEEDS = range(6)
+# Rows of `lists`: offsets of kept entries in both operands, of eliminated ones, and of the terms that are not zero.
+KEPT_ONE, KEPT_OTHER, TERM_ONE, TERM_OTHER, LIVE_ONE, LIVE_OTHER = range(6)
+# Axes of a contraction: entries, stride in each operand, whether it is kept.
+AXIS_SIZE, AXIS_ONE, AXIS_OTHER, AXIS_KEPT = range(4)
+# From this share of zero entries on, terms are tested before they are computed.
+SPARSE_FROM = 0.25
+# A view of an operand: offset, lanes, offset of its flags, whether it is sparse, its smallest entry above zero.
+PLACE, WIDE, FLAGS, SPARSE, LEAST_ENTRY = range(5)
+# Rows of `temporary`.
+LARGEST, SMALLEST, BY = range(3)
+
+
+class Lanes(NamedTuple):
+    """Memory for a block of rows on one tree.
+
+    arena: float64, all messages, then three tables of scratch.
+    scratch: int64 [2], offset of the scratch in the arena and length of each of its tables.
+    live: uint8, for each entry of a message whether it is above zero in some row.
+    groups: int64 [groups, COLUMNS].
+    least: float64 [groups, 2], smallest entry above zero of the messages up and down.
+    spans: int64 [tables, 4].
+    maps: int64 [maps, 3, rows].
+    lists: int64 [6, entries].
+    axes: int64 [3 * MOST_AXES, 4].
+    sizes: int64 [variables], entries of each position in the group at hand.
+    every: int64 [rows], 0, 1, 2, ...: the lanes of rows that are one group.
+    chosen: int64 [lanes], of rows to gather.
+    given: int64 [1], number of factors of the network.
+    loose: int64 [variables], 1 for positions that only some rows observe.
+    ids, starts, members, codes: int64 [rows], classes of rows at hand.
+    hashed: int64 [2, slots], codes and classes.
+    temporary: float64 [3, lanes].
+    exponents: float64 [lanes], of the scale of each row.
+    logarithms: float64 [lanes], of the roots of each row.
+    doubt: uint8 [lanes], rows that may have lost digits.
+    """
+
+    arena: npt.NDArray[np.float64]
+    scratch: npt.NDArray[np.int64]
+    live: npt.NDArray[np.uint8]
+    groups: npt.NDArray[np.int64]
+    least: npt.NDArray[np.float64]
+    spans: npt.NDArray[np.int64]
+    maps: npt.NDArray[np.int64]
+    lists: npt.NDArray[np.int64]
+    axes: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    every: npt.NDArray[np.int64]
+    chosen: npt.NDArray[np.int64]
+    given: npt.NDArray[np.int64]
+    loose: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    members: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.int64]
+    hashed: npt.NDArray[np.int64]
+    temporary: npt.NDArray[np.float64]
+    exponents: npt.NDArray[np.float64]
+    logarithms: npt.NDArray[np.float64]
+    doubt: npt.NDArray[np.uint8]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows a block may have."""
+        return len(self.every)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
+        return sum(array.nbytes for array in self)
+
+
+def lanes_for(rows: int, tables: int, variables: int, needs: npt.NDArray[np.int64] | None = None) -> Lanes:
+    """Return memory for blocks of so many rows; `needs`: of `lay_out`, none at first."""
+    # At least one of each: what is too small is written over until its needs are known.
+    groups, maps, arena, live, lists = (1, 1, 1, 1, 1) if needs is None else (max(1, int(need)) for need in needs)
+    width = -(-rows // WIDTH) * WIDTH
+    slots = 1 << (4 * rows - 1).bit_length()
+
+    # Vectors that begin at a cache line take half the time.
+    memory = np.zeros(arena + WIDTH)
+    offset = -(memory.ctypes.data // 8) % WIDTH
+
+    def ints(*shape: int) -> npt.NDArray[np.int64]:
+        return np.zeros(shape, dtype=np.int64)
+
+    return Lanes(
+        arena=memory[offset : offset + arena],
+        scratch=ints(2),
+        live=np.zeros(live, dtype=np.uint8),
+        groups=ints(groups, COLUMNS),
+        least=np.zeros((groups, 2)),
+        spans=ints(tables, 4),
+        maps=ints(maps, 3, rows),
+        lists=ints(6, lists),
+        axes=ints(3 * MOST_AXES, 4),
+        sizes=ints(variables),
+        every=np.arange(rows, dtype=np.int64),
+        chosen=ints(width),
+        given=ints(1),
+        loose=ints(variables),
+        ids=ints(rows),
+        starts=ints(rows + 1),
+        members=ints(rows),
+        codes=ints(rows),
+        hashed=ints(2, slots),
+        temporary=np.zeros((3, width)),
+        exponents=np.zeros(width),
+        logarithms=np.zeros(width),
+        doubt=np.zeros(width, dtype=np.uint8),
+    )
+
+
+@jit
+def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> bool:
+    """Group the rows of a block for every table, and place the messages; return False if the memory is too small.
+
+    factors: of the network.
+    states: int64 [rows, variables], -1 for unobserved.
+    tree: planned for these rows: what all of them observe is cut out.
+    lanes: written.
+    needs: int64 [NEEDS], written: lengths that the memory must have.
+    """
+    nodes, rows = tree.nodes, states.shape[0]
+    tables, spans = nodes.tables, lanes.spans
+    for i in range(nodes.counts[POSITIONS]):
+        v = tree.order[i]
+        lanes.loose[i] = 0
+        for row in range(rows):
+            if states[row, v] >= 0:
+                lanes.loose[i] = 1
+                break
+    lanes.given[0] = factors.starts.size - 1
+    # Offset 0 of the arena is the number 1, and so is the flag of its only entry.
+    groups, maps, place, live, listed, widest = 0, 0, WIDTH, 1, 1, 1
+    for number in range(nodes.counts[TABLES]):
+        table = tables[number]
+        spans[number, SHARED] = _is_shared(factors, tree, lanes, number)
+        spans[number, FIRST_GROUP] = groups
+        spans[number, MAP] = -1
+        map_ = min(maps, lanes.maps.shape[0] - 1)
+        count = _classes_of_table(states, tree, lanes, number, lanes.maps[map_])
+        if count > 1:
+            spans[number, MAP] = maps
+            maps += 1
+        spans[number, GROUPS] = count
+        for g in range(count):
+            group = lanes.groups[min(groups, lanes.groups.shape[0] - 1)]
+            first = lanes.starts[g]
+            row = lanes.members[first] if count > 1 else 0
+            members = lanes.starts[g + 1] - first if count > 1 else rows
+            if count > 1:
+                for i in range(first, first + members):
+                    lanes.maps[map_, GROUP, lanes.members[i]] = groups
+            entries = _entries(states, tree, lanes, number, row)
+            width = -(-members // WIDTH) * WIDTH
+            group[COUNT], group[START], group[ROW], group[SIZE] = members, first, row, entries
+            group[LANES_UP] = 1 if spans[number, SHARED] else width
+            group[LANES_DOWN] = width
+            group[AT_UP], group[LIVE_UP] = place, live
+            # Offsets stay multiples of a vector.
+            place += -(-entries * group[LANES_UP] // WIDTH) * WIDTH
+            live += entries
+            listed, widest = max(listed, entries), max(widest, entries * width)
+            if table[WANTED]:
+                group[AT_DOWN], group[LIVE_DOWN] = place, live
+                place += entries * width
+                live += entries
+            groups += 1
+        if table[LEFT] >= 0:
+            listed = max(listed, table[UNION] // table[ENTRIES] + 1)
+        if table[WANTED] and table[PARENT] >= 0:
+            listed = max(listed, tables[table[PARENT], UNION] // table[ENTRIES] + 1)
+    needs[NEED_GROUPS], needs[NEED_MAPS], needs[NEED_LIVE], needs[NEED_LISTS] = groups, maps, live, listed
+    # Two operands and a result of rows that are part of a wider group.
+    lanes.scratch[0], lanes.scratch[1] = place, widest
+    needs[NEED_ARENA] = place + 3 * lanes.scratch[1]
+    return bool(
+        groups <= lanes.groups.shape[0]
+        and maps <= lanes.maps.shape[0]
+        and needs[NEED_ARENA] <= lanes.arena.size
+        and live <= lanes.live.size
+        and listed <= lanes.lists.shape[1]
+    )
+
+
+@jit
+def _is_shared(factors: Any, tree: Any, lanes: Any, number: int) -> int:
+    """Return 1 if no factor below a table has evidence."""
+    table = tree.nodes.tables[number]
+    if table[LEFT] >= 0:
+        shared = lanes.spans[table[LEFT], SHARED]
+        return int(shared if table[RIGHT] < 0 else shared & lanes.spans[table[RIGHT], SHARED])
+    factor = table[FACTOR]
+    if factor == ONES:
+        return 1
+    if factor >= factors.starts.size - 1:
+        return 0
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        position = tree.position[factors.scopes[at]]
+        if position < 0 or lanes.loose[position]:
+            return 0
+    return 1
+
+
+@jit
+def _entries(states: Any, tree: Any, lanes: Any, number: int, row: int) -> int:
+    """Return the entries of a table for the rows that observe what `row` observes in its scope."""
+    nodes = tree.nodes
+    first, entries = nodes.tables[number, FIRST], 1
+    for at in range(first, first + nodes.tables[number, LENGTH]):
+        position = nodes.scopes[at]
+        if not lanes.loose[position] or states[row, tree.order[position]] < 0:
+            entries *= nodes.sizes[position]
+    return int(entries)
+
+
+@jit
+def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any) -> int:
+    """Group rows by what they observe in the scope of a table; return the number of groups."""
+    nodes, rows = tree.nodes, states.shape[0]
+    first, codes, bits = nodes.tables[number, FIRST], lanes.codes, 0
+    for at in range(first, first + nodes.tables[number, LENGTH]):
+        position = nodes.scopes[at]
+        if lanes.loose[position]:
+            v = tree.order[position]
+            for row in range(rows):
+                before = codes[row] << 1 if bits else 0
+                codes[row] = before | (states[row, v] >= 0)
+            bits += 1
+    if not bits:
+        return 1
+    count: int = _classes(lanes, rows)
+    for row in range(rows):
+        map_[LANE, row] = -1
+    for g in range(count):
+        for i in range(lanes.starts[g], lanes.starts[g + 1]):
+            map_[LANE, lanes.members[i]] = i - lanes.starts[g]
+            map_[MEMBER, i] = lanes.members[i]
+    return count
+
+
+@jit
+def _classes(lanes: Any, rows: int) -> int:
+    """Group rows by their codes, in the order of their first rows, rows ascending; return the number of groups."""
+    codes, ids, starts, members = lanes.codes, lanes.ids, lanes.starts, lanes.members
+    keys, classes = lanes.hashed[0], lanes.hashed[1]
+    mask = np.uint64(keys.size - 1)
+    classes[:] = -1
+    count = 0
+    for row in range(rows):
+        code = codes[row]
+        # Fibonacci hashing (Knuth 1973, section 6.4), linear probing.
+        slot = (np.uint64(code) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+        while True:
+            at = np.int64(slot & mask)
+            if classes[at] < 0:
+                keys[at], classes[at] = code, count
+                starts[count] = 0
+                count += 1
+            if keys[at] == code:
+                ids[row] = classes[at]
+                starts[classes[at]] += 1
+                break
+            slot += np.uint64(1)
+    before = 0
+    for g in range(count):
+        before, starts[g] = before + starts[g], before
+    starts[count] = before
+    for row in range(rows):
+        members[starts[ids[row]]] = row
+        starts[ids[row]] += 1
+    for g in range(count, 0, -1):
+        starts[g] = starts[g - 1]
+    starts[0] = 0
+    return count
+
+
+@jit
+def answer_lanes(factors: Any, evidence: Any, wanted: Any, starts: Any, tree: Any, lanes: Any, results: Any) -> None:
+    """Answer the rows of a block that was laid out.
+
+    factors: of the network.
+    evidence: of `propagate.answer_rows`, of these rows.
+    wanted: bool [variables], whose posteriors are computed.
+    starts: int64 [variables], offset of each posterior in a row of the results.
+    tree: of all rows.
+    lanes: of `lay_out`.
+    results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
+    """
+    states = evidence[0]
+    posteriors, log_values, status = results
+    rows = states.shape[0]
+    lanes.arena[0], lanes.live[0] = 1.0, 1
+    lanes.exponents[:] = 0.0
+    lanes.logarithms[:] = 0.0
+    lanes.doubt[:] = 0
+    _collect(factors, evidence, tree, lanes)
+    _distribute(states, tree, lanes)
+    for v in range(wanted.size):
+        if wanted[v]:
+            _read(v, starts[v], states, tree, lanes, posteriors, factors.cards[v])
+    for row in range(rows):
+        log_values[row] = lanes.logarithms[row] + lanes.exponents[row] * LOG_2
+        status[row] = ANSWERED
+        if lanes.doubt[row]:
+            status[row] = DOUBTFUL
+        elif log_values[row] == -np.inf:
+            status[row] = IMPOSSIBLE
+
+
+@jit
+def _collect(factors: Any, evidence: Any, tree: Any, lanes: Any) -> None:
+    nodes = tree.nodes
+    tables, spans = nodes.tables, lanes.spans
+    states = evidence[0]
+    for number in range(nodes.counts[TABLES]):
+        left, right = tables[number, LEFT], tables[number, RIGHT]
+        if left >= 0:
+            _message(states, tree, lanes, left, UP, right, UP, number, UP)
+        else:
+            _leaf(factors, evidence, tree, lanes, number)
+        for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
+            _rescale(lanes, number, g, UP, states.shape[0])
+        if tables[number, PARENT] < 0:
+            # A root has no axes, so its rows are one group.
+            group = lanes.groups[spans[number, FIRST_GROUP]]
+            for row in range(states.shape[0]):
+                at = group[AT_UP] + (row if group[LANES_UP] > 1 else 0)
+                lanes.logarithms[row] += np.log(lanes.arena[at])
+
+
+@jit
+def _distribute(states: Any, tree: Any, lanes: Any) -> None:
+    tables, spans = tree.nodes.tables, lanes.spans
+    for number in range(tree.nodes.counts[TABLES] - 1, -1, -1):
+        parent = tables[number, PARENT]
+        if not tables[number, WANTED] or parent < 0:
+            continue
+        sibling = tables[parent, LEFT] + tables[parent, RIGHT] - number
+        # The message down to a root is the number 1.
+        above = parent if tables[parent, PARENT] >= 0 else -1
+        _message(states, tree, lanes, above, DOWN, sibling, UP, number, DOWN)
+        for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
+            _rescale(lanes, number, g, DOWN, states.shape[0])
+
+
+@jit
+def _set_sizes(states: Any, tree: Any, lanes: Any, number: int, row: int) -> None:
+    """Set the entries of the positions of a table: 1 where `row` observes the variable."""
+    nodes = tree.nodes
+    if number < 0:
+        return
+    first = nodes.tables[number, FIRST]
+    for at in range(first, first + nodes.tables[number, LENGTH]):
+        position = nodes.scopes[at]
+        observed = lanes.loose[position] and states[row, tree.order[position]] >= 0
+        lanes.sizes[position] = 1 if observed else nodes.sizes[position]
+
+
+@jit
+def _message(
+    states: Any, tree: Any, lanes: Any, one: int, one_column: int, other: int, other_column: int, out: int, column: int
+) -> None:
+    """Contract two messages into a third, group by group.
+
+    states: int64 [rows, variables].
+    tree, lanes: tables and numbers of the rows.
+    one, other, out: tables; -1 is the number 1.
+    one_column, other_column, column: UP or DOWN.
+    """
+    spans, rows = lanes.spans, states.shape[0]
+    map_one = spans[one, MAP] if one >= 0 else -1
+    map_other = spans[other, MAP] if other >= 0 else -1
+    map_out = spans[out, MAP]
+    count = 1
+    if map_one >= 0 or map_other >= 0 or map_out >= 0:
+        # Rows that agree in the groups of the three tables: what they observe in the union of the scopes.
+        for row in range(rows):
+            code = np.int64(0)
+            for map_ in (map_one, map_other, map_out):
+                code = (code << 21) | (lanes.maps[map_, GROUP, row] if map_ >= 0 else 0)
+            lanes.codes[row] = code
+        count = _classes(lanes, rows)
+    for g in range(count):
+        first = lanes.starts[g] if count > 1 else 0
+        members = lanes.starts[g + 1] - first if count > 1 else rows
+        row = lanes.members[first] if count > 1 else 0
+        _set_sizes(states, tree, lanes, one, row)
+        _set_sizes(states, tree, lanes, other, row)
+        _set_sizes(states, tree, lanes, out, row)
+        view_one = _operand(lanes, one, one_column, row, first, members, 0)
+        view_other = _operand(lanes, other, other_column, row, first, members, 1)
+        group = lanes.groups[_group_of(lanes, out, row)]
+        place, width = group[AT_DOWN], group[LANES_DOWN]
+        if column == UP:
+            place, width = group[AT_UP], group[LANES_UP]
+        part = group[COUNT] != members
+        target = place
+        if part:
+            target = lanes.scratch[0] + 2 * lanes.scratch[1]
+        lanes_out = -(-members // WIDTH) * WIDTH if part else width
+        kept, terms = _list_offsets(lanes, _axes(tree.nodes, lanes, one, other, out))
+        _contract(lanes, kept, terms, view_one, view_other, target, lanes_out)
+        if not view_one[LEAST_ENTRY] * view_other[LEAST_ENTRY] >= TINY:
+            for i in range(members):
+                lanes.doubt[lanes.members[first + i] if count > 1 else i] = 1
+        if part:
+            _scatter(lanes, out, first, members, kept, target, lanes_out, place, width)
+
+
+@jit
+def _group_of(lanes: Any, number: int, row: int) -> int:
+    map_ = lanes.spans[number, MAP]
+    return int(lanes.maps[map_, GROUP, row] if map_ >= 0 else lanes.spans[number, FIRST_GROUP])
+
+
+@jit
+def _operand(lanes: Any, number: int, column: int, row: int, first: int, members: int, slot: int) -> Any:
+    """Return the view of an operand for the rows at hand; those of a wider group are gathered in a slot of scratch."""
+    if number < 0:
+        return np.int64(0), np.int64(1), np.int64(0), np.int64(0), 1.0
+    index = _group_of(lanes, number, row)
+    group = lanes.groups[index]
+    place, width, flags, sparse = group[AT_DOWN], group[LANES_DOWN], group[LIVE_DOWN], group[SPARSE_DOWN]
+    least = lanes.least[index, 1]
+    if column == UP:
+        place, width, flags, sparse = group[AT_UP], group[LANES_UP], group[LIVE_UP], group[SPARSE_UP]
+        least = lanes.least[index, 0]
+    if width == 1 or group[COUNT] == members:
+        return place, width, flags, sparse, least
+    arena, lane = (
+        lanes.arena,
+        lanes.maps[lanes.spans[number, MAP], LANE] if lanes.spans[number, MAP] >= 0 else lanes.every,
+    )
+    target = lanes.scratch[0] + slot * lanes.scratch[1]
+    wide = -(-members // WIDTH) * WIDTH
+    chosen = lanes.chosen
+    for i in range(wide):
+        # Lanes beyond the last row repeat it.
+        chosen[i] = lane[lanes.members[first + min(i, members - 1)]]
+    for e in range(group[SIZE]):
+        source = place + e * width
+        for i in range(wide):
+            arena[target + e * wide + i] = arena[source + chosen[i]]
+    return target, wide, flags, sparse, least
+
+
+@jit
+def _scatter(
+    lanes: Any, number: int, first: int, members: int, entries: int, source: int, wide: int, place: int, width: int
+) -> None:
+    """Copy the entries of a result from scratch to the lanes of its rows in a wider group."""
+    arena, lane = (
+        lanes.arena,
+        lanes.maps[lanes.spans[number, MAP], LANE] if lanes.spans[number, MAP] >= 0 else lanes.every,
+    )
+    for e in range(entries):
+        for i in range(members):
+            arena[place + e * width + lane[lanes.members[first + i]]] = arena[source + e * wide + i]
+
+
+@jit
+def _axes(nodes: Any, lanes: Any, one: int, other: int, out: int) -> int:
+    """Write the axes of a contraction, innermost first, without those of one entry; return their number."""
+    i, j, k = _last(nodes, one), _last(nodes, other), _last(nodes, out)
+    first_i, first_j, first_k = _first(nodes, one), _first(nodes, other), _first(nodes, out)
+    scopes, axes = nodes.scopes, lanes.axes
+    stride_i, stride_j, count, before = 1, 1, 0, 0
+    while i >= first_i or j >= first_j or k >= first_k:
+        position = np.int64(-1)
+        if i >= first_i:
+            position = scopes[i]
+        if j >= first_j:
+            position = max(position, scopes[j])
+        if k >= first_k:
+            position = max(position, scopes[k])
+        size = lanes.sizes[position]
+        kind, in_one, in_other = 0, 0, 0
+        if i >= first_i and scopes[i] == position:
+            kind, in_one, i = 1, stride_i, i - 1
+            stride_i *= size
+        if j >= first_j and scopes[j] == position:
+            kind, in_other, j = kind + 2, stride_j, j - 1
+            stride_j *= size
+        if k >= first_k and scopes[k] == position:
+            kind, k = kind + 4, k - 1
+        if size == 1:
+            continue
+        # `kind` is the set of tables with this axis; equal neighbours are contiguous in all of them.
+        if kind == before:
+            axes[count - 1, AXIS_SIZE] *= size
+            continue
+        axes[count, AXIS_SIZE], axes[count, AXIS_ONE], axes[count, AXIS_OTHER] = size, in_one, in_other
+        axes[count, AXIS_KEPT] = 1 if kind >= 4 else 0
+        count += 1
+        before = kind
+    return count
+
+
+@jit
+def _first(nodes: Any, number: int) -> int:
+    return int(nodes.tables[number, FIRST]) if number >= 0 else 0
+
+
+@jit
+def _last(nodes: Any, number: int) -> int:
+    return int(nodes.tables[number, FIRST] + nodes.tables[number, LENGTH] - 1) if number >= 0 else -1
+
+
+@jit
+def _list_offsets(lanes: Any, axes: int) -> Any:
+    """List the offsets of kept and of eliminated entries in both operands; return the number of each."""
+    lists = lanes.lists
+    kept, terms = 1, 1
+    lists[KEPT_ONE, 0] = lists[KEPT_OTHER, 0] = lists[TERM_ONE, 0] = lists[TERM_OTHER, 0] = 0
+    for axis in range(axes):
+        size, one, other = lanes.axes[axis, AXIS_SIZE], lanes.axes[axis, AXIS_ONE], lanes.axes[axis, AXIS_OTHER]
+        # Innermost axes first: the list so far is repeated for each further index.
+        if lanes.axes[axis, AXIS_KEPT]:
+            for n in range(1, size):
+                for e in range(kept):
+                    lists[KEPT_ONE, n * kept + e] = lists[KEPT_ONE, e] + n * one
+                    lists[KEPT_OTHER, n * kept + e] = lists[KEPT_OTHER, e] + n * other
+            kept *= size
+        else:
+            for n in range(1, size):
+                for e in range(terms):
+                    lists[TERM_ONE, n * terms + e] = lists[TERM_ONE, e] + n * one
+                    lists[TERM_OTHER, n * terms + e] = lists[TERM_OTHER, e] + n * other
+            terms *= size
+    return kept, terms
+
+
+@jit
+def _contract(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
+    """Sum the products of two tables, out[s] = sum over r of one[s, r] * other[s, r], for all lanes.
+
+    lanes: with the offsets of s and r in `lists`.
+    kept, terms: number of s, and of r.
+    one, other: views.
+    out, width: offset and lanes of the result; 1 lane if both operands have one.
+    """
+    if one[WIDE] == 1 and other[WIDE] == 1:
+        _scalars(lanes, kept, terms, one, other, out, width)
+        return
+    # The operand without lanes, if any, comes first.
+    if other[WIDE] == 1:
+        _shared_sums(lanes, kept, terms, other, one, KEPT_OTHER, KEPT_ONE, out, width)
+    elif one[WIDE] == 1:
+        _shared_sums(lanes, kept, terms, one, other, KEPT_ONE, KEPT_OTHER, out, width)
+    else:
+        _sums(lanes, kept, terms, one, other, out, width)
+
+
+@jit
+def _scalars(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
+    arena, lists = lanes.arena, lanes.lists
+    for s in range(kept):
+        total = 0.0
+        for r in range(terms):
+            at, beside = lists[KEPT_ONE, s] + lists[TERM_ONE, r], lists[KEPT_OTHER, s] + lists[TERM_OTHER, r]
+            total += arena[one[PLACE] + at] * arena[other[PLACE] + beside]
+        for i in range(width):
+            arena[out + s * width + i] = total
+
+
+@jit
+def _shared_sums(
+    lanes: Any, kept: int, terms: int, one: Any, other: Any, kept_one: int, kept_other: int, out: int, width: int
+) -> None:
+    """Contract a table that all lanes share with another; its zeros are skipped."""
+    arena, lists = lanes.arena, lanes.lists
+    terms_one, terms_other = lists[kept_one + 2], lists[kept_other + 2]
+    chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
+    sparse = other[SPARSE] != 0
+    for s in range(kept):
+        at, beside = one[PLACE] + lists[kept_one, s], lists[kept_other, s]
+        count = 0
+        for r in range(terms):
+            entry = beside + terms_other[r]
+            if arena[at + terms_one[r]] != 0.0 and (not sparse or lanes.live[other[FLAGS] + entry] != 0):
+                chosen_one[count] = at + terms_one[r]
+                chosen_other[count] = other[PLACE] + entry * width
+                count += 1
+        target = out + s * width
+        i = 0
+        while i + 2 * WIDTH <= width:
+            x = y = spread(0.0)
+            for r in range(count):
+                factor, source = spread(arena[chosen_one[r]]), chosen_other[r] + i
+                x = multiply_add(factor, load(arena, source), x)
+                y = multiply_add(factor, load(arena, source + WIDTH), y)
+            store(arena, target + i, x)
+            store(arena, target + i + WIDTH, y)
+            i += 2 * WIDTH
+        if i < width:
+            x = spread(0.0)
+            for r in range(count):
+                x = multiply_add(spread(arena[chosen_one[r]]), load(arena, chosen_other[r] + i), x)
+            store(arena, target + i, x)
+
+
+@jit
+def _sums(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
+    """Contract two tables with lanes; terms that are zero in all of them are skipped."""
+    arena, lists = lanes.arena, lanes.lists
+    terms_one, terms_other = lists[TERM_ONE], lists[TERM_OTHER]
+    chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
+    sparse = one[SPARSE] != 0 or other[SPARSE] != 0
+    for s in range(kept):
+        at, beside = lists[KEPT_ONE, s], lists[KEPT_OTHER, s]
+        count = 0
+        for r in range(terms):
+            entry, partner = at + terms_one[r], beside + terms_other[r]
+            if not sparse or (lanes.live[one[FLAGS] + entry] != 0 and lanes.live[other[FLAGS] + partner] != 0):
+                chosen_one[count] = one[PLACE] + entry * width
+                chosen_other[count] = other[PLACE] + partner * width
+                count += 1
+        target = out + s * width
+        i = 0
+        while i + 2 * WIDTH <= width:
+            x = y = spread(0.0)
+            for r in range(count):
+                source, partner = chosen_one[r] + i, chosen_other[r] + i
+                x = multiply_add(load(arena, source), load(arena, partner), x)
+                y = multiply_add(load(arena, source + WIDTH), load(arena, partner + WIDTH), y)
+            store(arena, target + i, x)
+            store(arena, target + i + WIDTH, y)
+            i += 2 * WIDTH
+        if i < width:
+            x = spread(0.0)
+            for r in range(count):
+                x = multiply_add(load(arena, chosen_one[r] + i), load(arena, chosen_other[r] + i), x)
+            store(arena, target + i, x)
+
+
+@jit
+def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> None:
+    """Divide a message by the power of two of each row that brings its largest entry into [0.5, 1).
+
+    lanes: of the rows; exponents of messages up are added to those of the rows.
+    number, index: table and group.
+    column: UP or DOWN.
+    rows: of the block.
+    """
+    arena, group, temporary = lanes.arena, lanes.groups[index], lanes.temporary
+    place, width, flags = group[AT_DOWN], group[LANES_DOWN], group[LIVE_DOWN]
+    if column == UP:
+        place, width, flags = group[AT_UP], group[LANES_UP], group[LIVE_UP]
+    entries, members = group[SIZE], group[COUNT]
+    largest, smallest, by = temporary[LARGEST], temporary[SMALLEST], temporary[BY]
+    if width == 1:
+        zeros = _extremes_of_one(lanes, place, entries, flags)
+    else:
+        # Lanes beyond the last row may be left over from other messages.
+        for i in range(members, width):
+            for e in range(entries):
+                arena[place + e * width + i] = arena[place + e * width]
+        zeros = _extremes(lanes, place, entries, width, flags)
+    mapped = lanes.spans[number, MAP]
+    least = 1.0
+    used = 1 if width == 1 else width
+    for i in range(used):
+        bits = as_bits(largest[i])
+        if bits == np.uint64(0):
+            # No entry above zero: nothing to scale.
+            by[i] = 1.0
+            continue
+        exponent = np.int64(bits >> np.uint64(52)) - 1022
+        by[i] = as_float(np.uint64(1023 - exponent) << np.uint64(52)) if exponent > -1022 else 1.0
+        least = min(least, smallest[i] * by[i]) if exponent > -1022 else 0.0
+        if column == UP:
+            largest[i] = float(exponent) if exponent > -1022 else 0.0
+    if column == UP:
+        for i in range(members):
+            lane = 0 if width == 1 else i
+            row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
+            lanes.exponents[row] += largest[lane]
+    if width == 1:
+        for e in range(entries):
+            arena[place + e] *= by[0]
+    else:
+        for i in range(0, width, WIDTH):
+            factor = load(by, i)
+            for e in range(entries):
+                at = place + e * width + i
+                store(arena, at, multiply(load(arena, at), factor))
+    sparse = zeros > SPARSE_FROM * entries
+    if column == UP:
+        group[SPARSE_UP], lanes.least[index, 0] = sparse, least
+    else:
+        group[SPARSE_DOWN], lanes.least[index, 1] = sparse, least
+    if least < TINY:
+        for i in range(members):
+            lanes.doubt[lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i] = 1
+
+
+@jit
+def _extremes(lanes: Any, place: int, entries: int, width: int, flags: int) -> int:
+    """Find the largest and the smallest positive entry of each lane, and which entries are zero in all."""
+    arena, temporary = lanes.arena, lanes.temporary
+    largest, smallest = temporary[LARGEST], temporary[SMALLEST]
+    for e in range(entries):
+        lanes.live[flags + e] = 0
+    for i in range(0, width, WIDTH):
+        high, low = spread(0.0), spread(np.inf)
+        for e in range(entries):
+            line = load(arena, place + e * width + i)
+            high, low = larger(line, high), least_above_zero(low, line)
+            if above_zero(line):
+                lanes.live[flags + e] = 1
+        store(largest, i, high)
+        store(smallest, i, low)
+    zeros = 0
+    for e in range(entries):
+        zeros += lanes.live[flags + e] == 0
+    return zeros
+
+
+@jit
+def _extremes_of_one(lanes: Any, place: int, entries: int, flags: int) -> int:
+    high, low, zeros = 0.0, np.inf, 0
+    for e in range(entries):
+        x = lanes.arena[place + e]
+        lanes.live[flags + e] = x > 0.0
+        if x > 0.0:
+            high, low = max(high, x), min(low, x)
+        else:
+            zeros += 1
+    lanes.temporary[LARGEST, 0], lanes.temporary[SMALLEST, 0] = high, low
+    return zeros
+
+
+@jit
+def _leaf(factors: Any, evidence: Any, tree: Any, lanes: Any, number: int) -> None:
+    """Write the entries of a factor, or of a likelihood, at the observed states of every row."""
+    states, soft, likelihoods, places = evidence
+    nodes, arena, spans = tree.nodes, lanes.arena, lanes.spans
+    table = nodes.tables[number]
+    factor, given = table[FACTOR], factors.starts.size - 1
+    for index in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
+        group = lanes.groups[index]
+        place, width, entries = group[AT_UP], group[LANES_UP], group[SIZE]
+        members = group[COUNT] if width > 1 else 1
+        mapped = spans[number, MAP]
+        if factor == ONES:
+            for e in range(entries):
+                arena[place + e] = 1.0
+            continue
+        _set_sizes(states, tree, lanes, number, group[ROW])
+        if factor >= given:
+            _likelihood(states, soft, likelihoods, places, tree, lanes, index, number)
+            continue
+        axes = 0
+        for at in range(table[FIRST] + table[LENGTH] - 1, table[FIRST] - 1, -1):
+            position = nodes.scopes[at]
+            if lanes.sizes[position] > 1:
+                lanes.axes[axes, AXIS_SIZE], lanes.axes[axes, AXIS_KEPT] = lanes.sizes[position], 1
+                lanes.axes[axes, AXIS_ONE] = _stride(factors, factor, tree.order[position])
+                lanes.axes[axes, AXIS_OTHER] = 0
+                axes += 1
+        kept, _ = _list_offsets(lanes, axes)
+        for i in range(members):
+            row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
+            base = factors.places[factor]
+            for at in range(factors.starts[factor], factors.starts[factor + 1]):
+                v = factors.scopes[at]
+                if states[row, v] >= 0:
+                    base += states[row, v] * factors.strides[at]
+            for e in range(kept):
+                arena[place + e * width + i] = factors.values[base + lanes.lists[KEPT_ONE, e]]
+
+
+@jit
+def _stride(factors: Any, factor: int, variable: int) -> int:
+    for at in range(factors.starts[factor], factors.starts[factor + 1]):
+        if factors.scopes[at] == variable:
+            return int(factors.strides[at])
+    return 0
+
+
+@jit
+def _likelihood(
+    states: Any, soft: Any, likelihoods: Any, places: Any, tree: Any, lanes: Any, index: int, number: int
+) -> None:
+    """Write the likelihoods of a variable for the rows of a group: ones for rows without any."""
+    group, mapped = lanes.groups[index], lanes.spans[number, MAP]
+    kind = tree.nodes.tables[number, FACTOR] - lanes.given[0]
+    for i in range(group[COUNT]):
+        row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
+        for e in range(group[SIZE]):
+            value = 1.0
+            if soft[row, kind] >= 0:
+                value = likelihoods[row, places[kind] + e]
+            lanes.arena[group[AT_UP] + e * group[LANES_UP] + i] = value
+
+
+@jit
+def _read(v: int, start: int, states: Any, tree: Any, lanes: Any, posteriors: Any, size: int) -> None:
+    """Write the posteriors of a variable for all rows of a block."""
+    rows = states.shape[0]
+    for row in range(rows):
+        # Observed: certain, whatever the tables say.
+        if states[row, v] >= 0:
+            for e in range(size):
+                posteriors[row, start + e] = 0.0
+            posteriors[row, start + states[row, v]] = 1.0
+    position = tree.position[v]
+    if position < 0:
+        return
+    nodes = tree.nodes
+    host = tree.host[position]
+    # The scope of the result is one position, listed after all others.
+    last = nodes.tables.shape[0] - 1
+    nodes.scopes[nodes.counts[SCOPES]] = position
+    nodes.tables[last, FIRST], nodes.tables[last, LENGTH] = nodes.counts[SCOPES], 1
+    above = host if nodes.tables[host, PARENT] >= 0 else -1
+    mapped = lanes.spans[host, MAP]
+    for index in range(lanes.spans[host, FIRST_GROUP], lanes.spans[host, FIRST_GROUP] + lanes.spans[host, GROUPS]):
+        group = lanes.groups[index]
+        if lanes.loose[position] and states[group[ROW], v] >= 0:
+            continue
+        _set_sizes(states, tree, lanes, host, group[ROW])
+        kept, terms = _list_offsets(lanes, _axes(nodes, lanes, host, above, last))
+        one = group[AT_UP], group[LANES_UP], group[LIVE_UP], group[SPARSE_UP], lanes.least[index, 0]
+        other = np.int64(0), np.int64(1), np.int64(0), np.int64(0), 1.0
+        if above >= 0:
+            other = group[AT_DOWN], group[LANES_DOWN], group[LIVE_DOWN], group[SPARSE_DOWN], lanes.least[index, 1]
+        out, width = lanes.scratch[0], group[LANES_DOWN]
+        _contract(lanes, kept, terms, one, other, out, width)
+        doubt = not one[LEAST_ENTRY] * other[LEAST_ENTRY] >= TINY
+        for i in range(group[COUNT]):
+            row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
+            total = 0.0
+            for e in range(kept):
+                total += lanes.arena[out + e * width + i]
+            # Impossible rows get zeros, not 0 / 0.
+            total = total if total > 0 else 1.0
+            for e in range(kept):
+                posteriors[row, start + e] = lanes.arena[out + e * width + i] / total
+            if doubt:
+                lanes.doubt[row] = 1
+
+
+@jit
+def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
+    """Write the states of some rows, all others unobserved.
+
+    cells: int32 [columns, all rows].
+    variables: int64 [columns], of each column.
+    picks: int64 [rows], rows of the cells.
+    states: int64 [rows, variables], written.
+    """
+    states[:] = -1
+    for column in range(variables.size):
+        line, v = cells[column], variables[column]
+        for i in range(picks.size):
+            states[i, v] = line[picks[i]]
+
+
+@jit
+def common_states(states: Any, cards: Any, common: Any, means: Any) -> None:
+    """Find what rows that share a tree have in common.
+
+    states: int64 [rows, variables], -1 for unobserved.
+    cards: int64 [variables], numbers of states.
+    common: int64 [variables], written: 0 where all rows observe a variable, LOOSE where some do, else -1.
+    means: float64 [variables], written: mean number of states, 1 for rows that observe the variable.
+    """
+    rows = states.shape[0]
+    for v in range(cards.size):
+        seen = 0
+        for row in range(rows):
+            seen += states[row, v] >= 0
+        share_states(v, seen, rows, cards, common, means)
+
+
+@jit
+def share_states(v: int, seen: int, rows: int, cards: Any, common: Any, means: Any) -> None:
+    """Write what `common_states` writes for a variable that `seen` of the rows observe."""
+    common[v] = -1 if seen == 0 else LOOSE if seen < rows else 0
+    means[v] = cards[v] - (cards[v] - 1) * (seen / rows)
+
+
+@jit
+def write_rows(posteriors: Any, done: Any, rows: Any, places: Any, memory: Any) -> None:
+    """Write posteriors of rows to the answers of a batch.
+
+    posteriors: float64 [rows, entries].
+    done: bool [rows], rows to be written.
+    rows: int64, their rows of the batch.
+    places: int64 [targets, 3], offset in a row of posteriors, number of states, and the sum of those of all targets
+        before.
+    memory: flat, [all rows, states] of one target after the other.
+    """
+    total = memory.size // (places[-1, 1] + places[-1, 2])
+    for n in range(places.shape[0]):
+        start, size, first = places[n, 0], places[n, 1], places[n, 2] * total
+        for i in range(rows.size):
+            if done[i]:
+                at = first + rows[i] * size
+                for e in range(size):
+                    memory[at + e] = posteriors[i, start + e]

@@ -1,0 +1,167 @@
+"""Which rows share a tree made in compiled code, where rows of a batch differ in what they observe.
+
+Rows on one tree are computed together in vectors; what only some of them observe stays in the tree, and is cut out
+table by table. Rows that agree in more columns have a smaller tree, but are fewer. Main class: TreeChoice, called by
+the router for batches on CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.backends.row_trees import RowEngine, RowWork
+from junctor.cost.constants import CPU
+from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct
+from junctor.planning.shape import Pattern
+
+# Rows of a vector: fewer are computed with lanes left empty.
+LANES = 8
+# Rows that are computed together at most.
+TOGETHER = 256
+# Share of the work of a batch that trees tried for the choice may take.
+CHOICE_SHARE = 0.04
+# Counts of columns that tell groups apart, in the order in which they are tried.
+TRIED = (0, 10**9, 8, 2, 32, 4, 16, 1, 64, 12, 6, 3, 24, 48, 128)
+# Groups whose trees stand for all groups of a trial, by their places among the rows.
+PLACES = (0.1, 0.5, 0.9)
+# Patterns that stand for the trees of single rows.
+SAMPLED = 8
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Trial:
+    """Groups of patterns that agree in some columns: the number of each pattern, rows of each group, and seconds.
+
+    together: bool [groups], those that share a tree; rows of the others have trees of their own.
+    """
+
+    numbers: Rows
+    counts: Rows
+    together: Mask
+    seconds: float
+
+
+def shared_seconds(work: RowWork, rows: npt.NDArray[np.float64] | float, mixed: bool) -> npt.NDArray[np.float64]:
+    """Return the seconds of groups of so many rows on one tree each.
+
+    work: of a row of such a group.
+    mixed: whether its rows differ in what they observe.
+    """
+    rows = np.asarray(rows, dtype=np.float64)
+    lanes = np.ceil(rows / LANES) * LANES
+    row = work.operations * CPU.lane_operation + work.entries * CPU.lane_entry
+    blocks = np.ceil(rows / TOGETHER)
+    return lanes * row * (CPU.lane_mixed if mixed else 1) + blocks * work.tables * (CPU.lane_table + CPU.tree_plan)
+
+
+class TreeChoice:
+    """The cheapest groups of the rows of a batch that share trees.
+
+    patterns: of the batch.
+    engine: that plans trees.
+    """
+
+    def __init__(self, patterns: Patterns, engine: RowEngine) -> None:
+        self._patterns = patterns
+        self._engine = engine
+        rows = int(patterns.counts.sum())
+        share = patterns.counts @ patterns.marks / rows
+        hard = np.arange(len(patterns.variables)) < patterns.hard
+        self._always = hard & (share == 1)
+        self._sometimes = np.flatnonzero(hard & (share > 0) & (share < 1))
+        self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
+        alone = self._alone_work()
+        self._alone = _alone_seconds(alone)
+        # By counts and not by time: equal batches get equal groups.
+        trees = CHOICE_SHARE * rows * min(self._alone, 1e3) / max(alone.tables * CPU.tree_plan, 1e-9)
+        self._order = self._by_gain(share) if trees > 2 * len(PLACES) else self._sometimes
+        tried = sorted({min(count, len(self._order)) for count in TRIED[: max(2, int(trees / len(PLACES)))]})
+        self._best = min((self._trial(count) for count in tried), key=lambda trial: trial.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Forecast of all rows, on one core."""
+        return self._best.seconds
+
+    def groups(self) -> list[PatternGroup]:
+        """Return the groups that share a tree, then the rows with a tree of their own."""
+        patterns, best = self._patterns, self._best
+        result = []
+        group_of_row = best.numbers[patterns.numbers]
+        for number in np.flatnonzero(best.together):
+            members = best.numbers == number
+            pattern = self._pattern(members)
+            result.append(PatternGroup(pattern, patterns.rows[group_of_row == number], int(members.sum()), tree=True))
+        alone = ~best.together[best.numbers]
+        if alone.any():
+            rows = patterns.rows[alone[patterns.numbers]]
+            result.append(PatternGroup(self._pattern(alone), rows, int(alone.sum()), per_row=True))
+        return result
+
+    def _trial(self, columns: int) -> _Trial:
+        """Group the patterns by the first so many columns of the order."""
+        patterns = self._patterns
+        marks = patterns.marks[:, self._order[:columns]]
+        _, counts, numbers = distinct(marks, patterns.counts)
+        mixed = columns < len(self._order)
+        # The largest groups come first: some at fixed places among the rows stand for their neighbours.
+        ends = np.cumsum(counts)
+        chosen = sorted({int(np.searchsorted(ends, place * ends[-1])) for place in PLACES})
+        bounds = [*chosen[1:], len(counts)]
+        seconds = np.zeros(len(counts))
+        first = 0
+        for group, last in zip(chosen, bounds, strict=True):
+            work = self._work(numbers == group, int(counts[group]))
+            seconds[first:last] = shared_seconds(work, counts[first:last], mixed)
+            first = last
+        alone = counts * self._alone
+        together = seconds < alone
+        return _Trial(numbers, counts, together, float(np.minimum(seconds, alone).sum()))
+
+    def _alone_work(self) -> RowWork:
+        """Return the mean work of a row with a tree of its own, of some patterns evenly spread."""
+        patterns = self._patterns
+        sampled = range(0, len(patterns.counts), -(-len(patterns.counts) // SAMPLED))
+        works = [self._engine.work(patterns.observed(p), patterns.soft(p)) for p in sampled]
+        return RowWork(*(float(np.mean([work[i] for work in works])) for i in range(3)))
+
+    def _work(self, members: Mask, rows: int) -> RowWork:
+        """Return the work of a row on a tree for some patterns."""
+        observed, shares = self._evidence(members)
+        return self._engine.work(observed, self._soft, shares, min(rows, TOGETHER))
+
+    def _evidence(self, members: Mask) -> tuple[frozenset[int], dict[int, float]]:
+        """Return what all rows of some patterns observe, and the share of them that observe what only some do."""
+        patterns = self._patterns
+        counts = patterns.counts[members]
+        share = counts @ patterns.marks[members][:, : patterns.hard] / counts.sum()
+        observed = frozenset(patterns.variables[i] for i in np.flatnonzero(share == 1))
+        return observed, {patterns.variables[i]: float(share[i]) for i in np.flatnonzero((share > 0) & (share < 1))}
+
+    def _pattern(self, members: Mask) -> Pattern:
+        marks = self._patterns.marks[members]
+        hard = np.arange(marks.shape[1]) < self._patterns.hard
+        sliced = marks.all(axis=0) & hard
+        variables = np.array(self._patterns.variables, dtype=np.int64)
+        return Pattern(
+            frozenset(variables[sliced].tolist()), frozenset(variables[marks.any(axis=0) & ~sliced].tolist())
+        )
+
+    def _by_gain(self, share: npt.NDArray[np.float64]) -> Rows:
+        """Return the columns that only some rows observe, first those that gain most for the groups they make."""
+        patterns = self._patterns
+        observed = [patterns.variables[i] for i in np.flatnonzero(self._always)]
+        shares = {patterns.variables[i]: float(share[i]) for i in self._sometimes}
+        savings = self._engine.savings(observed, shares)
+        gain = np.array([savings[patterns.variables[i]] for i in self._sometimes])
+        split = np.minimum(share[self._sometimes], 1 - share[self._sometimes])
+        return self._sometimes[np.argsort(-gain / split, kind="stable")]
+
+
+def _alone_seconds(work: RowWork) -> float:
+    seconds = work.operations * CPU.tree_operation + work.tables * (CPU.tree_table + CPU.tree_plan)
+    return seconds if math.isfinite(seconds) else math.inf
