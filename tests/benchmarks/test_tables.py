@@ -1,0 +1,120 @@
+"""The table of kinds of evidence: its rows, its figures, and that both sides agree.
+
+uv run --with pyagrum==3.3.1 pytest tests/benchmarks/test_tables.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.files import ASIA
+from junctor.evidence.batch import UNOBSERVED
+from junctor.generate import random_network, sample
+from junctor.model.answers import IMPOSSIBLE, OK
+from table_cells import KINDS, evidence
+from table_report import Record, comparison, targets, text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_rows_are_a_prefix_of_more(kind: str) -> None:
+    network = random_network(25, seed=3)
+    few, many = (evidence(network, "name", kind, sample(network, rows, 5)) for rows in (7, 9000))
+    assert (few.columns == many.columns).all()
+    assert (few.states == many.states[:, :7]).all()
+
+
+def test_kinds_observe_what_they_say() -> None:
+    network = random_network(40, (2, 5), seed=4)
+    samples = sample(network, 4000, 6)
+    found = {kind: evidence(network, "name", kind, samples) for kind in KINDS}
+    fixed = found["fixed"]
+    assert len(fixed.columns) == 8
+    assert (fixed.states == samples.T[fixed.columns]).all()
+    empty = {kind: (found[kind].states == UNOBSERVED).mean() for kind in KINDS}
+    assert empty["missing"] == pytest.approx(0.05, abs=0.01)
+    assert empty["holes"] == pytest.approx(0.3, abs=0.02)
+    assert empty["noisy"] == empty["random"] == 0
+    assert ((found["varied"].states != UNOBSERVED).sum(axis=0) == 8).all()
+    assert 0 < (found["noisy"].states != fixed.states).mean() < 0.05
+    assert (found["noisy"].states < np.array(network.cardinalities)[fixed.columns, None]).all()
+
+
+def cell(kind: str, precision: str, ms: float, **other: Any) -> dict[str, Any]:
+    known = {"network": "a", "rows": 2000, "device": "cpu", "done": 2000, "cpu": 1.0, "over": False}
+    return known | {"kind": kind, "precision": precision, "ms": ms, "impossible": 0, "climbed": 0} | other
+
+
+def record(*cells: dict[str, Any]) -> Record:
+    # The second engine is the better one for many rows.
+    engines = {"slow": [0.01, 0.2], "fast": [1.0, 0.1]}
+    return Record({"cells": cells, "peers": [{"network": "a", "kind": kind, "engines": engines} for kind in KINDS]})
+
+
+def test_ratios_and_targets() -> None:
+    found = record(
+        cell("fixed", "double", 1.0), cell("missing", "double", 2.0), cell("missing", "single", 3.0, climbed=40)
+    )
+    assert found.peer_ms(found.cells[0]) == pytest.approx(100.45)
+    assert found.ratio(found.cells[1]) == pytest.approx(50.2, abs=0.1)
+    lines = targets(found)
+    assert "- met: 2,000 rows: every cell at least 30 x pyAgrum: 33.5 (a, missing, single)" in lines
+    assert "- NOT met: single at most 1.1 x double: 1.5 (a, missing, single)" in lines
+    assert "- NOT met: less than 1 % of the rows climb in single precision: 0.02 (a, missing, single)" in lines
+    assert "| a | 1 (100) | 2, 3 (100) |" in text(found)
+
+
+def test_cells_cut_short_failed_and_different_are_told() -> None:
+    found = record(
+        cell("fixed", "double", 30.0, done=0, over=True),
+        cell("missing", "double", 5.0, done=512),
+        cell("holes", "double", math.nan, done=0, error="died"),
+        cell("varied", "double", 1.0, compared=9, other_status=[3]),
+    )
+    assert "| a | over 30 (100) | 5* (100) | failed (100) | 1 (100) |" in text(found)
+    assert "- NOT met: answers agree with pyAgrum's (9 rows): 1 cells differ" in targets(found)
+    assert "- NOT met: every cell is answered: 1 failed" in targets(found)
+
+
+def test_records_are_compared_by_cell() -> None:
+    before, now = record(cell("fixed", "double", 4.0)), record(cell("fixed", "double", 1.0), cell("noisy", "double", 1))
+    assert "| a | fixed | double | 2,000 | 4 | 1 | 0.25 | 1 |" in comparison(now, before)
+
+
+def test_the_command_runs_and_both_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
+    tables, output = importlib.import_module("tables"), tmp_path / "record.json"
+    command = ["tables.py", ASIA, "--kinds", "random", "--rows", "30", "--precision", "double", "--peer-seconds", "0.5"]
+    monkeypatch.setattr(sys, "argv", [*command, "--json", str(output)])
+    assert tables.main() == 0
+    (found,) = json.loads(output.read_text())["cells"]
+    assert found["compared"] == found["done"] == 30
+    assert found["posterior_difference"] < 1e-12
+    assert "- met: answers agree with pyAgrum's (30 rows)" in capsys.readouterr().out
+
+
+def test_rows_of_probability_0_that_the_peer_answers(tmp_path: Path) -> None:
+    pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
+    from agrum import Peer, peer_model
+    from junctor.formats import read_network
+    from table_peer import PeerAnswers, timed_rows
+
+    network = read_network(ASIA)
+    either = network.index["either"]
+    causes = [v for v in network.factors[either].scope if v != either]
+    # No table of pyAgrum's propagation is zero everywhere where all variables of a factor are observed.
+    table = network.factors[either].table
+    state = int(np.flatnonzero(table[0, 0] == 0)[0])
+    rows = [{causes[0]: 0, causes[1]: 0, either: state}, {causes[0]: 0}]
+    answers = PeerAnswers(network, len(rows))
+    assert len(timed_rows(Peer(peer_model(network), "LazyPropagation", False, 1), rows, 10.0, answers)) == 2
+    answers.store(tmp_path / "truth.npz")
+    assert np.load(tmp_path / "truth.npz")["status"].tolist() == [IMPOSSIBLE, OK]
