@@ -49,6 +49,11 @@ class Evidence:
     columns: npt.NDArray[np.int64]
     states: npt.NDArray[np.int32]
 
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return int(self.states.shape[1])
+
     def batch(self, first: int, last: int) -> EvidenceBatch:
         """Return some rows as a batch."""
         found = {int(v): np.ascontiguousarray(self.states[i, first:last]) for i, v in enumerate(self.columns)}

@@ -29,7 +29,7 @@ def answer_peer(path: str, evidence: Path, seconds: float, output: Path) -> Iter
     """
     network, rows = read_network(path), Evidence.load(evidence)
     model = peer_model(network)
-    cases = rows.rows(min(MOST_ROWS, rows.states.shape[1]))
+    cases = rows.rows(min(MOST_ROWS, rows.count))
     limit_memory()
     yield {}
     found: dict[str, Any] = {"engines": {}, "rows": 0}

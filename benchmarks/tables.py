@@ -25,72 +25,22 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from common import in_a_child, machine_record, network_files
-from junctor.formats import read_network
-from junctor.generate import sample
+import table_modes
+from common import network_files
 from junctor.runtime.machine import usable_cores
-from table_cells import KINDS, TOLERANCE, Cell, evidence, measured
+from table_cells import KINDS, TOLERANCE, measured
 from table_report import Record, comparison, disagrees, number, shown, text
+from table_run import Measurement
 
 # Of a folder that has them; else all of its networks.
 NETWORKS = "asia alarm hailfinder win95pts hepar2 andes pigs water mildew barley diabetes munin1 munin2 munin3 munin4"
 NETWORKS += " munin link pathfinder"
 OURS = Path(__file__).parent.parent / "data"
 ROWS = (20, 2000, 200_000)
-
-
-class Measurement:
-    """The files of one command, what it has found, and the record that is stored as it grows."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options = options
-        self.folder = folder
-        self.record: dict[str, Any] = machine_record() | {"threads": options.threads, "cells": [], "peers": []}
-        earlier = json.loads(options.peer.read_text())["peers"] if options.peer else []
-        self._earlier = {(each["network"], each["kind"]): each for each in earlier}
-
-    def note(self, what: str, found: dict[str, Any]) -> dict[str, Any]:
-        """Add what was found to the record, and store it."""
-        self.record.setdefault(what, []).append(found)
-        if self.options.json:
-            self.options.json.write_text(json.dumps(self.record, indent=1) + "\n")
-        return found
-
-    def evidence(self, path: Path, kinds: tuple[str, ...], rows: int) -> Iterator[tuple[str, Path]]:
-        """Yield each kind, and the file of its rows."""
-        network, name = read_network(path), path.name.split(".")[0]
-        samples = sample(network, rows, self.options.seed)
-        for kind in kinds:
-            file = self.folder / "evidence.npy"
-            evidence(network, name, kind, samples, self.options.seed).store(file)
-            yield kind, file
-
-    def peer(self, path: Path, kind: str, file: Path) -> Path | None:
-        """Have pyAgrum answer the first rows, and return the file of its answers, if there is one."""
-        name = {"network": path.name.split(".")[0], "kind": kind}
-        seconds, output = self.options.peer_seconds, self.folder / "truth.npz"
-        output.unlink(missing_ok=True)
-        if seconds <= 0:
-            earlier = self._earlier.get((name["network"], kind))
-            if earlier:
-                self.note("peers", earlier)
-            return None
-        from table_peer import answer_peer
-
-        found: dict[str, Any] = {}
-        try:
-            for said in in_a_child(answer_peer, str(path), file, seconds, output, silence=60 + 10 * seconds):
-                found = said
-        except (TimeoutError, RuntimeError) as error:
-            found["error"] = str(error)
-            print(f"{name['network']}, {kind}: pyAgrum: {error}", file=sys.stderr, flush=True)
-        self.note("peers", name | found)
-        return output if output.exists() else None
 
 
 def fill_table(run: Measurement) -> None:
@@ -100,9 +50,8 @@ def fill_table(run: Measurement) -> None:
         for kind, file in run.evidence(path, options.kinds, max(options.rows)):
             truth = run.peer(path, kind, file)
             for rows, precision, device in itertools.product(options.rows, options.precision, options.device):
-                threads, seconds = options.threads[0], options.seconds
-                cell = measured(Cell(str(path), file, kind, rows, precision, threads, device, seconds, truth))
-                run.note("cells", cell)
+                asked = run.cell(path, file, kind, rows, precision, truth)
+                cell = run.note("cells", measured(replace(asked, device=device)))
                 record = Record(run.record)
                 words = [cell["network"], kind, f"{rows:,}", precision, device, shown(cell), "ms,"]
                 words += ["pyAgrum", number(record.peer_ms(cell)), "ms", f"(loading {cell['loading']:.1f} s)"]
@@ -128,6 +77,14 @@ def main() -> int:
     options = parsed()
     with tempfile.TemporaryDirectory() as folder:
         run = Measurement(options, Path(folder))
+        if options.long:
+            return table_modes.long(run)
+        if options.calls:
+            return table_modes.calls(run)
+        if options.impossible:
+            return table_modes.impossible(run)
+        if len(options.threads) > 1:
+            return table_modes.scaling(run)
         fill_table(run)
         return print_table(run)
 
@@ -140,6 +97,10 @@ def parsed() -> argparse.Namespace:
     add("--kinds", nargs="+", choices=KINDS, default=KINDS)
     add("--rows", nargs="+", type=int, default=ROWS)
     add("--precision", nargs="+", choices=tuple(TOLERANCE), default=tuple(TOLERANCE))
+    add("--calls", action="store_true", help="measure single calls instead")
+    add("--impossible", action="store_true", help="measure rows of probability 0 against others instead")
+    add("--long", action="store_true", help="measure long networks instead, and the UAI files given")
+    add("--lengths", nargs="+", type=int, default=table_modes.LENGTHS, help="of generated chains and trees")
     add("--device", nargs="+", choices=("cpu", "gpu"), default=("cpu",))
     add("--threads", nargs="+", type=int, default=(usable_cores(),), help="several: how we scale with them")
     add("--seconds", type=float, default=60.0, help="most for a cell, or for one piece of its rows")
@@ -151,7 +112,7 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     if options.peer or not find_spec("pyagrum"):
         options.peer_seconds = 0.0
-    options.networks = chosen_files(options.networks or [OURS])
+    options.networks = chosen_files(options.networks or [OURS] * (not options.long))
     return options
 
 

@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.files import ASIA
+from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED
+from junctor.formats import read_network, write_network
 from junctor.generate import random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK
-from table_cells import KINDS, evidence
+from junctor.model.query import Query
+from table_cells import KINDS, Evidence, evidence
+from table_children import call_times, find_impossible, long_times
 from table_report import Record, comparison, targets, text
 
 
@@ -101,10 +105,39 @@ def test_the_command_runs_and_both_agree(
     assert "- met: answers agree with pyAgrum's (30 rows)" in capsys.readouterr().out
 
 
+def test_impossible_rows_are_found(tmp_path: Path) -> None:
+    network, file = random_network(50, (2, 4), seed=2, zeros=0.5), tmp_path / "network.bif"
+    write_network(network, file)
+    samples = sample(network, 400, 3)
+    for kind in ("fixed", "random"):
+        evidence(network, "network", kind, samples).store(tmp_path / f"{kind}.npy")
+    zero, others = tmp_path / "zero.npy", tmp_path / "others.npy"
+    rows = (tmp_path / "random.npy", tmp_path / "fixed.npy", 60.0, 5, zero, others)
+    *_, found = find_impossible(str(file), *rows)
+    assert found == {"rows": 5, "other_status": 0, "checked": 50}
+    for part, expected in ((zero, IMPOSSIBLE), (others, OK)):
+        batch = Evidence.load(part).batch(0, 5)
+        assert (Engine(network, Query(precision="log")).answer(batch).status == expected).all()
+
+
+def test_long_networks_are_answered_as_step_by_step() -> None:
+    first, last = long_times("chain:40", 3, 1)
+    assert first["variables"] == 40
+    assert last["log_difference"] < 1e-12
+    assert {"seconds", "bytes", "log"} < last.keys()
+
+
+def test_calls_are_timed_seen_or_not(tmp_path: Path) -> None:
+    network = read_network(ASIA)
+    evidence(network, "asia", "varied", sample(network, 10, 3)).store(tmp_path / "rows.npy")
+    *_, found = call_times(ASIA, tmp_path / "rows.npy", 0.1, None)
+    assert found["posteriors, calls"] > 0
+    assert found["posteriors"] > 0
+
+
 def test_rows_of_probability_0_that_the_peer_answers(tmp_path: Path) -> None:
     pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
     from agrum import Peer, peer_model
-    from junctor.formats import read_network
     from table_peer import PeerAnswers, timed_rows
 
     network = read_network(ASIA)
