@@ -17,42 +17,56 @@ from junctor.model.network import Network
 from pyagrum import IncompatibleEvidence
 from table_cells import Evidence
 
+# Of the clock and of the CPU.
+Seconds = tuple[float, float]
 # A mean needs no more.
 MOST_ROWS = 1000
+# Of posteriors that are compared.
+MOST_BYTES = 1 << 24
 
 
 def answer_peer(path: str, evidence: Path, seconds: float, output: Path) -> Iterator[dict[str, Any]]:
     """Yield seconds of pyAgrum by engine, and write the answers of the best one; first of all nothing, when loaded.
 
     An eighth of `seconds` is for each of its two exact engines with evidence in place and fresh, half of it for the
-    best one. `engines`: name -> seconds of its first row, mean seconds of the others.
+    best one. `engines`: name -> seconds of its first row, mean seconds of the others; `engines_cpu`: CPU seconds.
     """
     network, rows = read_network(path), Evidence.load(evidence)
     model = peer_model(network)
     cases = rows.rows(min(MOST_ROWS, rows.count))
     limit_memory()
     yield {}
-    found: dict[str, Any] = {"engines": {}, "rows": 0}
+    found: dict[str, Any] = {"engines": {}, "engines_cpu": {}, "rows": 0}
     peers: dict[str, Peer] = {}
     for algorithm, in_place in itertools.product(("ShaferShenoyInference", "LazyPropagation"), (True, False)):
         peer = Peer(model, algorithm, in_place, threads=1)
-        first = mean(timed_rows(peer, cases[:1], seconds / 8))
+        first = means(timed_rows(peer, cases[:1], seconds / 8))
         # A row of some engines takes longer than all the time that there is.
-        usual = mean(timed_rows(peer, cases[1:], seconds / 8)) if first < seconds else first
-        found["engines"][peer.name] = [first, min(first, usual)]
+        usual = means(timed_rows(peer, cases[1:], seconds / 8)) if first[0] < seconds else first
+        _note(found, peer, first, usual)
         peers[peer.name] = peer
         yield found
     best = min(peers, key=lambda name: float(found["engines"][name][1]))
     answers = PeerAnswers(network, len(cases))
     times = timed_rows(peers[best], cases, seconds / 2, answers)
-    found["engines"][best][1] = min(mean(times), found["engines"][best][0])
+    first = (found["engines"][best][0], found["engines_cpu"][best][0])
+    _note(found, peers[best], first, means(times))
     answers.store(output)
     yield found | {"rows": len(times), "refused": peers[best].refused}
 
 
-def mean(seconds: Sequence[float]) -> float:
-    """Return the mean, infinite of none."""
-    return sum(seconds) / len(seconds) if seconds else math.inf
+def _note(found: dict[str, Any], peer: Peer, first: Seconds, usual: Seconds) -> None:
+    for clock, which in enumerate(("engines", "engines_cpu")):
+        # The first row plans, and takes no less than another.
+        found[which][peer.name] = [first[clock], min(first[clock], usual[clock])]
+
+
+def means(times: Sequence[Seconds]) -> Seconds:
+    """Return the mean seconds of the clock and of the CPU, infinite of none."""
+    if not times:
+        return math.inf, math.inf
+    clock, cpu = (sum(column) / len(times) for column in zip(*times, strict=True))
+    return clock, cpu
 
 
 class PeerAnswers:
@@ -60,14 +74,17 @@ class PeerAnswers:
 
     def __init__(self, network: Network, rows: int) -> None:
         self._starts = np.cumsum([0, *network.cardinalities])
+        self._room = min(rows, MOST_BYTES // (8 * int(self._starts[-1])))
         self._factors = network.factors
         self._status = np.full(rows, UNANSWERED, dtype=np.int8)
         self._logs = np.full(rows, math.nan)
         self._posteriors: list[np.ndarray] = []
 
     def add(self, row: States, peer: Peer, tables: Sequence[np.ndarray] | None, status: int) -> None:
-        """Add the answer to the next row."""
+        """Add the answer to the next row, if there is room."""
         at = len(self._posteriors)
+        if at == self._room:
+            return
         if status == OK and math.isnan(peer.log_value()) and self._contradicts(row):
             # It answers such rows: P(e) is 0 in its log, which it is as well where it underflows.
             status, tables = IMPOSSIBLE, None
@@ -88,24 +105,25 @@ class PeerAnswers:
 
     def store(self, path: Path) -> None:
         """Write a file."""
-        count = len(self._posteriors)
-        np.savez(path, status=self._status[:count], logs=self._logs[:count], posteriors=np.array(self._posteriors))
+        posteriors = np.array(self._posteriors)
+        count = len(posteriors)
+        np.savez_compressed(path, status=self._status[:count], logs=self._logs[:count], posteriors=posteriors)
 
 
-def timed_rows(peer: Peer, rows: Sequence[States], seconds: float, answers: PeerAnswers | None = None) -> list[float]:
+def timed_rows(peer: Peer, rows: Sequence[States], seconds: float, answers: PeerAnswers | None = None) -> list[Seconds]:
     """Return the seconds of each row that it answers, as many as `seconds` allow and one at least."""
-    times: list[float] = []
+    times: list[Seconds] = []
     for row in rows:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         try:
             tables = peer.answer(row)
             status = UNANSWERED if tables is None else OK
         except IncompatibleEvidence:
             tables, status = None, IMPOSSIBLE
         if status != UNANSWERED:
-            times.append(time.perf_counter() - start)
+            times.append((time.perf_counter() - start, time.process_time() - cpu))
         if answers is not None:
             answers.add(row, peer, tables, status)
-        if times and sum(times) > seconds:
+        if times and sum(clock for clock, _ in times) > seconds:
             break
     return times

@@ -16,12 +16,15 @@ _ENDS: dict[bool, str] = {True: "met", False: "NOT met"}
 
 
 class Record:
-    """What was measured: cells and times of pyAgrum."""
+    """What was measured: cells and times of pyAgrum; in CPU seconds, all threads together, with the clock `cpu`."""
 
-    def __init__(self, record: Found) -> None:
-        self._record = record
+    def __init__(self, record: Found, clock: str = "wall") -> None:
         self.cells: list[Found] = record.get("cells", [])
-        self.peers = {(each["network"], each["kind"]): each for each in record.get("peers", [])}
+        engines = "engines" if clock == "wall" else "engines_cpu"
+        if clock == "cpu":
+            done = [cell for cell in self.cells if cell["done"]]
+            self.cells = [cell | {"ms": 1e3 * cell["cpu"] / cell["done"]} for cell in done]
+        self.peers = {(each["network"], each["kind"]): each.get(engines, {}) for each in record.get("peers", [])}
 
     def rows(self) -> list[int]:
         """Return the numbers of rows."""
@@ -35,7 +38,7 @@ class Record:
 
     def peer_ms(self, cell: Found) -> float:
         """Return pyAgrum's milliseconds a row of as many rows: its best engine, the first row included."""
-        engines = self.peers.get((cell["network"], cell["kind"]), {}).get("engines", {}).values()
+        engines = self.peers.get((cell["network"], cell["kind"]), {}).values()
         rows = cell["rows"]
         return min((1e3 * (first + (rows - 1) * usual) / rows for first, usual in engines), default=math.nan)
 
@@ -143,8 +146,8 @@ def against_fixed(record: Record, cell: Found) -> float:
 def _against(record: Record, cell: Found, **changed: str) -> float:
     name = {key: cell[key] for key in ("network", "kind", "precision")} | changed
     other = record.cell(cell["rows"], cell["device"], **name)
-    # Nothing is known where neither was done.
-    return math.nan if other is None or other["over"] else float(cell["ms"] / other["ms"])
+    # Nothing is known where the other was not done, or is this one.
+    return math.nan if other is None or other is cell or other["over"] else float(cell["ms"] / other["ms"])
 
 
 def _extreme(pick: Callable[..., Found], cells: Sequence[Found], figure: Callable[[Found], float]) -> str:
@@ -196,8 +199,11 @@ def targets(record: Record) -> list[str]:
     apart = [cell for cell in record.cells if disagrees(cell)]
     failed = [cell for cell in record.cells if "error" in cell]
     checked = sum(cell.get("compared", 0) for cell in record.cells)
-    return [*lines, target(not apart, f"answers agree with pyAgrum's ({checked:,} rows)", f"{len(apart)} cells differ"),
-            target(not failed, "every cell is answered", f"{len(failed)} failed")]  # fmt: skip
+    if checked:
+        lines.append(
+            target(not apart, f"answers agree with pyAgrum's ({checked:,} rows)", f"{len(apart)} cells differ")
+        )
+    return [*lines, target(not failed, "every cell is answered", f"{len(failed)} failed")]
 
 
 def target(met: bool, what: str, figure: str) -> str:

@@ -22,8 +22,6 @@ class Measurement:
         self.options = options
         self.folder = folder
         self.record: dict[str, Any] = machine_record() | {"threads": options.threads, "cells": [], "peers": []}
-        earlier = json.loads(options.peer.read_text())["peers"] if options.peer else []
-        self._earlier = {(each["network"], each["kind"]): each for each in earlier}
 
     def note(self, what: str, found: dict[str, Any]) -> dict[str, Any]:
         """Add what was found to the record, and store it."""
@@ -44,24 +42,25 @@ class Measurement:
     def peer(self, path: Path, kind: str, file: Path) -> Path | None:
         """Have pyAgrum answer the first rows, and return the file of its answers, if there is one."""
         name = {"network": path.name.split(".")[0], "kind": kind}
-        seconds, output = self.options.peer_seconds, self.folder / "truth.npz"
-        output.unlink(missing_ok=True)
-        if seconds <= 0:
-            earlier = self._earlier.get((name["network"], kind))
-            if earlier:
-                self.note("peers", earlier)
-            return None
-        from table_peer import answer_peer
-
+        stem, seconds = f"{name['network']}-{kind}-{self.options.seed}", self.options.peer_seconds
+        folder = self.options.peer or self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        times, answers = folder / f"{stem}.json", folder / f"{stem}.npz"
         found: dict[str, Any] = {}
-        try:
-            for said in in_a_child(answer_peer, str(path), file, seconds, output, silence=60 + 10 * seconds):
-                found = said
-        except (TimeoutError, RuntimeError) as error:
-            found["error"] = str(error)
-            print(f"{name['network']}, {kind}: pyAgrum: {error}", file=sys.stderr, flush=True)
+        if times.exists():
+            found = json.loads(times.read_text())
+        elif seconds > 0:
+            from table_peer import answer_peer
+
+            try:
+                for said in in_a_child(answer_peer, str(path), file, seconds, answers, silence=60 + 10 * seconds):
+                    found = said
+            except (TimeoutError, RuntimeError) as error:
+                found["error"] = str(error)
+                print(f"{stem}: pyAgrum: {error}", file=sys.stderr, flush=True)
+            times.write_text(json.dumps(found, indent=1) + "\n")
         self.note("peers", name | found)
-        return output if output.exists() else None
+        return answers if answers.exists() else None
 
     def cell(self, path: Path, file: Path, kind: str, rows: int, precision: Any, truth: Path | None = None) -> Cell:
         """Return a cell on the CPU with the threads and seconds of the command."""

@@ -55,10 +55,10 @@ def cell(kind: str, precision: str, ms: float, **other: Any) -> dict[str, Any]:
     return known | {"kind": kind, "precision": precision, "ms": ms, "impossible": 0, "climbed": 0} | other
 
 
-def record(*cells: dict[str, Any]) -> Record:
+def record(*cells: dict[str, Any], clock: str = "wall") -> Record:
     # The second engine is the better one for many rows.
-    engines = {"slow": [0.01, 0.2], "fast": [1.0, 0.1]}
-    return Record({"cells": cells, "peers": [{"network": "a", "kind": kind, "engines": engines} for kind in KINDS]})
+    both = {"engines": {"slow": [0.01, 0.2], "fast": [1.0, 0.1]}, "engines_cpu": {"fast": [0.05, 0.05]}}
+    return Record({"cells": list(cells), "peers": [{"network": "a", "kind": kind} | both for kind in KINDS]}, clock)
 
 
 def test_ratios_and_targets() -> None:
@@ -72,6 +72,12 @@ def test_ratios_and_targets() -> None:
     assert "- NOT met: single at most 1.1 x double: 1.5 (a, missing, single)" in lines
     assert "- NOT met: less than 1 % of the rows climb in single precision: 0.02 (a, missing, single)" in lines
     assert "| a | 1 (100) | 2, 3 (100) |" in text(found)
+
+
+def test_cpu_seconds() -> None:
+    (found,) = record(cell("fixed", "double", 9.0, cpu=4.0), clock="cpu").cells
+    assert found["ms"] == pytest.approx(2.0)
+    assert record(clock="cpu").peer_ms(found) == pytest.approx(50.0)
 
 
 def test_cells_cut_short_failed_and_different_are_told() -> None:
@@ -97,7 +103,12 @@ def test_the_command_runs_and_both_agree(
     pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
     tables, output = importlib.import_module("tables"), tmp_path / "record.json"
     command = ["tables.py", ASIA, "--kinds", "random", "--rows", "30", "--precision", "double", "--peer-seconds", "0.5"]
-    monkeypatch.setattr(sys, "argv", [*command, "--json", str(output)])
+    peer = tmp_path / "peer"
+    monkeypatch.setattr(sys, "argv", [*command, "--json", str(output), "--peer", str(peer)])
+    # The second time with what pyAgrum answered the first time.
+    assert tables.main() == 0
+    assert {path.name for path in peer.iterdir()} == {"asia-random-1.json", "asia-random-1.npz"}
+    capsys.readouterr()
     assert tables.main() == 0
     (found,) = json.loads(output.read_text())["cells"]
     assert found["compared"] == found["done"] == 30
