@@ -14,16 +14,13 @@ memory do not count in its time. pyAgrum comes with an environment of its own; J
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import math
-import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyagrum
 from agrum import States, Tables, fastest_peer, limit_memory, peer_model, rows_of, run_peer, timed
+from common import machine_record, network_files
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.formats import read_network
@@ -265,11 +263,6 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def network_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the network files: those named, and all BIF files in the folders named."""
-    return [each for path in paths for each in (sorted(path.glob("*.bif*")) if path.is_dir() else (path,))]
-
-
 def main() -> int:
     """Run the comparison, print it, store it; 1 where answers differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -313,25 +306,13 @@ def _store(found: Sequence[Comparison], options: argparse.Namespace) -> None:
     threads = "1-thread" if options.threads == 1 else f"{options.threads}-threads"
     output = options.output or RESULTS / f"peers-{threads}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": _processor(),
+    record = machine_record() | {
         "threads": options.threads,
         "seconds": options.seconds,
         "seed": options.seed,
-        "versions": {name: version(name) for name in ("junctor", "pyagrum", "numpy", "numba")}
-        | {"python": platform.python_version()},
         "comparisons": [asdict(each) for each in found],
     }
     output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _processor() -> str:
-    """Return the name of the processor, or of its kind where the system does not tell."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
