@@ -7,7 +7,7 @@ import pytest
 from helpers import oracle, strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_trees import RowEngine, room_bytes
+from junctor.backends.row_trees import RowEngine, TreeRows, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -42,6 +42,40 @@ def test_rows_equal_enumeration(data: st.DataObject) -> None:
         assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
         for v in targets if answers.status[row] == OK else []:
             np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+
+
+@given(data=st.data())
+def test_rows_on_one_tree_equal_enumeration(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=7, max_joint=1024))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=24, invalid=False))
+    variables = range(len(network.variables))
+    targets = data.draw(st.lists(st.sampled_from(variables), unique=True, min_size=1))
+    answers = blank(network, batch, targets)
+    rows = np.arange(batch.rows)
+    cut = data.draw(st.integers(0, batch.rows))
+    groups = [TreeRows(part, shared=True) for part in (rows[:cut], rows[cut:]) if part.size]
+    left = RowEngine(network, targets, ROOM).answer_groups(batch, groups, answers)
+    for row in range(batch.rows):
+        if row in left:
+            continue
+        log_evidence, expected = oracle.enumerate_posteriors(network, *strategies.row_evidence(batch, row))
+        assert answers.status[row] == (IMPOSSIBLE if np.isneginf(log_evidence) else OK)
+        assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
+        for v in targets if answers.status[row] == OK else []:
+            np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 300])
+def test_rows_on_one_tree_equal_rows_one_by_one(rows: int) -> None:
+    network = chain(length=60, states=3, seed=3)
+    batch = random_batch(network, rows)
+    alone, together = blank(network, batch, range(60)), blank(network, batch, range(60))
+    engine = RowEngine(network, range(60), ROOM, threads=2)
+    assert not engine.answer(batch, np.arange(rows), alone).size
+    assert not engine.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], together).size
+    np.testing.assert_allclose(together.log_value, alone.log_value, rtol=1e-13)
+    for v in range(60):
+        np.testing.assert_allclose(together.posteriors[v], alone.posteriors[v], rtol=0, atol=1e-13)
 
 
 def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:

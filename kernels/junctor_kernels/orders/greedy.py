@@ -43,7 +43,7 @@ def words_for(variables: int) -> int:
     return max(1, (variables + 63) // 64)
 
 
-def weights_of(cardinalities: Sequence[int]) -> npt.NDArray[np.int64]:
+def weights_of(cardinalities: Sequence[int] | npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return log2 of cardinalities for `greedy`, int64 [n] in units of 1 / UNITS_PER_BIT."""
     bits: npt.NDArray[np.float64] = np.log2(np.asarray(cardinalities, dtype=np.float64))
     return np.rint(bits * UNITS_PER_BIT).astype(np.int64)

@@ -48,8 +48,8 @@ from junctor_kernels.row_trees.propagate import ANSWERED, DOUBTFUL, IMPOSSIBLE, 
 
 # Numbers of a vector, and lanes of a group: its rows, filled up to whole vectors.
 WIDTH = BYTES // 8
-# Columns of `groups`: rows; lanes of the message up (1: all rows share it) and down; entries; offsets of both messages in
-# the arena; of the flags of their entries; whether many of these are zero in all rows; first member; a row.
+# Columns of `groups`: rows; lanes of the message up (1: all rows share it) and down; entries; offsets of both messages
+# in the arena; of the flags of their entries; whether many of these are zero in all rows; first member; a row.
 COUNT, LANES_UP, LANES_DOWN, SIZE, AT_UP, AT_DOWN, LIVE_UP, LIVE_DOWN, SPARSE_UP, SPARSE_DOWN, START, ROW = range(12)
 COLUMNS = 12
 # Columns of `spans`, for each table: first group, number of groups, row of `maps` (-1: all rows are one group), whether
@@ -254,7 +254,8 @@ def _is_shared(factors: Any, tree: Any, lanes: Any, number: int) -> int:
         return int(shared if table[RIGHT] < 0 else shared & lanes.spans[table[RIGHT], SHARED])
     factor = table[FACTOR]
     if factor == ONES:
-        return 1
+        # One term less for rows that observe the variable.
+        return 1 - lanes.loose[tree.nodes.scopes[table[FIRST]]]
     if factor >= factors.starts.size - 1:
         return 0
     for at in range(factors.starts[factor], factors.starts[factor + 1]):
@@ -474,6 +475,13 @@ def _message(
 def _group_of(lanes: Any, number: int, row: int) -> int:
     map_ = lanes.spans[number, MAP]
     return int(lanes.maps[map_, GROUP, row] if map_ >= 0 else lanes.spans[number, FIRST_GROUP])
+
+
+@jit
+def _lanes_of(lanes: Any, number: int) -> Any:
+    """Return the lane of every row in its group of a table."""
+    map_ = lanes.spans[number, MAP]
+    return lanes.maps[map_, LANE] if map_ >= 0 else lanes.every
 
 
 @jit
@@ -806,7 +814,7 @@ def _leaf(factors: Any, evidence: Any, tree: Any, lanes: Any, number: int) -> No
         members = group[COUNT] if width > 1 else 1
         mapped = spans[number, MAP]
         if factor == ONES:
-            for e in range(entries):
+            for e in range(entries * width):
                 arena[place + e] = 1.0
             continue
         _set_sizes(states, tree, lanes, number, group[ROW])

@@ -37,8 +37,8 @@ ONES = -2
 LOOSE = -3
 # Rows that are computed together at most, and lanes of a vector, by which work is counted on any machine.
 MOST_TOGETHER, LANES, LARGEST_COUNT = 256, 8, 2.0**30
-# Orders of a tree that are tried at most; the share of the work of its rows that they may take; what a table takes in an
-# order, in multiply-adds of a row; noise of random orders.
+# Orders of a tree that are tried at most; the share of the work of its rows that they may take; what a table takes in
+# an order, in multiply-adds of a row; noise of random orders.
 MOST_ORDERS = 24
 SEARCH_SHARE = 0.1
 TABLE_OPERATIONS = 600.0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.orders.greedy import weights_of
+from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, weights_of
 from junctor_kernels.orders.sparse import moral_graph
 from junctor_kernels.row_trees import lanes as together
 from junctor_kernels.row_trees import plan as rowplan
@@ -151,7 +151,7 @@ class RowEngine:
         factors, common = self._common(observed, shares or {})
         tree = self._rooms[0].tree
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
-        if not rowplan.plan_row(factors, common, kinds, self._wanted, rowplan.WEIGHTED_MIN_FILL, rows, tree, 0.0):
+        if not rowplan.plan_row(factors, common, kinds, self._wanted, WEIGHTED_MIN_FILL, rows, tree, 0.0):
             return RowWork(math.inf, math.inf, math.inf)
         operations, entries = tree.nodes.work.tolist()
         return RowWork(operations, entries, float(tree.nodes.counts[rowplan.TABLES]))
@@ -204,8 +204,7 @@ class RowEngine:
         answers: of the batch, written here.
         """
         left = [self._in_threads(batch, tasks, answers) for tasks in self._chunks(batch, self._tasks(batch, groups))]
-        rows = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
-        return rows
+        return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
 
     def _in_threads(self, batch: EvidenceBatch, tasks: Sequence[_Task], answers: Answers) -> Rows:
         """Answer the rows of some tasks and return those that are left."""
@@ -229,7 +228,7 @@ class RowEngine:
         return left
 
     def _tasks(self, batch: EvidenceBatch, groups: Iterable[TreeRows]) -> list[_Task]:
-        tasks = []
+        tasks: list[_Task] = []
         for number, group in enumerate(groups):
             if not group.shared:
                 tasks.extend(_Task(rows, False, None, number) for rows in self._calls(group.rows))

@@ -45,16 +45,16 @@ class _Trial:
     seconds: float
 
 
-def shared_seconds(work: RowWork, rows: npt.NDArray[np.float64] | float, mixed: bool) -> npt.NDArray[np.float64]:
+def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArray[np.float64]:
     """Return the seconds of groups of so many rows on one tree each.
 
     work: of a row of such a group.
     mixed: whether its rows differ in what they observe.
     """
-    rows = np.asarray(rows, dtype=np.float64)
-    lanes = np.ceil(rows / LANES) * LANES
+    counts = np.asarray(rows, dtype=np.float64)
+    lanes = np.ceil(counts / LANES) * LANES
     row = work.operations * CPU.lane_operation + work.entries * CPU.lane_entry
-    blocks = np.ceil(rows / TOGETHER)
+    blocks = np.ceil(counts / TOGETHER)
     return lanes * row * (CPU.lane_mixed if mixed else 1) + blocks * work.tables * (CPU.lane_table + CPU.tree_plan)
 
 
