@@ -40,7 +40,7 @@ def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Alg
     return program
 
 
-@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG, MAX_LOG], ids=lambda algebra: algebra.name)
 @given(question=questions())
 def test_any_network_and_evidence(algebra: Algebra, question: tuple[Network, EvidenceBatch, bool]) -> None:
     network, batch, likelihoods = question
@@ -48,7 +48,7 @@ def test_any_network_and_evidence(algebra: Algebra, question: tuple[Network, Evi
     check(network, pattern, block, algebra)
 
 
-@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG, MAX_LOG], ids=lambda algebra: algebra.name)
 @pytest.mark.parametrize("states", [2, 3, 5])
 @pytest.mark.parametrize("zeros", [0.0, 0.6])
 def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zeros: float) -> None:

@@ -15,9 +15,10 @@ from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
+from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
 from junctor.backends.gpu import GpuProgram
-from junctor.backends.numpy import EvidenceBlock, Program
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
@@ -188,6 +189,20 @@ def test_doubtful_rows_climb_to_double_on_the_device(
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
+
+
+@ON
+def test_every_format_is_on_the_device(device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(program: Program, block: EvidenceBlock) -> BlockOutcome:
+        raise AssertionError(f"{block.cases} rows in NumPy, {program.algebra.name}")
+
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    batch = batch_of(network, 40, 0.0)
+    expected = Engine(network, Query(precision="log")).answer(batch)
+    monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
+    monkeypatch.setattr(Program, "run", interpreted)
+    answers = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
 
 
 @ON

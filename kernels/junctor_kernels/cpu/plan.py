@@ -1,8 +1,8 @@
 """The compiled CPU backend: a whole plan for one block of cases in one call, the case axis innermost (Numba).
 
-Main functions: `propagate` and `explain`, called by `junctor.backends.cpu`; they compute what `junctor.backends.numpy`
-computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases` numbers a row. `bytecode`
-describes the arrays.
+Main functions: `propagate`, `propagate_logs` and `explain`, called by `junctor.backends.cpu`; they compute what
+`junctor.backends.numpy` computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases`
+numbers a row. `bytecode` describes the arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.contract import TermLists, contract
+from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
@@ -73,6 +73,28 @@ def propagate(code: Any, work: Any) -> None:
 
 
 @jit
+def propagate_logs(code: Any, work: Any) -> None:
+    """Run all steps of a plan for one block in log space, as `propagate` does; nothing is lost there.
+
+    code: Bytecode, its tables logarithms in float64.
+    work: BlockWorkspace with the evidence of the block, its sums cleared.
+    """
+    cases = work.lanes.shape[1]
+    held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
+    lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
+    for i in range(code.steps.shape[0]):
+        step, result = code.steps[i], code.results[i]
+        if step[KIND] == SLICE:
+            _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
+        elif step[KIND] == LIKELIHOOD:
+            _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
+        elif step[KIND] == REDUCE:
+            log_sums(step, lists, work.arena, cases, held)
+            _log_scale(step, code.parents, work)
+        _conclude_logs(step, result, work)
+
+
+@jit
 def explain(code: Any, work: Any) -> None:
     """Write a most probable explanation of every case of a block: maximise, then trace back (Dawid 1992).
 
@@ -91,11 +113,7 @@ def explain(code: Any, work: Any) -> None:
             _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
         elif step[KIND] == REDUCE:
             contract(step, lists, work.arena, cases, True, nothing)
-            _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
-            scale[step[SLOT]] = work.lanes[LARGEST]
-            for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
-                for b in range(cases):
-                    scale[step[SLOT], b] += scale[code.parents[k, 0], b]
+            _log_scale(step, code.parents, work)
         if code.results[i, 0] == 1:
             for b in range(cases):
                 own = 0.0 if step[KIND] == FIXED else work.arena[step[ROW] + b]
@@ -226,6 +244,17 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
 
 
 @jit
+def _log_scale(step: Any, parents: Any, work: Any) -> None:
+    """Rescale a reduction in log space and add up its scale."""
+    cases, scale = work.lanes.shape[1], work.bounds[SCALE]
+    _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
+    scale[step[SLOT]] = work.lanes[LARGEST]
+    for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
+        for b in range(cases):
+            scale[step[SLOT], b] += scale[parents[k, 0], b]
+
+
+@jit
 def _bound(
     step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
 ) -> None:
@@ -309,6 +338,27 @@ def _conclude(
     # Edges without any loss, nearly all, cost nothing.
     if result[2] >= 0 and not (lossless[slot] and lossless[result[2]]):
         _close(slot, result[2], result[3], entries, bounds, lossless, sums)
+
+
+@jit
+def _conclude_logs(step: Any, result: Any, work: Any) -> None:
+    slot, row, cases = step[SLOT], step[ROW], work.lanes.shape[1]
+    if result[0] == 1:
+        for b in range(cases):
+            own = 0.0 if step[KIND] == FIXED else work.arena[row + b]
+            work.sums[0, b] += work.bounds[SCALE, slot, b] + own
+    if result[1] >= 0 and step[KIND] != FIXED:
+        total = work.lanes[TOTAL]
+        total[:] = 0
+        for e in range(step[ENTRIES]):
+            line, out = work.arena[row + e * cases :], work.posteriors[result[1] + e]
+            for b in range(cases):
+                out[b] = np.exp(line[b])
+                total[b] += out[b]
+        for e in range(step[ENTRIES]):
+            out = work.posteriors[result[1] + e]
+            for b in range(cases):
+                out[b] /= total[b]
 
 
 @jit

@@ -153,6 +153,7 @@ class Program:
         self.plan = plan
         self.algebra = algebra
         self.threads = threads
+        self._network = network
         self.scratch_entries = reference.SCRATCH_ENTRIES
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self.marginal_of = {table: variable for variable, table in plan.marginals}
@@ -173,9 +174,8 @@ class Program:
     @cached_property
     def support(self) -> NonzeroSupport:
         """Entries and terms that can differ from zero, whatever the evidence."""
-        columns = {table: column.table for table, column in self.columns.items()}
         lowered = {table: (step.contraction, step.operands) for table, step in self.lowered.items()}
-        return support_of(self.plan, columns, self.shared, lowered, self.algebra.zero, self.contract)
+        return support_of(self.plan, self._network, self.shared, lowered, self.algebra.zero, self.contract)
 
     @property
     def nonzero_operations(self) -> int:
