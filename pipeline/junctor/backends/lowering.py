@@ -17,6 +17,7 @@ from junctor_kernels.tables.axes import Contraction, Strides, unmerged
 
 from junctor.backends import register_tiles as tiles
 from junctor.backends.numpy import LoweredContraction, Program
+from junctor.backends.scaled_table import least_lift
 from junctor.backends.sparsity import MOST_LISTED
 from junctor.planning.first_fit import arena
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
@@ -69,13 +70,19 @@ class NumberTables:
             operands = [program.shared[table].table for table in tables]
             what = program.algebra, program.scratch_entries
             shared.add(operands[0] if product is None else reference.reduce(product, operands, *what))
-        reductions = code.steps[: len(self.tables), layout.KIND] == layout.REDUCE
-        growth = [
-            program.lowered[table].growth if reduces else 0.0
-            for table, reduces in zip(self.tables, reductions.tolist(), strict=True)
-        ]
+        steps, parents, growth = code.steps.copy(), code.parents.copy(), np.zeros(max(1, len(self.tables)))
+        for n, table in enumerate(self.tables):
+            if steps[n, layout.KIND] == layout.REDUCE:
+                growth[n] = program.lowered[table].growth
+                first, count = steps[n, layout.FIRST_PARENT], steps[n, layout.PARENTS]
+                lifts = [program.lifts.get(operand, 0) for operand in program.lowered[table].operands]
+                parents[first : first + count, 2] = lifts
+                lift = program.lifts.get(table, 0), sum(lifts), least_lift(lifts)
+                steps[n, [layout.LIFT, layout.LIFTED, layout.LEAST_LIFT]] = lift
         return code._replace(
-            growth=np.array(growth or [0.0]),
+            steps=steps,
+            parents=parents,
+            growth=growth,
             columns=columns.joined(),
             facts=np.stack([scales.joined(), leasts.joined()]),
             shared=shared.joined(),
@@ -120,7 +127,7 @@ class Lowering:
         self.posterior_rows = 0
         self._state_rows = state_rows
         self._steps: list[tuple[int, ...]] = []
-        self._parents: list[tuple[int, int]] = []
+        self._parents: list[tuple[int, int, int]] = []
         self._operands: list[tuple[int, int, int]] = []
         self._results: list[tuple[int, int, int, int]] = []
         self._observed: list[tuple[int, int]] = []
@@ -151,7 +158,7 @@ class Lowering:
         nothing = np.zeros(0)
         code = Bytecode(
             _table(self._steps, layout.STEP_COLUMNS),
-            _table(self._parents, 2),
+            _table(self._parents, 3),
             _table(self._operands, 3),
             self._offsets.joined(),
             self._span.joined(),
@@ -298,7 +305,8 @@ class Lowering:
         first = len(self._parents)
         for operand in operands:
             message = layout.CLOSED if operand in self._program.closed else layout.OPEN
-            self._parents.append((self._slot(operand), layout.CONSTANT if self._program.is_fixed(operand) else message))
+            role = layout.CONSTANT if self._program.is_fixed(operand) else message
+            self._parents.append((self._slot(operand), role, 0))
         return first
 
     def _list_all_terms(self) -> None:
