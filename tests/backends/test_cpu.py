@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from helpers.blocks import TOLERANCE, blocks_of, compare, questions
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from junctor.backends import lowering
 from junctor.backends import register_tiles as tiles
 from junctor.backends.cpu import CompiledProgram
@@ -40,7 +42,7 @@ def check(network: Network, pattern: Pattern, block: EvidenceBlock, algebra: Alg
     return program
 
 
-@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG, MAX_LOG], ids=lambda algebra: algebra.name)
 @given(question=questions())
 def test_any_network_and_evidence(algebra: Algebra, question: tuple[Network, EvidenceBatch, bool]) -> None:
     network, batch, likelihoods = question
@@ -48,7 +50,7 @@ def test_any_network_and_evidence(algebra: Algebra, question: tuple[Network, Evi
     check(network, pattern, block, algebra)
 
 
-@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, MAX_LOG], ids=lambda algebra: algebra.name)
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE, LOG, MAX_LOG], ids=lambda algebra: algebra.name)
 @pytest.mark.parametrize("states", [2, 3, 5])
 @pytest.mark.parametrize("zeros", [0.0, 0.6])
 def test_networks_with_cliques_of_every_shape(algebra: Algebra, states: int, zeros: float) -> None:
@@ -126,6 +128,68 @@ def test_terms_lost_at_both_ends_of_a_chain_are_noticed(algebra: Algebra, step: 
     sure = ~found.doubtful
     for v, posterior in exact.posteriors.items():
         np.testing.assert_allclose(found.posteriors[v][:, sure], posterior[:, sure], atol=TOLERANCE[algebra.name])
+
+
+@st.composite
+def far_apart(draw: st.DrawFn) -> tuple[Network, EvidenceBlock]:
+    """Draw a Markov tree of small variables, its entries and likelihoods zero or any power of ten down to 1e-60."""
+    count, states = draw(st.integers(2, 7)), draw(st.integers(2, 3))
+    lowest = draw(st.sampled_from([5, 20, 40, 60]))
+    number = st.one_of(st.just(0.0), st.integers(-lowest, 0).map(lambda power: 10.0**power))
+
+    def table(*sizes: int) -> np.ndarray:
+        values = np.array(draw(st.lists(number, min_size=math.prod(sizes), max_size=math.prod(sizes))))
+        values[draw(st.integers(0, values.size - 1))] = 1.0
+        return values.reshape(sizes)
+
+    names = [f"v{i}" for i in range(count)]
+    links = [(draw(st.integers(0, child - 1)), child) for child in range(1, count)]
+    tables = [DraftTable((names[one], names[other]), table(states, states), Place()) for one, other in links]
+    network = build_network(
+        "tree", "markov", [DraftVariable(name, ("a", "b", "c")[:states], Place()) for name in names], tables
+    )
+    seen = draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True))
+    return network, EvidenceBlock(4, {}, {v: np.stack([table(states) for _ in range(4)], axis=1) for v in seen})
+
+
+@pytest.mark.parametrize("algebra", [DOUBLE, SINGLE], ids=lambda algebra: algebra.name)
+@given(question=far_apart())
+@settings(max_examples=150)
+def test_what_is_not_doubted_equals_log_space(algebra: Algebra, question: tuple[Network, EvidenceBlock]) -> None:
+    network, block = question
+    program = check(network, Pattern(frozenset(), frozenset(block.likelihoods)), block, algebra)
+    exact = Program(program.plan, network, LOG).run(block)
+    for lifted in (True, False):
+        found = Program(program.plan, network, algebra, lifted=lifted).run(block)
+        sure = ~found.doubtful
+        assert np.isfinite(exact.log_value[sure]).all()
+        tolerance = TOLERANCE[algebra.name]
+        np.testing.assert_allclose(found.log_value[sure], exact.log_value[sure], rtol=tolerance, atol=10 * tolerance)
+        for v, posterior in exact.posteriors.items():
+            for_all = np.broadcast_to(posterior, (len(posterior), 4))
+            shown = np.broadcast_to(found.posteriors[v], for_all.shape)
+            np.testing.assert_allclose(shown[:, sure], for_all[:, sure], atol=tolerance)
+
+
+@pytest.mark.parametrize("apart", [1e-6, 1e-22])
+def test_lifts_keep_what_would_be_lost_without(apart: float) -> None:
+    """Copies of a variable, half of them in favour of one state and half of the other."""
+    names = [f"v{i}" for i in range(8)]
+    links = [DraftTable(pair, np.eye(2), Place()) for pair in itertools.pairwise(names)]
+    network = build_network("copies", "markov", [DraftVariable(n, ("a", "b"), Place()) for n in names], links)
+    weights = {v: np.array([1, apart][:: 1 if v < 4 else -1])[:, None].repeat(32, axis=1) for v in (0, 2, 5, 7)}
+    program = check(network, Pattern(frozenset(), frozenset(weights)), EvidenceBlock(32, {}, weights), SINGLE)
+    assert program.lifts
+    found, without = (
+        Program(program.plan, network, SINGLE, lifted=lifted).run(EvidenceBlock(32, {}, weights))
+        for lifted in (True, False)
+    )
+    assert not found.doubtful.any()
+    assert (without.doubtful == (apart < 1e-20)).all()
+    for v, posterior in found.posteriors.items():
+        np.testing.assert_allclose(posterior, 0.5, rtol=1e-6)
+        # Where nothing is lost lifts change no bit.
+        assert without.doubtful.all() or posterior.tobytes() == without.posteriors[v].tobytes()
 
 
 def test_blocks_must_fill_whole_vectors() -> None:

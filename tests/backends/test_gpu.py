@@ -15,9 +15,10 @@ from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
 from junctor.backends import gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
+from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
 from junctor.backends.gpu import GpuProgram
-from junctor.backends.numpy import EvidenceBlock, Program
+from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
@@ -82,6 +83,8 @@ def check(
     device: Callable[[], gpu.BlockDevice],
 ) -> None:
     program = Program(compile_plan(shape_of(network), pattern, None, False, rows=1), network, algebra)
+    # What a device sums is stored as it is, without lifts.
+    expected = Program(program.plan, network, algebra, lifted=False).run(block)
     on_gpu = GpuProgram(program, cases, opened(device), host=1 << 24)
     rows = np.random.default_rng(1).permutation(block.cases + 3)[: block.cases]
     for place, at in ((0, rows), (1, np.arange(block.cases) + 2), (0, np.sort(rows))):
@@ -89,7 +92,7 @@ def check(
         answers = unwritten(network, block.cases + 3, algebra, opened(device))
         outcome = on_gpu.answer(block, at, answers, place)
         found = {v: answers.posteriors[v][at].T for v, _ in program.plan.marginals}
-        compare(replace(outcome, posteriors=found), program.run(block), algebra)
+        compare(replace(outcome, posteriors=found), expected, algebra)
         for v, states in block.states.items():
             np.testing.assert_array_equal(answers.posteriors[v][at], np.eye(network.cardinalities[v])[states])
         untouched = np.setdiff1d(np.arange(block.cases + 3), at)
@@ -188,6 +191,20 @@ def test_doubtful_rows_climb_to_double_on_the_device(
     expected = Engine(network, Query()).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-6, atol=1e-6)
     assert answers.log_value[1] < -70
+
+
+@ON
+def test_every_format_is_on_the_device(device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(program: Program, block: EvidenceBlock) -> BlockOutcome:
+        raise AssertionError(f"{block.cases} rows in NumPy, {program.algebra.name}")
+
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    batch = batch_of(network, 40, 0.0)
+    expected = Engine(network, Query(precision="log")).answer(batch)
+    monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
+    monkeypatch.setattr(Program, "run", interpreted)
+    answers = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
+    np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
 
 
 @ON

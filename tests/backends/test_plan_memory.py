@@ -10,6 +10,7 @@ from helpers import oracle, strategies
 from helpers.options import on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from junctor.backends import numpy as plain
 from junctor.backends import plan_memory as memory
 from junctor.engine import routes
 from junctor.engine.engine import Engine
@@ -84,9 +85,12 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("query", [Query(), Query(precision="single"), Query(precision="log"), Query(kind="mpe")])
 @pytest.mark.parametrize("spare", [0, 1 << 16, 1 << 22, 1 << 30])
+@pytest.mark.parametrize("climbing", [False, True])
 def test_measured_peak_is_at_most_the_planned_one(
-    query: Query, spare: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    query: Query, spare: int, compiled: bool, climbing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if climbing:
+        monkeypatch.setattr(plain, "LOSS_TOLERANCE", {"double": -1.0, "single": -1.0})
     if compiled:
         monkeypatch.setattr(routes, "COMPILED_SECONDS", -1)
         monkeypatch.setattr(memory, "LOWERING_SECONDS", 0)
@@ -101,6 +105,8 @@ def test_measured_peak_is_at_most_the_planned_one(
     answers, peak = measured(engine, batch)
     prepared = next(iter(engine.programs))
     assert (prepared.sizes.lanes > 0) == (compiled and spare >= 1 << 22 and query.precision != "log")
+    if climbing and query.kind != "mpe" and prepared.sizes.lowered > 1:
+        assert len(prepared._compiled) == prepared.sizes.lowered == len(prepared.ladder)
     assert (prepared.sizes.entry_threads > 0) == (compiled and spare >= 1 << 30 and query.kind != "mpe")
     projected = max(prepared.sizes.projected(itemsize) for itemsize in (4, 8)) + answers.nbytes
     assert projected <= allowed

@@ -14,12 +14,13 @@ SLICE, LIKELIHOOD, REDUCE, FIXED = 0, 1, 2, 3
 CLOSED, OPEN, CONSTANT = 0, 1, 2
 # Loops of a reduction: one row and a factor in tiles of four; two rows in tiles of four; any rows entry by entry.
 LINES, PAIRS, PRODUCTS = 0, 1, 2
-# Columns of `steps`, for all steps and for reductions ...
+# Columns of `steps`, for all steps and for reductions (LIFT: power of two by which the result is stored larger; LIFTED
+# and LEAST_LIFT: sum over the operands, and the smallest above 0) ...
 KIND, SLOT, ROW, ENTRIES, TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT, HOW, TILES, OUT, SPAN, STRIDE = range(14)
-SIZE, LINES_OF_TILE = 14, 15
+SIZE, LINES_OF_TILE, LIFT, LIFTED, LEAST_LIFT = 14, 15, 16, 17, 18
 # ... and for slices: number of columns, first observed variable and their number, offsets of columns and of facts.
 COLUMNS, OBSERVED, VARIABLES, PLACE, FACTS = TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT
-STEP_COLUMNS = 16
+STEP_COLUMNS = 19
 # Bytes of contractions over entries in addition to their tables: for all threads together, and for each.
 ENTRIES_BYTES = 1 << 24
 ENTRIES_THREAD_BYTES = 6 << 20
@@ -33,7 +34,7 @@ class Bytecode(NamedTuple):
     """A plan with its numbers, lowered.
 
     steps: int64 [n, STEP_COLUMNS].
-    parents: int64 [m, 2], slot and role of every operand.
+    parents: int64 [m, 3], slot, role and lift of every operand.
     operands: int64 [m, 3], position of its offsets A and R in `offsets`, and its slot (-1: no message).
     offsets: int64, flat.
     span, terms: the terms of every tile, as in `junctor_kernels.cpu.contract`.

@@ -2,16 +2,19 @@
 
     out[s, b] = sum over r of  factor[F[s] + f[r]] * prod over k of  arena[A_k[s] + R_k[r] + b]
 
-Main function: `contract`, called by `cpu.plan` for every reduction.
+Main functions: `contract` and, in log space, `log_sums`; called by `cpu.plan` for every reduction.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SPAN, STRIDE, TILES
-from junctor_kernels.cpu.jit import jit
-from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store
+import numpy as np
+
+from junctor_kernels.cpu.bytecode import COUNT, FIRST, HOW, LINES, OUT, PAIRS, SIZE, SPAN, STRIDE, TILES
+from junctor_kernels.cpu.jit import inlined, jit
+from junctor_kernels.cpu.logarithms import exponential, logarithm, where_finite
+from junctor_kernels.cpu.vectors import BYTES, add, larger, load, multiply, multiply_add, spread, store, subtract
 
 # Every tile of entries s has a list of the terms r that can differ from zero; where nearly all do, tiles share one list
 # of all terms. Four entries that read one operand alike make a tile, which loads that operand once for all of them.
@@ -190,6 +193,70 @@ def _products(step: Any, lists: Any, arena: Any, cases: int, maximise: bool | No
                         p1 = _gather(p1, x1, load(arena, y + width), maximise)
                 t0, t1 = _join(t0, p0, maximise), _join(t1, p1, maximise)
             _store(arena, out[s] + b, t0, t1, width)
+
+
+@jit
+def log_sums(step: Any, lists: Any, arena: Any, cases: int, held: Any) -> None:
+    """Write logarithms of sums of exponentials of sums into a step's rows, the largest term subtracted.
+
+    step, lists, arena, cases: as in `contract`, the arena in float64.
+    held: flat, for the terms of a partial sum: RUN times two vectors.
+    """
+    offsets, terms, shared = lists.offsets, lists.terms, lists.shared
+    operands, out = lists.operands[step[FIRST] :], offsets[step[OUT] :]
+    span, stride = lists.span[step[SPAN] :], step[STRIDE]
+    width, rows, size = BYTES // arena.itemsize, step[COUNT], step[SIZE]
+    scaled = operands[0, 0] >= 0
+    f, f_terms = offsets[max(0, operands[0, 0]) :], offsets[max(0, operands[0, 1]) :]
+    a, a_terms = offsets[operands[1, 0] :], offsets[operands[1, 1] :]
+    # Entries one by one, whatever the tile: an exponential takes longer than the operands of its term.
+    for s in range(step[TILES] * size):
+        # Tiles that are not full repeat entries.
+        if s > 0 and out[s] == out[s - 1]:
+            continue
+        first, last = span[s // size * stride], span[s // size * stride + 1]
+        for b in range(0, cases, 2 * width):
+            m0 = m1 = spread(-np.inf)
+            t0 = t1 = spread(0.0)
+            for start in range(first, last, RUN):
+                l0, l1 = m0, m1
+                end = min(start + RUN, last)
+                for i in range(start, end):
+                    r = terms[i]
+                    x = a[s] + a_terms[r] + b
+                    x0, x1 = load(arena, x), load(arena, x + width)
+                    if scaled:
+                        factor = spread(shared[f[s] + f_terms[r]])
+                        x0, x1 = add(x0, factor), add(x1, factor)
+                    for k in range(2, rows):
+                        y = offsets[operands[k, 0] + s] + offsets[operands[k, 1] + r] + b
+                        x0, x1 = add(x0, load(arena, y)), add(x1, load(arena, y + width))
+                    _store(held, (i - start) * 2 * width, x0, x1, width)
+                    l0, l1 = larger(x0, l0), larger(x1, l1)
+                b0, b1 = _finite(l0), _finite(l1)
+                if start > first:
+                    # Earlier sums are rescaled to the largest term so far (streaming log-sum-exp).
+                    t0 = multiply(t0, exponential(subtract(m0, b0)))
+                    t1 = multiply(t1, exponential(subtract(m1, b1)))
+                m0, m1 = l0, l1
+                p0 = p1 = spread(0.0)
+                for i in range(end - start):
+                    x = i * 2 * width
+                    p0 = add(p0, exponential(subtract(load(held, x), b0)))
+                    p1 = add(p1, exponential(subtract(load(held, x + width), b1)))
+                t0, t1 = add(t0, p0), add(t1, p1)
+            _store(arena, out[s] + b, _log(t0, m0), _log(t1, m1), width)
+
+
+@inlined
+def _finite(largest: Any) -> Any:
+    return where_finite(largest, largest, spread(0.0))
+
+
+@inlined
+def _log(total: Any, largest: Any) -> Any:
+    """Return log(total) + largest; -inf where that is the largest of all terms."""
+    return where_finite(largest, add(logarithm(total), largest), largest)
 
 
 @jit

@@ -1,8 +1,8 @@
 """The compiled CPU backend: a whole plan for one block of cases in one call, the case axis innermost (Numba).
 
-Main functions: `propagate` and `explain`, called by `junctor.backends.cpu`; they compute what `junctor.backends.numpy`
-computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases` numbers a row. `bytecode`
-describes the arrays.
+Main functions: `propagate`, `propagate_logs` and `explain`, called by `junctor.backends.cpu`; they compute what
+`junctor.backends.numpy` computes, with the same bounds on losses. All per-case tables lie in one flat arena, `cases`
+numbers a row. `bytecode` describes the arrays.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from junctor_kernels.cpu.bytecode import (
     KIND,
     LARGEST,
     LEAST,
+    LEAST_LIFT,
+    LIFT,
+    LIFTED,
     LIKELIHOOD,
     LOST,
     OBSERVED,
@@ -39,7 +42,7 @@ from junctor_kernels.cpu.bytecode import (
     TOTAL,
     VARIABLES,
 )
-from junctor_kernels.cpu.contract import TermLists, contract
+from junctor_kernels.cpu.contract import RUN, TermLists, contract, log_sums
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.vectors import BYTES, larger, least_above_zero, load, multiply, spread, store, subtract
 
@@ -67,9 +70,31 @@ def propagate(code: Any, work: Any) -> None:
             _likelihood(step, work.likelihoods, work.arena, work.bounds, work.lossless, code.tiny)
         elif step[KIND] == REDUCE:
             contract(step, lists, work.arena, cases, None, nothing)
-            _rescale(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, work.bits)
+            _rescale(work.arena, step[ROW], step[ENTRIES], cases, work.lanes, work.bits, step[LIFT])
             _bound(step, code.parents, code.growth[i], work.bounds, work.lossless, work.lanes, work.bits, code.tiny)
         _conclude(step, code.results[i], work.arena, work.bounds, work.lossless, work.lanes, work.posteriors, work.sums)
+
+
+@jit
+def propagate_logs(code: Any, work: Any) -> None:
+    """Run all steps of a plan for one block in log space, as `propagate` does; nothing is lost there.
+
+    code: Bytecode, its tables logarithms in float64.
+    work: BlockWorkspace with the evidence of the block, its sums cleared.
+    """
+    cases = work.lanes.shape[1]
+    held = np.empty(RUN * 2 * (BYTES // work.arena.itemsize))
+    lists = TermLists(code.operands, code.offsets, code.span, code.terms, code.shared)
+    for i in range(code.steps.shape[0]):
+        step, result = code.steps[i], code.results[i]
+        if step[KIND] == SLICE:
+            _slice(step, code.observed, code.columns, code.facts, work.states, work.at, work.arena, work.bounds)
+        elif step[KIND] == LIKELIHOOD:
+            _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
+        elif step[KIND] == REDUCE:
+            log_sums(step, lists, work.arena, cases, held)
+            _log_scale(step, code.parents, work)
+        _conclude_logs(step, result, work)
 
 
 @jit
@@ -91,11 +116,7 @@ def explain(code: Any, work: Any) -> None:
             _log_likelihood(step, work.likelihoods, work.arena, work.bounds)
         elif step[KIND] == REDUCE:
             contract(step, lists, work.arena, cases, True, nothing)
-            _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
-            scale[step[SLOT]] = work.lanes[LARGEST]
-            for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
-                for b in range(cases):
-                    scale[step[SLOT], b] += scale[code.parents[k, 0], b]
+            _log_scale(step, code.parents, work)
         if code.results[i, 0] == 1:
             for b in range(cases):
                 own = 0.0 if step[KIND] == FIXED else work.arena[step[ROW] + b]
@@ -175,12 +196,13 @@ def _log_likelihood(step: Any, likelihoods: Any, arena: Any, bounds: Any) -> Non
 
 
 @jit
-def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: Any) -> None:
-    """Divide by a power of two so that the largest entry is in [0.5, 1).
+def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: Any, lift: int) -> None:
+    """Divide by a power of two so that the largest entry is in [0.5, 1), or larger by a lift as far as that goes.
 
     arena: changed in rows `row` to `row + entries`, `cases` numbers each.
     lanes: receives the largest entry and the smallest above zero before, and the factor.
     bits: the memory of `lanes` as integers.
+    lift: power of two.
     """
     width = BYTES // arena.itemsize
     end = row + entries * cases
@@ -198,8 +220,8 @@ def _rescale(arena: Any, row: int, entries: int, cases: int, lanes: Any, bits: A
     bias = 126 if lanes.itemsize == 4 else 1022
     power, numbers = bits[FACTOR], bits[LARGEST]
     for b in range(cases):
-        # 2 ** -exponent from its bits: the biased exponent of the largest entry, mirrored.
-        power[b] = (2 * bias + 1 - max(1, numbers[b] >> mantissa)) << mantissa
+        # 2 ** -exponent from its bits: the biased exponent of the largest entry, mirrored; it has to stay finite.
+        power[b] = min(2 * bias + 1 - max(1, numbers[b] >> mantissa) + lift, 2 * bias) << mantissa
     for b in range(0, cases, width):
         by = load(factor, b)
         for at in range(row + b, end, cases):
@@ -226,6 +248,17 @@ def _shift(arena: Any, row: int, entries: int, cases: int, lanes: Any) -> None:
 
 
 @jit
+def _log_scale(step: Any, parents: Any, work: Any) -> None:
+    """Rescale a reduction in log space and add up its scale."""
+    cases, scale = work.lanes.shape[1], work.bounds[SCALE]
+    _shift(work.arena, step[ROW], step[ENTRIES], cases, work.lanes)
+    scale[step[SLOT]] = work.lanes[LARGEST]
+    for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
+        for b in range(cases):
+            scale[step[SLOT], b] += scale[parents[k, 0], b]
+
+
+@jit
 def _bound(
     step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, lanes: Any, bits: Any, tiny: float
 ) -> None:
@@ -239,9 +272,10 @@ def _bound(
     scale, least, product = bounds[SCALE, slot], bounds[LEAST, slot], bounds[LOST, slot]
     mantissa = 23 if lanes.itemsize == 4 else 52
     bias = 126 if lanes.itemsize == 4 else 1022
+    lift = step[LIFT] - step[LIFTED]
     for b in range(scale.shape[0]):
         # The factor is a power of two, so its exponent is exact.
-        scale[b] = (bias + 1 - (bits[FACTOR, b] >> mantissa)) * LOG_2
+        scale[b] = (bias + 1 - (bits[FACTOR, b] >> mantissa) + lift) * LOG_2
         least[b] = min(np.float64(lanes[SMALLEST, b]) * np.float64(lanes[FACTOR, b]), 1.0)
         product[b] = 1.0
     clean = True
@@ -267,10 +301,21 @@ def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, 
     """Write the bounds of `junctor.backends.numpy` on losses; on entry LOST is the smallest product of entries."""
     slot, terms = step[SLOT], step[TERMS]
     lost, still_open = bounds[LOST, slot], bounds[STILL_OPEN, slot]
+    lift, each = step[LIFT], step[PARENTS] * tiny * terms
+    unlift, by_lift = 2.0 ** -step[LIFTED], 2.0 ** -step[LEAST_LIFT]
     for b in range(lost.shape[0]):
         messages = 0.0
         passed_on = 0.0
-        here = 0.0 if lost[b] >= tiny else step[PARENTS] * tiny * terms
+        here = 0.0
+        largest = lanes[LARGEST, b] * unlift
+        if lost[b] < tiny:
+            unlifted = 1.0
+            for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
+                if parents[k, 2] == 0:
+                    unlifted *= bounds[LEAST, parents[k, 0], b]
+            here = each * by_lift if unlifted >= tiny else each
+            if lift > 0:
+                here += tiny * 2.0**-lift * largest
         for k in range(step[FIRST_PARENT], step[FIRST_PARENT] + step[PARENTS]):
             other, role = parents[k, 0], parents[k, 1]
             # Its bounds are not set.
@@ -282,7 +327,6 @@ def _losses(step: Any, parents: Any, growth: float, bounds: Any, lossless: Any, 
                 messages += bounds[LOST, other, b] * (1 + messages)
                 if role == OPEN:
                     passed_on += bounds[STILL_OPEN, other, b]
-        largest = lanes[LARGEST, b]
         lost[b] = (growth * messages + here * (1 + messages)) / largest
         still_open[b] = (growth * passed_on + here) * (1 + messages) / largest
 
@@ -309,6 +353,27 @@ def _conclude(
     # Edges without any loss, nearly all, cost nothing.
     if result[2] >= 0 and not (lossless[slot] and lossless[result[2]]):
         _close(slot, result[2], result[3], entries, bounds, lossless, sums)
+
+
+@jit
+def _conclude_logs(step: Any, result: Any, work: Any) -> None:
+    slot, row, cases = step[SLOT], step[ROW], work.lanes.shape[1]
+    if result[0] == 1:
+        for b in range(cases):
+            own = 0.0 if step[KIND] == FIXED else work.arena[row + b]
+            work.sums[0, b] += work.bounds[SCALE, slot, b] + own
+    if result[1] >= 0 and step[KIND] != FIXED:
+        total = work.lanes[TOTAL]
+        total[:] = 0
+        for e in range(step[ENTRIES]):
+            line, out = work.arena[row + e * cases :], work.posteriors[result[1] + e]
+            for b in range(cases):
+                out[b] = np.exp(line[b])
+                total[b] += out[b]
+        for e in range(step[ENTRIES]):
+            out = work.posteriors[result[1] + e]
+            for b in range(cases):
+                out[b] /= total[b]
 
 
 @jit

@@ -185,9 +185,10 @@ class Rescaled:
     """A table whose largest entry in each case is near the neutral element.
 
     table: [entries, cases].
-    log_scale: float64 [cases], logarithm of the divisor.
-    largest: float64 [cases], largest entry before; 1 on logarithms.
-    least: float64 [cases], smallest entry above zero after; 1 on logarithms, where nothing can be lost.
+    log_scale: float64 [cases], logarithm of the divisor, without lifts.
+    largest: float64 [cases], largest entry before, without lifts; 1 on logarithms.
+    least: float64 [cases], smallest entry above zero after, 1 where it is larger; 1 on logarithms, where nothing can be
+        lost.
     """
 
     table: Array
@@ -196,8 +197,12 @@ class Rescaled:
     least: npt.NDArray[np.float64]
 
 
-def rescale(table: Array, algebra: Algebra) -> Rescaled:
-    """Scale every case so that its largest entry is in [0.5, 1) (0 on logarithms), in place; zeros stay zeros."""
+def rescale(table: Array, algebra: Algebra, lift: int = 0, lifted: int = 0) -> Rescaled:
+    """Scale every case so that its largest entry is in [0.5, 1) (0 on logarithms), in place; zeros stay zeros.
+
+    lift: power of two by which the result is stored larger.
+    lifted: that of the product it was summed from.
+    """
     # Divided by a power of two, numbers are not rounded.
     largest = table.max(axis=0)
     if algebra.combine is np.add:
@@ -205,12 +210,14 @@ def rescale(table: Array, algebra: Algebra) -> Rescaled:
         table -= shift
         return Rescaled(table, shift.astype(np.float64), np.ones(1), np.ones(1))
     _, exponent = np.frexp(largest)
-    # 2 ** -exponent has to stay finite; anything smaller is below the normal numbers anyway.
-    exponent = np.maximum(exponent, np.finfo(algebra.dtype).minexp)
+    # 2 ** power has to stay finite: lifts end there, and anything smaller is below the normal numbers anyway.
+    most = -np.finfo(algebra.dtype).minexp
+    power = np.minimum(lift - exponent, most)
     # Taken before: entries that the scaling underflows would pass for zeros.
-    least = np.ldexp(least_above_zero(table), -exponent)
-    table *= np.ldexp(algebra.dtype.type(1), -exponent)
-    return Rescaled(table, exponent * math.log(2), largest.astype(np.float64), np.minimum(least, 1))
+    least = np.ldexp(least_above_zero(table), power)
+    table *= np.ldexp(algebra.dtype.type(1), power)
+    log_scale = (lift - lifted - power) * math.log(2)
+    return Rescaled(table, log_scale, np.ldexp(largest.astype(np.float64), -lifted), np.minimum(least, 1))
 
 
 def least_above_zero(table: Array) -> npt.NDArray[np.float64]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -18,9 +20,14 @@ from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
 
+# The first rows of a group tell whether a number format will do: so many of them, and the share of doubtful ones above
+# which all others begin in the next format. At a half, single precision and then double takes as long as double alone.
+PROBED_ROWS = 64
+MOST_DOUBTFUL = 0.5
+
 
 def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
-    """Answer `rows` in the first number format of the ladder, and the doubtful ones among them in the next."""
+    """Answer `rows` in the first number format of the ladder, and those that need it in the next."""
     for algebra in prepared.ladder:
         rows = answer_in(prepared, algebra, batch, rows, answers)
         if not rows.size:
@@ -28,20 +35,52 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
 
 
 def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
-    """Write the answers to `rows` as one number format finds them; returns the doubtful ones."""
+    """Write the answers to `rows` as one number format finds them; returns those for the next one.
+
+    These are the doubtful ones or, where most of the first rows are doubtful, also all rows after the first.
+    """
     backend = _backend(prepared, algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
+    first = FirstRows(prepared.tells_from_first(algebra))
 
-    def answer_block(part: Rows, place: int) -> Rows:
+    def answer_block(start: int, place: int) -> Rows:
+        part = rows[start : start + backend.cases]
+        if first.fail and start >= PROBED_ROWS:
+            return part
         block = block_of(batch, part, pattern, sizes)
         outcome = backend.answer(block, part, answers, place)
         write(outcome, part, answers)
+        # A row without any probability left is most likely impossible, which says nothing of the others.
+        first.add(start, outcome.doubtful & ~np.isneginf(outcome.log_value))
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
     # The size of blocks must not depend on threads: roundings follow it.
-    parts = [rows[start : start + backend.cases] for start in range(0, len(rows), backend.cases)]
-    return np.concatenate([rows[:0], *in_threads(answer_block, parts, backend.threads)])
+    found = in_threads(answer_block, range(0, len(rows), backend.cases), backend.threads)
+    doubtful = np.concatenate([rows[:0], *found])
+    if not first.fail:
+        return doubtful
+    # Blocks that were under way already make no difference: which rows climb depends on the first rows alone.
+    return np.concatenate([doubtful[np.isin(doubtful, rows[:PROBED_ROWS])], rows[PROBED_ROWS:]])
+
+
+class FirstRows:
+    """Whether a number format will do for a pattern, as its first rows in a batch tell.
+
+    asked: False where that is of no use.
+    fail: True once too many of them are doubtful.
+    """
+
+    def __init__(self, asked: bool) -> None:
+        self._left = MOST_DOUBTFUL * PROBED_ROWS if asked else math.inf
+        self._lock = Lock()
+        self.fail = False
+
+    def add(self, start: int, doubtful: npt.NDArray[np.bool_]) -> None:
+        """Count doubtful rows of a block that begins at row `start` of the group."""
+        with self._lock:
+            self._left -= int(np.count_nonzero(doubtful[: max(0, PROBED_ROWS - start)]))
+            self.fail = self._left < 0
 
 
 class BlockExecutor(Protocol):
@@ -59,8 +98,7 @@ def _backend(prepared: ProgramCache, algebra: Algebra, rows: int) -> BlockExecut
     if on_device is not None:
         return on_device
     explains = prepared.ladder[0] is MAX_LOG
-    # Doubtful rows are few: lowering a plan for them would not pay.
-    faster = prepared.compiled() if algebra is prepared.ladder[0] else None
+    faster = prepared.compiled_for(algebra, rows)
     if faster is not None and not explains:
         return faster
     if faster is not None:

@@ -5,34 +5,61 @@ Main class: CompiledProgram; called by the engine, one thread a block.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu import plan as compiled
 from junctor_kernels.cpu.answers import write_posteriors
-from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace
+from junctor_kernels.cpu.bytecode import LANES, LOST, STILL_OPEN, BlockWorkspace, Bytecode
 from junctor_kernels.cpu.contract import LANE_BYTES
 from junctor_kernels.cpu.vectors import BYTES
 
-from junctor.backends.lowering import Lowering
+from junctor.backends.lowering import Lowering, NumberTables
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.features.cpu_blocks import cpu_work
 from junctor.model.answers import Answers, sources_of
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _BlockLayout:
+    """What a lowered plan leaves: its bytecode, where its numbers come from, and rows of the memory of a block.
+
+    Fields but `code` are those of `Lowering`.
+    """
+
+    code: Bytecode
+    numbers: NumberTables
+    slots: dict[int, int]
+    likelihoods: dict[int, int]
+    likelihood_rows: int
+    posteriors: dict[int, int]
+    posterior_rows: int
+    arena_rows: int
+
+    @classmethod
+    def of(cls, made: Lowering) -> _BlockLayout:
+        """Return what remains of a lowering."""
+        evidence = made.likelihoods, made.likelihood_rows
+        return cls(
+            made.code(), made.numbers, made.slots, *evidence, made.posteriors, made.posterior_rows, made.arena_rows
+        )
+
+
 class CompiledProgram:
-    """Runs blocks of cases of a program in compiled code: sum-product, or max-sum for explanations.
+    """Runs blocks of cases of a program in compiled code: sum-product, also in log space, or max-sum for explanations.
 
     program: plan and numbers.
     cases: most cases of a block; ValueError unless they fill whole vectors.
     threads: threads that may run blocks concurrently. Each has its own memory, which holds an outcome until its next
         block.
+    like: the same plan in another number format, with blocks of as many cases: all but the numbers is shared.
     code: bytecode of the plan.
     arena_bytes: bytes of the tables of a block.
     """
 
-    def __init__(self, program: Program, cases: int, threads: int = 1) -> None:
+    def __init__(self, program: Program, cases: int, threads: int = 1, like: CompiledProgram | None = None) -> None:
         self._program = program
         self._plan = program.plan
         self.cases = cases
@@ -44,8 +71,9 @@ class CompiledProgram:
         # Explanations write states of all variables, so that all need rows.
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
-        lowering = Lowering(program, cases, self._rows)
-        self._likelihoods = lowering.likelihoods
+        self._propagate = compiled.propagate_logs if program.algebra.combine is np.add else compiled.propagate
+        self._layout: _BlockLayout = like._layout if like else _BlockLayout.of(Lowering(program, cases, self._rows))
+        lowering = self._layout
         self._posteriors = dict(lowering.posteriors)
         # Rows below this are written by kernels.
         entries = lowering.posterior_rows
@@ -55,7 +83,7 @@ class CompiledProgram:
         # Posteriors of shared tables come after those that kernels write: they are filled in once.
         self._posterior_rows = entries
         self._sources: npt.NDArray[np.int64] | None = None
-        self.code = lowering.code()
+        self.code = lowering.code if like is None else lowering.numbers.code(lowering.code, program)
         self.itemsize = dtype.itemsize
         self.arena_bytes = max(1, lowering.arena_rows) * cases * dtype.itemsize
         self._works = [self._work(lowering, dtype) for _ in range(threads)]
@@ -66,7 +94,7 @@ class CompiledProgram:
         cases, work = block.cases, self._works[thread]
         # Rows: log P(e), share of the probability lost at edges, and at results.
         sums = self._take(block, work)
-        compiled.propagate(self.code, work)
+        self._propagate(self.code, work)
         log_value = sums[0, :cases] + self._program.constants(block)
         posteriors = self._tables[thread]
         if cases < self.cases:
@@ -110,12 +138,12 @@ class CompiledProgram:
 
     def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
         """Copy the evidence of a block into the workspace and return its cleared sums, float64 [3, cases]."""
-        block.copy_to(work.states, self._rows, work.likelihoods, self._likelihoods)
+        block.copy_to(work.states, self._rows, work.likelihoods, self._layout.likelihoods)
         sums: npt.NDArray[np.float64] = work.sums
         sums.fill(0)
         return sums
 
-    def _work(self, lowering: Lowering, dtype: np.dtype[Any]) -> BlockWorkspace:
+    def _work(self, lowering: _BlockLayout, dtype: np.dtype[Any]) -> BlockWorkspace:
         """Return the memory of a thread, with the bounds of shared tables filled in."""
         # Compiled code takes no empty arrays.
         cases, slots = self.cases, max(1, len(lowering.slots))

@@ -56,7 +56,7 @@ def items_of(
     contractions: list[list[int]] = [[] for _ in range(stages.count + 1)]
     rest: list[list[Item]] = [[] for _ in contractions]
     slice_rows = max(1, MAKE_ROUNDS * gpu.FEW_THREADS // cases) if cases else MAKE_ROWS
-    for n, table in enumerate(lowering.tables):
+    for n, table in enumerate(lowering.numbers.tables):
         step = code.steps[n]
         total, marginal = bool(code.results[n, 0]), int(code.results[n, 1])
         if step[layout.KIND] == layout.FIXED:

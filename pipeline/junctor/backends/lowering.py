@@ -17,6 +17,7 @@ from junctor_kernels.tables.axes import Contraction, Strides, unmerged
 
 from junctor.backends import register_tiles as tiles
 from junctor.backends.numpy import LoweredContraction, Program
+from junctor.backends.scaled_table import least_lift
 from junctor.backends.sparsity import MOST_LISTED
 from junctor.planning.first_fit import arena
 from junctor.planning.plan import Free, Likelihood, Potential, Reduce, Slice
@@ -43,6 +44,52 @@ class ArrayPool:
         return np.concatenate(self._parts) if self.size else np.zeros(1, self._dtype)
 
 
+class NumberTables:
+    """Which tables the numbers of a `Bytecode` come from: everything else in it is the same in all number formats.
+
+    sliced: tables of slices, in the order of their columns.
+    shared: the shared operands of factors, and how they are multiplied where there are several.
+    tables: the table of every lowered step.
+    """
+
+    def __init__(self) -> None:
+        self.sliced: list[int] = []
+        self.shared: list[tuple[Contraction | None, tuple[int, ...]]] = []
+        self.tables: list[int] = []
+
+    def code(self, code: Bytecode, program: Program) -> Bytecode:
+        """Return a bytecode with the numbers of a program."""
+        numbers = program.algebra.dtype
+        columns, shared = ArrayPool(numbers), ArrayPool(numbers)
+        scales, leasts = ArrayPool(np.float64), ArrayPool(np.float64)
+        for table in self.sliced:
+            columns.add(program.columns[table].table)
+            scales.add(program.columns[table].log_scale)
+            leasts.add(program.columns[table].least)
+        for product, tables in self.shared:
+            operands = [program.shared[table].table for table in tables]
+            what = program.algebra, program.scratch_entries
+            shared.add(operands[0] if product is None else reference.reduce(product, operands, *what))
+        steps, parents, growth = code.steps.copy(), code.parents.copy(), np.zeros(max(1, len(self.tables)))
+        for n, table in enumerate(self.tables):
+            if steps[n, layout.KIND] == layout.REDUCE:
+                growth[n] = program.lowered[table].growth
+                first, count = steps[n, layout.FIRST_PARENT], steps[n, layout.PARENTS]
+                lifts = [program.lifts.get(operand, 0) for operand in program.lowered[table].operands]
+                parents[first : first + count, 2] = lifts
+                lift = program.lifts.get(table, 0), sum(lifts), least_lift(lifts)
+                steps[n, [layout.LIFT, layout.LIFTED, layout.LEAST_LIFT]] = lift
+        return code._replace(
+            steps=steps,
+            parents=parents,
+            growth=growth,
+            columns=columns.joined(),
+            facts=np.stack([scales.joined(), leasts.joined()]),
+            shared=shared.joined(),
+            tiny=program.algebra.tiny,
+        )
+
+
 class Lowering:
     """Collects the arrays of a `Bytecode` step by step.
 
@@ -54,7 +101,7 @@ class Lowering:
     likelihoods: variable -> first row of the block's likelihoods.
     posteriors: variable -> first row of the block's posteriors.
     slots: table -> index of its bounds.
-    tables: the table of every lowered step.
+    numbers: the tables that its numbers come from.
     """
 
     @collector_paused()
@@ -72,7 +119,7 @@ class Lowering:
         self._cases = cases
         self._shapes = shapes
         self._place, self.arena_rows = places or arena(plan)
-        self.tables: list[int] = []
+        self.numbers = NumberTables()
         self.slots: dict[int, int] = {}
         self.likelihoods: dict[int, int] = {}
         self.likelihood_rows = 0
@@ -80,25 +127,21 @@ class Lowering:
         self.posterior_rows = 0
         self._state_rows = state_rows
         self._steps: list[tuple[int, ...]] = []
-        self._parents: list[tuple[int, int]] = []
+        self._parents: list[tuple[int, int, int]] = []
         self._operands: list[tuple[int, int, int]] = []
         self._results: list[tuple[int, int, int, int]] = []
-        self._growth: list[float] = []
         self._observed: list[tuple[int, int]] = []
         self._trace: list[tuple[int, ...]] = []
         self._traced: list[tuple[int, ...]] = []
         self._variables: list[tuple[int, int]] = []
-        numbers = program.algebra.dtype
         self._offsets = ArrayPool(np.int64)
         self._span = ArrayPool(np.int64)
         self._terms = ArrayPool(np.int32)
         # Terms are compared by identity: equal lists of small contractions come from one cache.
         self._spans: dict[tiles.Terms, int] = {}
         self._eliminated: dict[tuple[object, ...], int] = {}
-        self._columns = ArrayPool(numbers)
-        self._scales = ArrayPool(np.float64)
-        self._leasts = ArrayPool(np.float64)
-        self._shared = ArrayPool(numbers)
+        # Numbers so far, of columns of slices, of their facts and of shared operands.
+        self._column_entries = self._facts = self._shared_entries = 0
         self._shared_place: dict[int, int] = {}
         self._list_all_terms()
         for step in plan.steps:
@@ -112,24 +155,26 @@ class Lowering:
 
     def code(self) -> Bytecode:
         """Return the arrays."""
-        return Bytecode(
+        nothing = np.zeros(0)
+        code = Bytecode(
             _table(self._steps, layout.STEP_COLUMNS),
-            _table(self._parents, 2),
+            _table(self._parents, 3),
             _table(self._operands, 3),
             self._offsets.joined(),
             self._span.joined(),
             self._terms.joined(),
             _table(self._results, 4),
-            np.array(self._growth or [0.0]),
+            nothing,
             _table(self._observed, 2),
-            self._columns.joined(),
-            np.stack([self._scales.joined(), self._leasts.joined()]),
-            self._shared.joined(),
-            self._program.algebra.tiny,
+            nothing,
+            nothing,
+            nothing,
+            0.0,
             _table(self._trace, 6),
             _table(self._traced, 4),
             _table(self._variables, 2),
         )
+        return self.numbers.code(code, self._program)
 
     def _lower(self, step: Slice | Likelihood | Reduce) -> None:
         table = self._plan.tables[step.out]
@@ -162,20 +207,21 @@ class Lowering:
                 self.posterior_rows += entries
         # The second message of an edge weighs the open losses of both.
         edge = (-1, -1) if up < 0 else (self._slot(up), self._slot(total))
-        self.tables.append(table)
+        self.numbers.tables.append(table)
         self._results.append((int(table in self._program.totals), marginal, *edge))
         step = (kind, self._slot(table), row, entries, *rest)
         # Columns that a kind of step does not use are zero.
         self._steps.append((*step, *(0,) * (layout.STEP_COLUMNS - len(step))))
-        self._growth.append(self._program.lowered[table].growth if kind == layout.REDUCE else 0.0)
 
     def _slice(self, step: Slice) -> tuple[int, ...]:
         columns = self._program.columns[step.out]
         first = len(self._observed)
         for variable, radix in zip(columns.observed, columns.radices, strict=True):
             self._observed.append((self._state_rows[variable], radix))
-        place, facts = self._columns.add(columns.table), self._scales.add(columns.log_scale)
-        self._leasts.add(columns.least)
+        place, facts = self._column_entries, self._facts
+        self.numbers.sliced.append(step.out)
+        self._column_entries += columns.table.size
+        self._facts += columns.log_scale.size
         return columns.table.shape[1], first, len(columns.observed), place, facts
 
     def _reduce(self, table: int, lowered: LoweredContraction) -> tuple[int, ...]:
@@ -239,9 +285,8 @@ class Lowering:
             at = self._shared_at(lowered.operands[factors[0]])
             return self._both_offsets(what, what.operands[factors[0]], order, at, 1)
         strides, product = _product(what, factors)
-        operands = [self._program.shared[lowered.operands[k]].table for k in factors]
-        table = reference.reduce(product, operands, self._program.algebra, self._program.scratch_entries)
-        return self._both_offsets(what, strides, order, self._shared.add(table), 1)
+        at = self._add_shared(product.kept_entries, product, [lowered.operands[k] for k in factors])
+        return self._both_offsets(what, strides, order, at, 1)
 
     def _both_offsets(
         self, what: Contraction, strides: Strides, order: npt.NDArray[np.int64], place: int, width: int
@@ -260,7 +305,8 @@ class Lowering:
         first = len(self._parents)
         for operand in operands:
             message = layout.CLOSED if operand in self._program.closed else layout.OPEN
-            self._parents.append((self._slot(operand), layout.CONSTANT if self._program.is_fixed(operand) else message))
+            role = layout.CONSTANT if self._program.is_fixed(operand) else message
+            self._parents.append((self._slot(operand), role, 0))
         return first
 
     def _list_all_terms(self) -> None:
@@ -290,8 +336,14 @@ class Lowering:
 
     def _shared_at(self, table: int) -> int:
         if table not in self._shared_place:
-            self._shared_place[table] = self._shared.add(self._program.shared[table].table)
+            self._shared_place[table] = self._add_shared(self._plan.tables[table].entries, None, [table])
         return self._shared_place[table]
+
+    def _add_shared(self, entries: int, product: Contraction | None, tables: Sequence[int]) -> int:
+        at = self._shared_entries
+        self._shared_entries += entries
+        self.numbers.shared.append((product, tuple(tables)))
+        return at
 
     def _slot(self, table: int) -> int:
         return self.slots.setdefault(table, len(self.slots))

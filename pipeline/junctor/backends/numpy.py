@@ -35,6 +35,10 @@ HowToLower = Callable[..., Contraction]
 # - `open` bounds the loss that is not weighed yet. Where both messages of an edge exist, a loss in one of them moves a
 #   share of at most |S| open (1 + lost of the other) / (sum over s of both messages) of the probability, whatever comes
 #   after; that sum is P(e) divided by both scales. So an edge closes the open losses of its two messages.
+# In single precision messages are stored larger by a power of two, their lift, as far as the sums that read them have
+# room. Numbers stay the same, only that the smallest normal number is so much farther away from the largest entry: a
+# loss in a product with a message of lift l is at most tiny / 2^l. Scales and bounds on losses are those of entries
+# without lifts; `least` is that of the stored ones, 1 at most: partial products are no smaller than that of all.
 # The sum of these shares over the edges, each loss counted once at its own edge while the messages beyond are exact,
 # bounds the error of every posterior. A case whose bound exceeds the tolerance is doubtful: its answer must come from a
 # wider number format, in the end log space.
@@ -142,17 +146,20 @@ class Program:
     network: its numbers.
     algebra: semiring and number format.
     threads: threads of large contractions in compiled code; 0 for NumPy only.
+    lifted: whether messages are stored with a lift.
     marginal_of: table -> variable whose posterior is read off it.
     totals: tables without axes.
+    lifts: table of a case -> power of two by which it is stored larger, where it is.
     edge_of: message down -> message up and total of its edge.
     closed: messages of edges that carry both.
     """
 
     @collector_paused()
-    def __init__(self, plan: Plan, network: Network, algebra: Algebra, threads: int = 0) -> None:
+    def __init__(self, plan: Plan, network: Network, algebra: Algebra, threads: int = 0, lifted: bool = True) -> None:
         self.plan = plan
         self.algebra = algebra
         self.threads = threads
+        self._network = network
         self.scratch_entries = reference.SCRATCH_ENTRIES
         self._sizes = dict(enumerate(plan.shape.cardinalities))
         self.marginal_of = {table: variable for variable, table in plan.marginals}
@@ -160,6 +167,7 @@ class Program:
         # An edge is weighed when its second message, the one down, exists.
         self.edge_of = {down: (up, total) for up, down, total in plan.edges}
         self.closed = frozenset(table for up, down, _ in plan.edges for table in (up, down))
+        self.lifts = lifts_of(plan, algebra) if lifted else {}
         self.columns: dict[int, _Columns] = {}
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
@@ -173,9 +181,8 @@ class Program:
     @cached_property
     def support(self) -> NonzeroSupport:
         """Entries and terms that can differ from zero, whatever the evidence."""
-        columns = {table: column.table for table, column in self.columns.items()}
         lowered = {table: (step.contraction, step.operands) for table, step in self.lowered.items()}
-        return support_of(self.plan, columns, self.shared, lowered, self.algebra.zero, self.contract)
+        return support_of(self.plan, self._network, self.shared, lowered, self.algebra.zero, self.contract)
 
     @property
     def nonzero_operations(self) -> int:
@@ -291,11 +298,12 @@ class Program:
         operands = [values[table] for table in lowered.operands]
         tables = [value.table for value in operands]
         table = self.contract(lowered.contraction, tables, algebra)
-        scaled = reference.rescale(table, algebra)
+        lifts, lift = [self.lifts.get(operand, 0) for operand in lowered.operands], self.lifts.get(step.out, 0)
+        scaled = reference.rescale(table, algebra, lift, sum(lifts))
         scale = sum((value.log_scale for value in operands), scaled.log_scale)
         if algebra.combine is np.add:
             return ScaledTable(table, scale, np.zeros(1), np.zeros(1), scaled.least)
-        here = lost_here(operands, lowered.contraction.eliminated_entries, scaled.least, algebra)
+        here = lost_here(operands, lowered.contraction.eliminated_entries, scaled, algebra, lifts, lift)
         lost, still_open = self._losses(lowered, operands, here)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return ScaledTable(table, scale, lost / scaled.largest, still_open / scaled.largest, scaled.least)
@@ -371,7 +379,7 @@ class Program:
         product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
-        here = lost_here(factors, 1, scaled.least, self._wide)
+        here = lost_here(factors, 1, scaled, self._wide)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             lost = sum((factor.lost for factor in factors), here) / scaled.largest
         return ScaledTable(product, log_scale, lost, lost, scaled.least)
@@ -437,6 +445,24 @@ class Program:
         term = reference.argmax(self._lower(step, operands, unmerged), tables, kept, cases, self.scratch_entries)
         shape = tuple(self._sizes[v] for v in step.eliminated)
         states.update(zip(step.eliminated, np.unravel_index(term, shape) if shape else (), strict=True))
+
+
+def lifts_of(plan: Plan, algebra: Algebra) -> dict[int, int]:
+    """Return table -> power of two by which a message of a case is stored larger, for those that reductions read."""
+    # Doubles have range enough, and logarithms all of it.
+    if algebra is not reference.SINGLE:
+        return {}
+    most = int(np.finfo(algebra.dtype).maxexp) - 2
+    # Results are not: their largest entry bounds their sum.
+    results = {*plan.totals, *(table for _, table in plan.marginals)}
+    messages = {step.out for step in plan.reductions(per_case=True)} - results
+    lifts: dict[int, int] = {}
+    for step in plan.reductions(per_case=True):
+        read = [table for table in step.operands if table in messages]
+        room = most - (plan.shape.entries(step.eliminated) - 1).bit_length()
+        for table in read:
+            lifts[table] = max(0, min(room // len(read), lifts.get(table, most)))
+    return {table: lift for table, lift in lifts.items() if lift}
 
 
 def contracted(what: Contraction, tables: Sequence[Table], algebra: Algebra, scratch: int, threads: int) -> Table:

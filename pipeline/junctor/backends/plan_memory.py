@@ -63,6 +63,7 @@ class BlockSizes:
     scratch: entries of a block of NumPy's contractions.
     lanes: cases of a block of the compiled backend; 0 where that does nothing.
     threads: blocks of it at once.
+    lowered: number formats that it has room for, the first ones of the ladder.
     entry_threads: of contractions over entries where there are no lanes; 0 where NumPy does the work.
     entry_room: bytes that those may take.
     room: bytes that the compiled backend may take, or evidence and answers on their way to and from a GPU.
@@ -74,6 +75,7 @@ class BlockSizes:
     scratch: int = LEAST_SCRATCH
     lanes: int = 0
     threads: int = 1
+    lowered: int = 1
     entry_threads: int = 0
     entry_room: int = 0
     room: int = 0
@@ -90,7 +92,8 @@ class BlockSizes:
     def projected(self, itemsize: int) -> int:
         """Return the peak bytes of a run with blocks of `cases(itemsize)`."""
         entries = ENTRIES_BYTES + self.entry_threads * ENTRIES_THREAD_BYTES if self.entry_threads else 0
-        compiled = self.memory.lowered + self.threads * self.lanes * self.memory.lane_bytes if self.lanes else 0
+        blocks = self.lowered * self.threads * self.lanes * self.memory.lane_bytes
+        compiled = self.memory.lowered_for(self.lowered) + blocks if self.lanes else 0
         blocks = self.cases(itemsize) * self.memory.case_bytes(itemsize)
         return self.memory.fixed + scratch_bytes(self.scratch) + entries + compiled + blocks
 
@@ -105,6 +108,7 @@ class PlanMemory:
 
     def __init__(self, plan: Plan, formats: int, compiles: bool = False) -> None:
         self.plan = plan
+        self.formats = formats
         self.compiles = compiles
         shape = plan.shape
         shared = [table.entries for table in plan.tables if not table.per_case]
@@ -156,12 +160,12 @@ class PlanMemory:
         entry_room, entry_threads = self._fit_entries(spare, to_come, threads)
         spare -= entry_room
         room = spare // 2
-        lanes, blocks = self._fit_lanes(room, rows, to_come, threads, entry_threads)
+        lanes, blocks, lowered = self._fit_lanes(room, rows, to_come, threads, entry_threads)
         scratch = LEAST_SCRATCH
         # Powers of two, so that budgets that differ little give the same blocks and roundings.
         while scratch < reference.SCRATCH_ENTRIES and scratch_bytes(2 * scratch) < spare // 2:
             scratch *= 2
-        return BlockSizes(self, free, rows, scratch, lanes, blocks, entry_threads, entry_room, room)
+        return BlockSizes(self, free, rows, scratch, lanes, blocks, lowered, entry_threads, entry_room, room)
 
     def _fit_entries(self, spare: int, rows: int, threads: int) -> tuple[int, int]:
         """Return the bytes of contractions over entries, and their threads; 0 where NumPy contracts."""
@@ -169,18 +173,24 @@ class PlanMemory:
         entry_threads = max(0, min(threads, (room - ENTRIES_BYTES) // ENTRIES_THREAD_BYTES))
         return (0, 0) if not rows or self.plan.traceback or not entry_threads else (room, entry_threads)
 
-    def _fit_lanes(self, room: int, cases: int, rows: int, threads: int, entry_threads: int) -> tuple[int, int]:
-        """Return the cases of a block of the compiled backend, 0 where lowering does not pay, and its threads."""
+    def _fit_lanes(self, room: int, cases: int, rows: int, threads: int, entry_threads: int) -> tuple[int, int, int]:
+        """Return the cases of a block of the compiled backend, 0 where lowering does not pay, its threads and formats.
+
+        The parameters are those of `fit`; room: bytes for it.
+        """
         operations = min(rows * self._operations, 10**30)
         if not self.compiles or operations * CPU.numpy_operation < len(self.plan.steps) * LOWERING_SECONDS:
-            return 0, 1
+            return 0, 1, 1
         if entry_threads and self._entries_are_faster(cases, rows):
-            return 0, 1
-        fitting = (room - self.lowered) // self.lane_bytes
+            return 0, 1, 1
+        # Memory for the further formats is kept only where all of them get some.
+        formats = self.formats
+        fitting = (room - self.lowered_for(formats)) // (formats * self.lane_bytes)
+        if fitting < LANE:
+            formats, fitting = 1, (room - self.lowered_for(1)) // self.lane_bytes
         blocks = max(1, min(threads, fitting // LANE))
-        lanes = max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
-        lanes = min(lanes, padded(-(-cases // blocks)), fitting // blocks) // LANE * LANE
-        return max(0, lanes), blocks
+        lanes = min(self._most_lanes, padded(-(-cases // blocks)), fitting // blocks) // LANE * LANE
+        return max(0, lanes), blocks, formats
 
     def _entries_are_faster(self, cases: int, rows: int) -> bool:
         """Return True if loops over entries are faster for so many rows than those over the lanes of a block."""
@@ -188,9 +198,26 @@ class PlanMemory:
         lanes = padded(min(cases, rows)) * case + len(self.plan.steps) * LOWERING_SECONDS
         return rows < LANE and rows * case + len(self.plan.steps) * CPU.entries_step < lanes
 
+    def blocks_are_faster(self, algebra: Algebra, rows: int, sizes: BlockSizes) -> bool:
+        """Return True if so many rows that climbed to a number format go through compiled blocks, lowered already.
+
+        sizes: how the plan runs.
+        """
+        operations, log = self.plan.case_operations, algebra is reference.LOG
+        block = padded(min(rows, self._most_lanes))
+        compiled = min(-(-rows // block) * block * operations, 10**30) * CPU.compiled_operation
+        rate = CPU.compiled_operation if sizes.entry_threads else CPU.numpy_operation
+        plain = min(rows * operations, 10**30) * rate
+        steps = -(-rows // sizes.cases(8)) * len(self.plan.steps) * CPU.entries_step
+        return compiled * (CPU.compiled_log if log else 1) < steps + plain * (CPU.numpy_log if log else 1)
+
     @cached_property
     def _operations(self) -> int:
         return self.plan.case_operations
+
+    @cached_property
+    def _most_lanes(self) -> int:
+        return max(LEAST_LANES, min(ARENA_BYTES // self.lane_bytes, MOST_LANES))
 
     @cached_property
     def lane_bytes(self) -> int:
@@ -198,10 +225,18 @@ class PlanMemory:
         _, rows = arena(self.plan)
         return 8 * rows + self.case_bytes(8)
 
+    def lowered_for(self, formats: int) -> int:
+        """Return the bytes of the lowered plan in so many number formats, and of lowering it."""
+        return self._lowered + (formats - 1) * self._numbers
+
     @cached_property
-    def lowered(self) -> int:
-        """Bytes of the lowered plan, and of lowering it."""
+    def _lowered(self) -> int:
         return lowered_bytes(self.plan) + 8 * self.plan.shared_entries()
+
+    @cached_property
+    def _numbers(self) -> int:
+        # Offsets and lists of terms are those of the first format.
+        return 2 * 8 * (self.plan.shared_entries() + product_entries(self.plan))
 
     @cached_property
     def _case_entries(self) -> int:
@@ -230,17 +265,25 @@ def padded(cases: int) -> int:
     return -(-cases // LANE) * LANE
 
 
+def product_entries(plan: Plan) -> int:
+    """Return the entries of the products of shared operands in the compiled backend, one for each reduction."""
+    products = 0
+    for step in plan.reductions(per_case=True):
+        shared = [plan.tables[table].scope for table in step.operands if not plan.tables[table].per_case]
+        if len(shared) > 1:
+            products += plan.shape.entries(frozenset().union(*shared))
+    return products
+
+
 def lowered_bytes(plan: Plan) -> int:
     """Return what offsets and lists of terms of a plan take in the compiled backend, and what it takes to make them."""
-    total = longest = listed = largest = products = 0
+    total = longest = listed = largest = 0
     for step in plan.reductions(per_case=True):
         kept, terms = plan.tables[step.out].entries, plan.shape.entries(step.eliminated)
         # Tiles that are not full repeat entries, a third more at most; each entry has a place for its result as well.
         total += (len(step.operands) + 1) * (4 * kept // 3 + terms) + kept
         longest, listed, largest = max(longest, terms), listed + kept * terms, max(largest, kept * terms)
-        shared = [plan.tables[table].scope for table in step.operands if not plan.tables[table].per_case]
-        if len(shared) > 1:
-            products += plan.shape.entries(frozenset().union(*shared))
+    products = product_entries(plan)
     traced = total if plan.traceback else 0
     listing = min(listed, LISTING_ENTRIES)
     # A bit for each term of the largest one, in the order of its tiles as well, and for each term of a tile.
@@ -268,7 +311,7 @@ class ProgramCache:
         self._costs: CostModel | None = None
         self._programs: dict[str, Program] = {}
         self._on_device: dict[tuple[str, int], GpuProgram | None] = {}
-        self._compiled: CompiledProgram | None = None
+        self._compiled: dict[str, CompiledProgram] = {}
 
     def use(self, sizes: BlockSizes, device: BlockDevice | None = None, costs: CostModel | None = None) -> None:
         """Choose how the next rows are answered.
@@ -296,12 +339,35 @@ class ProgramCache:
         lanes, threads = self.sizes.lanes, self.sizes.threads
         if not lanes:
             return None
+        first = self._compiled.get(self.ladder[0].name)
         # One for smaller blocks still serves; one for larger blocks or more threads holds more than was planned now.
-        if self._compiled is None or self._compiled.cases > lanes or self._compiled.threads > threads:
+        if first is None or first.cases > lanes or first.threads > threads:
             from junctor.backends.cpu import CompiledProgram
 
-            self._compiled = CompiledProgram(self.program(self.ladder[0]), lanes, threads)
-        return self._compiled
+            first = CompiledProgram(self.program(self.ladder[0]), lanes, threads)
+            self._compiled = {self.ladder[0].name: first}
+        return first
+
+    def compiled_for(self, algebra: Algebra, rows: int) -> CompiledProgram | None:
+        """Return the program of a further number format for so many rows that climbed there, as `compiled`."""
+        first = self.compiled()
+        number = self.ladder.index(algebra)
+        if first is None or number == 0:
+            return first
+        # Which code answers them depends on the rows of this batch alone, not on what earlier ones left.
+        if number >= self.sizes.lowered or not self.memory.blocks_are_faster(algebra, rows, self.sizes):
+            return None
+        if algebra.name not in self._compiled:
+            from junctor.backends.cpu import CompiledProgram
+
+            self._compiled[algebra.name] = CompiledProgram(self.program(algebra), first.cases, first.threads, first)
+        return self._compiled[algebra.name]
+
+    def tells_from_first(self, algebra: Algebra) -> bool:
+        """Return True if a number format's first rows may send all others to the next one."""
+        # Not to log space, which takes several times as long; not on a GPU, whose blocks are whole batches.
+        number = self.ladder.index(algebra) + 1
+        return self._device is None and number < len(self.ladder) and self.ladder[number] is not reference.LOG
 
     def on_device(self, algebra: Algebra, rows: int) -> GpuProgram | None:
         """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""

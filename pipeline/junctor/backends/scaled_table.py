@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import reference
-from junctor_kernels.tables.reference import Algebra
+from junctor_kernels.tables.reference import Algebra, Rescaled
 
 Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.floating[Any]]
@@ -20,11 +20,11 @@ Table = npt.NDArray[np.floating[Any]]
 class ScaledTable:
     """A table divided by a scale; the bounds are derived in `backends.numpy`.
 
-    table: [entries, cases or 1].
+    table: [entries, cases or 1], times a power of two where it has a lift.
     log_scale: float64 [cases or 1], natural log of the scale.
     lost: float64 [cases or 1], bound on the difference of an entry from the exact one.
     open: float64 [cases or 1], bound on the part of it that no edge has weighed yet.
-    least: float64 [cases or 1], smallest entry above zero.
+    least: float64 [cases or 1], smallest entry above zero of the table, 1 where that is larger.
     """
 
     table: Table
@@ -58,16 +58,37 @@ def lost_below(least: Floats, algebra: Algebra) -> Floats:
     return np.where(least < algebra.tiny, algebra.tiny, 0.0)
 
 
-def lost_here(operands: Sequence[ScaledTable], terms: int, least: Floats, algebra: Algebra) -> Floats:
+def lost_here(
+    operands: Sequence[ScaledTable],
+    terms: int,
+    rescaled: Rescaled,
+    algebra: Algebra,
+    lifts: Sequence[int] = (),
+    lift: int = 0,
+) -> Floats:
     """Return a bound on the loss of each entry in one contraction and its rescaling, float64 [cases or 1].
 
     operands: tables that are multiplied.
     terms: number of terms of each sum.
-    least: smallest entry above zero after rescaling.
+    rescaled: their contraction.
     algebra: of the result.
+    lifts: of the operands; none if not given.
+    lift: of the result.
     """
+    lifts, ones = lifts or (0,) * len(operands), np.ones(1)
     with np.errstate(under="ignore"):
-        product = math.prod((value.least for value in operands), start=np.ones(1))
+        product = math.prod((value.least for value in operands), start=ones)
+        unlifted = math.prod((one.least for one, by in zip(operands, lifts, strict=True) if not by), start=ones)
     # No product of entries can be below the smallest normal number then.
-    safe = (product >= algebra.tiny) & (least >= algebra.tiny)
-    return np.where(safe, 0.0, len(operands) * algebra.tiny * terms)
+    safe = (product >= algebra.tiny) & (rescaled.least >= algebra.tiny)
+    each = len(operands) * algebra.tiny * terms
+    # What a product with a lifted table loses counts less by that lift, unless it lost something before.
+    lost = np.where(unlifted >= algebra.tiny, each * 2.0 ** -least_lift(lifts), each)
+    if lift:
+        lost = lost + algebra.tiny * 2.0**-lift * rescaled.largest
+    return np.where(safe, 0.0, lost)
+
+
+def least_lift(lifts: Sequence[int]) -> int:
+    """Return the smallest lift of the tables that have one, 0 if none has."""
+    return min((lift for lift in lifts if lift), default=0)

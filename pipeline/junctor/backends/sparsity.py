@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.tables import reference
-from junctor_kernels.tables.axes import Contraction
+from junctor_kernels.tables.axes import Contraction, contraction
 
 from junctor.backends.scaled_table import ScaledTable
+from junctor.model.network import Network
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Slice
 from junctor.runtime.gc_pause import collector_paused
 
@@ -48,37 +49,45 @@ class NonzeroSupport:
 @collector_paused()
 def support_of(
     plan: Plan,
-    columns: Mapping[int, npt.NDArray[Any]],
+    network: Network,
     shared: Mapping[int, ScaledTable],
     lowered: Mapping[int, tuple[Contraction, Sequence[int]]],
     zero: float,
     contract: Contract,
 ) -> NonzeroSupport:
-    """Return the support of all tables of a plan, propagated through it step by step.
+    """Return the support of all tables of a plan, propagated through it step by step; the same in every number format.
 
-    columns: table of a slice -> [entries, states] of its factor.
+    network: with the numbers of all factors.
     shared: table -> its numbers, where no evidence changes them.
     lowered: table of a reduction -> its contraction and operands.
-    zero: of the algebra of all these numbers.
+    zero: of the algebra of the shared numbers.
     contract: contracts tables of zeros and ones.
     """
+    sizes = dict(enumerate(plan.shape.cardinalities))
     support = NonzeroSupport()
     for step in plan.steps:
         if isinstance(step, Free):
             continue
         if isinstance(step, Slice):
             # Evidence selects the column: an entry counts if it is positive in any of them.
-            support.tables[step.out] = columns[step.out].max(axis=1) > zero
+            factor = network.factors[step.factor]
+            observed = tuple(axis for axis, v in enumerate(factor.scope) if v in plan.pattern.sliced)
+            support.tables[step.out] = (factor.table > 0).any(axis=observed).ravel()
         elif isinstance(step, Likelihood):
             support.tables[step.out] = np.ones(plan.tables[step.out].entries, dtype=np.bool_)
-        # Shared tables are computed already: their zeros are exact.
-        elif isinstance(step, Potential) or step.out in shared:
+        # Shared tables are computed already, and their zeros are exact where nothing was lost.
+        elif step.out in shared and not shared[step.out].lost.any():
             support.tables[step.out] = shared[step.out].table[:, 0] > zero
+        elif isinstance(step, Potential):
+            factors = [network.factors[i] for i in step.factors]
+            what = contraction(plan.tables[step.out].scope, (), [factor.scope for factor in factors], sizes)
+            support.tables[step.out] = _terms(what, [factor.table.ravel() > 0 for factor in factors], contract) > 0
         else:
             what, operands = lowered[step.out]
             counts = _terms(what, [support.tables[operand] for operand in operands], contract)
             support.tables[step.out] = counts > 0
-            support.terms[step.out] = int(counts.sum())
+            if step.out not in shared:
+                support.terms[step.out] = int(counts.sum())
     return support
 
 

@@ -43,6 +43,8 @@ class CpuConstants(DeviceConstants):
     # Seconds an entry operation of the compiled blocks. Estimate, coarser than docs/performance.md ("4e10 to 7e10
     # operations a second" in tiles); 2026-11-21.
     compiled_operation: float = 2e-10
+    # Times as long as those take in log space. Estimate: an exponential for each term; 2026-11-22.
+    compiled_log: float = 8.0
     # Seconds a step, to lower it for the compiled blocks. Estimate; 2026-11-21.
     lowering_step: float = 3e-5
     # Seconds a step of compiled contractions over entries: preparation, scales and bounds in NumPy. Estimate;

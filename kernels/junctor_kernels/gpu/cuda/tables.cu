@@ -76,7 +76,7 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
     Lanes<V> least;
     EACH_CASE scale.at[v] = total ? of_rank(largest.at[v]) : log_divisor(largest.at[v]), least.at[v] = 1;
     for (int k = step[FIRST_PARENT]; k < step[FIRST_PARENT] + step[PARENTS]; k++) {
-        const Lanes<V, double> its_scale = load<V>(run.scale + run.parents[2 * k] * run.cases + b);
+        const Lanes<V, double> its_scale = load<V>(run.scale + run.parents[3 * k] * run.cases + b);
         EACH_CASE scale.at[v] += its_scale.at[v];
     }
     set_bounds(step[SLOT], b, scale, least);
@@ -97,8 +97,8 @@ template <int V> __device__ __forceinline__ void bound(const int *step, bool tot
         product.at[v] = 1;
     }
     for (int k = step[FIRST_PARENT]; k < step[FIRST_PARENT] + step[PARENTS]; k++) {
-        const index_t other = run.parents[2 * k] * run.cases + b;
-        const int role = run.parents[2 * k + 1];
+        const index_t other = run.parents[3 * k] * run.cases + b;
+        const int role = run.parents[3 * k + 1];
         const Lanes<V, double> its_scale = load<V>(run.scale + other);
         const Lanes<V> its_least = load<V>(run.least + other), lost = load<V>(run.lost + other);
         EACH_CASE scale.at[v] += its_scale.at[v];
