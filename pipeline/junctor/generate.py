@@ -1,4 +1,4 @@
-"""Generated networks and evidence: grids, chains, layered and random networks, hidden Markov models, forward samples.
+"""Generated networks and evidence: grids, chains, trees, layered, dynamic and random networks, forward samples.
 
 Called by the command line, tests and benchmarks. Results depend on the seed alone, not on the platform: tables come
 from random integers and one division.
@@ -6,6 +6,7 @@ from random integers and one division.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -58,6 +59,47 @@ def chain(length: int, states: States = 2, seed: int = 0) -> Network:
     _at_least_one(length=length)
     parents: list[list[int]] = [[i - 1] if i else [] for i in range(length)]
     return _random_tables(f"chain_{length}", [f"x_{i}" for i in range(length)], parents, states, 0.0, seed)
+
+
+def tree(variables: int, states: States = 2, seed: int = 0, window: int | None = None) -> Network:
+    """Return a Bayesian network on a random tree: every variable but `x_0` has one parent among those before it.
+
+    variables: number of variables `x_0`, `x_1`, ...
+    states: number of states, or its bounds.
+    seed: seed of structure and tables.
+    window: the parent is among so many variables before the child, which makes deep trees; None for any of them.
+    """
+    _at_least_one(variables=variables, window=1 if window is None else window)
+    rng = _stream(seed, _STRUCTURE)
+    children = np.arange(1, variables)
+    chosen = rng.integers(0 if window is None else np.maximum(0, children - window), children)
+    parents: list[list[int]] = [[], *([parent] for parent in chosen.tolist())]
+    return _random_tables(f"tree_{variables}", [f"x_{i}" for i in range(variables)], parents, states, 0.0, seed)
+
+
+def dynamic(steps: int, width: int, states: States = 2, parents: int = 2, seed: int = 0) -> Network:
+    """Return a dynamic Bayesian network unrolled over time: all steps but the first have the same tables.
+
+    steps: number of time steps; variables are `x_STEP_POSITION`.
+    width: variables of a step, which bounds the treewidth by twice as much.
+    states: number of states of each position, or its bounds.
+    parents: most parents of a variable beside itself one step before: variables before it in the same step.
+    seed: seed of structure and tables.
+    """
+    _at_least_one(steps=steps, width=width)
+    rng = _stream(seed, _STRUCTURE)
+    within = [_some_of(range(position), parents, rng) for position in range(width)]
+    sizes = _cardinalities(states, width, rng)
+    first = [_random_conditional([sizes[i] for i in (*near, v)], 0.0, rng) for v, near in enumerate(within)]
+    later = [_random_conditional([sizes[i] for i in (v, *near, v)], 0.0, rng) for v, near in enumerate(within)]
+    names = [[f"x_{step}_{position}" for position in range(width)] for step in range(steps)]
+    tables = []
+    for step, here in enumerate(names):
+        for v, near in enumerate(within):
+            before = (names[step - 1][v],) if step else ()
+            tables.append(((*before, *(here[i] for i in near), here[v]), later[v] if step else first[v]))
+    cardinalities = {name: size for here in names for name, size in zip(here, sizes, strict=True)}
+    return _build(f"dynamic_{steps}x{width}", "bayes", cardinalities, tables)
 
 
 def layered(
@@ -335,12 +377,28 @@ def _random_tables(
     if not 0.0 <= zeros < 1.0:
         raise ModelError(f"found zeros={zeros!r}, expected a share from 0 to below 1")
     rng = _stream(seed, _STRUCTURE, 1)
-    cardinalities = dict(zip(names, _cardinalities(states, len(names), rng), strict=True))
-    tables = []
-    for name, chosen in zip(names, parents, strict=True):
-        scope = (*(names[i] for i in chosen), name)
-        tables.append((scope, _random_conditional([cardinalities[member] for member in scope], zeros, rng)))
-    return _build(title, "bayes", cardinalities, tables)
+    sizes = _cardinalities(states, len(names), rng)
+    scopes = [(*chosen, child) for child, chosen in enumerate(parents)]
+    shapes = [tuple(map(sizes.__getitem__, scope)) for scope in scopes]
+    # Without zeros all entries are one draw: a long network has many tables, and the same numbers either way.
+    conditionals = [_random_conditional(shape, zeros, rng) for shape in shapes] if zeros else _conditionals(shapes, rng)
+    listed = [tuple(map(names.__getitem__, scope)) for scope in scopes]
+    cardinalities = dict(zip(names, sizes, strict=True))
+    return _build(title, "bayes", cardinalities, list(zip(listed, conditionals, strict=True)))
+
+
+def _conditionals(shapes: Sequence[tuple[int, ...]], rng: np.random.Generator) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield a random table of each shape, as `_random_conditional`."""
+    ends = np.cumsum([table_size(shape, "a generated table") for shape in shapes])
+    drawn = rng.integers(1, 2**16, size=int(ends[-1]))
+    weights = drawn * drawn * drawn
+    # Rows of all tables, one after the other, each as long as its child has states.
+    sizes = np.array([shape[-1] for shape in shapes])
+    lengths = np.repeat(sizes, np.diff(ends, prepend=0) // sizes)
+    sums = np.add.reduceat(weights, np.cumsum(lengths) - lengths)
+    values = weights / np.repeat(sums, lengths)
+    for shape, end in zip(shapes, ends.tolist(), strict=True):
+        yield values[end - math.prod(shape) : end].reshape(shape)
 
 
 def _random_conditional(shape: Sequence[int], zeros: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -371,7 +429,8 @@ def _build(
     tables: Sequence[tuple[Sequence[str], npt.NDArray[np.float64]]],
 ) -> Network:
     place = Place(title)
-    variables = [DraftVariable(name, [str(i) for i in range(count)], place) for name, count in cardinalities.items()]
+    states = {count: tuple(map(str, range(count))) for count in set(cardinalities.values())}
+    variables = [DraftVariable(name, states[count], place) for name, count in cardinalities.items()]
     return build_network(title, kind, variables, [DraftTable(scope, values, place) for scope, values in tables])
 
 

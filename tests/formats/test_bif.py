@@ -4,16 +4,17 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from helpers.mutation import check_damaged, error_in_time
+from helpers.mutation import check_damaged, error_in_time, mutated
 from helpers.strategies import networks
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.formats import bif
 from junctor.formats.files import decode
-from junctor.formats.text import MAX_FILLED
+from junctor.formats.text import MAX_FILLED, SourceText, TextBlock, parse
 from junctor.model.errors import ModelError
 from junctor.model.network import MAX_TABLE_ENTRIES, Network, Variable
 
@@ -292,6 +293,27 @@ def test_what_bif_cannot_hold_is_not_written() -> None:
 @pytest.mark.parametrize("seed", range(600))
 def test_damaged_files_give_a_network_or_our_error(seed: int) -> None:
     check_damaged(read, list(SAME.values()), "n.bif", seed)
+
+
+def tree(block: TextBlock) -> tuple[str, list[object]]:
+    return block.kind, [
+        tree(child) if isinstance(child, TextBlock) else (str(child), child.start_pos) for child in block.children
+    ]
+
+
+@pytest.mark.parametrize("text", SAME.values(), ids=SAME)
+def test_texts_scan_exactly_where_they_parse(text: str) -> None:
+    random = Random(len(text))
+    for damage in range(20):
+        source = SourceText(mutated(text, random) if damage else text, "n.bif")
+        scanned = bif._scanned(source.text)
+        try:
+            parsed = parse(bif._GRAMMAR, source, bif._WORDS)
+        except ModelError:
+            assert scanned is None
+        else:
+            assert scanned is not None
+            assert tree(scanned) == tree(parsed)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,36 @@ def test_chain_links_each_variable_to_the_one_before() -> None:
     assert network.cardinalities == (3, 3, 3, 3)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_tree_gives_each_variable_one_parent_before_it(window: int | None) -> None:
+    network = generate.tree(200, states=(2, 4), seed=1, window=window)
+    assert network.factors[0].scope == (0,)
+    distances = {child - network.factors[child].scope[0] for child in range(1, 200)}
+    assert min(distances) == 1
+    assert max(distances) == 3 if window else max(distances) > 50
+    assert network.digest == generate.tree(200, states=(2, 4), seed=1, window=window).digest
+
+
+def test_dynamic_repeats_the_tables_of_its_second_step() -> None:
+    network = generate.dynamic(4, 3, states=(2, 3), parents=1, seed=2)
+    assert [variable.name for variable in network.variables][2:5] == ["x_0_2", "x_1_0", "x_1_1"]
+    first, second, third = network.factors[:3], network.factors[3:6], network.factors[6:9]
+    assert [factor.scope[:-1] for factor in first] == [(), (0,), (first[2].scope[0],)]
+    for position, (early, late) in enumerate(zip(second, third, strict=True)):
+        assert early.scope[0] == position
+        assert late.scope == tuple(v + 3 for v in early.scope)
+        assert np.array_equal(early.table, late.table)
+
+
+def test_tables_do_not_depend_on_how_they_are_drawn() -> None:
+    # Tables with zeros are drawn one by one, all others at once.
+    rng = np.random.default_rng(5)
+    shapes = [(3,), (2, 4), (1, 1), (5, 2, 9), (1,)]
+    together = list(generate._conditionals(shapes, np.random.default_rng(5)))
+    for table, shape in zip(together, shapes, strict=True):
+        assert np.array_equal(table, generate._random_conditional(shape, 0.0, rng))
+
+
 def test_layered_parents_come_from_the_layer_before_and_near_by() -> None:
     network = generate.layered(4, 5, states=(2, 4), parents=3, reach=1, seed=2)
     for child, factor in enumerate(network.factors):

@@ -19,9 +19,14 @@ from junctor.evidence.states import MISSING_TEXTS, UNKNOWN, Cell, StateCells
 from junctor.runtime.arrow import numbers_of
 
 Bad = list[tuple[int, str]]
+_FAMILIES: dict[tuple[int, str], bool] = {}
+# Text that Arrow can factorise as it is.
+_STRINGS = "string large_string"
 Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
+# Columns of at most so many rows are read cell by cell: there may be a hundred thousand of them.
+FEW_ROWS = 8
 # Stricter than Arrow's cast, which also takes `inf`.
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
@@ -121,6 +126,10 @@ def checked_likelihood(rows: Integers, values: Doubles) -> tuple[SoftEvidence, B
 
 def _factorised(column: pa.Array) -> tuple[list[Any], Integers]:
     """Return the distinct cells of a column and the index of each row's cell among them, -1 for null."""
+    if len(column) <= FEW_ROWS:
+        # A cell may occur twice: it is read again, to the same effect.
+        cells = column.to_pylist() if _is_one_of(_cell_type(column.type), _STRINGS) else _cells(_decoded(column))
+        return cells, np.array([-1 if cell is None else row for row, cell in enumerate(cells)], dtype=np.int64)
     if pa.types.is_dictionary(column.type):
         indices = _indices(column.indices)
         if len(column.dictionary) <= len(column):
@@ -156,7 +165,7 @@ def _plain(column: pa.Array) -> pa.Array:
         return column.cast(pa.float32())
     if pa.types.is_decimal(kind) and kind.bit_width < 128:
         return column.cast(pa.decimal128(kind.precision, kind.scale))
-    return column.cast(pa.large_string()) if is_text(kind) else column
+    return column.cast(pa.large_string()) if is_text(kind) and not _is_one_of(kind, _STRINGS) else column
 
 
 def _decoded(column: pa.Array) -> pa.Array:
@@ -194,7 +203,12 @@ def _short(cell: str) -> str:
 
 
 def _is_one_of(kind: pa.DataType, families: str) -> bool:
-    return any(getattr(pa.types, f"is_{family}")(kind) for family in families.split())
+    # By the number of the type, which decides: each of thousands of columns is asked several times.
+    known = _FAMILIES.get((kind.id, families))
+    if known is None:
+        known = any(getattr(pa.types, f"is_{family}")(kind) for family in families.split())
+        _FAMILIES[kind.id, families] = known
+    return known
 
 
 def _cell_type(kind: pa.DataType) -> pa.DataType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import cached_property
 
 from junctor.evidence.batch import UNOBSERVED
 from junctor.model.errors import nearest
@@ -46,10 +47,16 @@ class StateCells:
         self._noun = noun
         self._states = variable.states
         self._codes = {name: code for code, name in enumerate(variable.states)}
-        self._by_index = not any(_NUMBER.fullmatch(name.strip()) for name in variable.states)
-        self._truths = {truth: _only(variable.states, truth) for truth in ("true", "false")}
         self._hints: dict[str, str] = {}
-        self._most_hints = min(_HINTS, 1 + _HINT_COMPARISONS // variable.cardinality)
+
+    # Both are for cells that are no name of a state: most tables have none.
+    @cached_property
+    def _by_index(self) -> bool:
+        return not any(_NUMBER.fullmatch(name.strip()) for name in self._states)
+
+    @cached_property
+    def _truths(self) -> dict[str, int | None]:
+        return {truth: _only(self._states, truth) for truth in ("true", "false")}
 
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
@@ -85,7 +92,8 @@ class StateCells:
     def _hint(self, cell: Cell) -> str:
         if not isinstance(cell, str) or len(cell) > _HINT_LENGTH:
             return ""
-        if cell not in self._hints and len(self._hints) < self._most_hints:
+        most_hints = min(_HINTS, 1 + _HINT_COMPARISONS // len(self._states))
+        if cell not in self._hints and len(self._hints) < most_hints:
             self._hints[cell] = nearest(cell.strip(), self._states)
         return self._hints.get(cell, "")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from junctor.formats.text import (
     Shapes,
     SourceText,
     TextBlock,
+    Token,
     assembled,
     numbers_in,
     parse,
@@ -32,9 +32,6 @@ from junctor.formats.text import (
 )
 from junctor.model.errors import ModelError
 from junctor.model.network import DraftTable, DraftVariable, Network
-
-if TYPE_CHECKING:
-    from lark import Token
 
 # Read are `node` (or `discrete node`), `potential`, and the same inside of one `class { }`; `net` and all other
 # attributes are ignored. Utility, decision, continuous, function and instance nodes are matched in order to be refused.

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from junctor.formats.files import publish, read_bytes
 from junctor.model.errors import ModelError, Place
 from junctor.model.network import DraftTable, DraftVariable, Factor, Kind, Network, build_network
-from junctor.runtime.arrow import number_array, numbers_of, string_array, string_list_array
+from junctor.runtime.arrow import in_one_piece, number_array, numbers_of, string_array, string_list_array
 
 FORMAT = "junctor-network"
 FORMAT_VERSION = 1
@@ -259,22 +259,24 @@ def _refuse_bomb(metadata: pq.FileMetaData, size: int, place: Place) -> None:
 
 
 def _collect(rows: pa.Table, variables: list[DraftVariable], tables: list[DraftTable], place: Place) -> None:
-    rows = rows.combine_chunks()
     records = rows.column("record").to_pylist()
     names = rows.column("name").to_pylist()
     states = rows.column("states").to_pylist()
     scopes = rows.column("scope").to_pylist()
-    values = rows.column("values")
+    values = in_one_piece(rows.column("values"))
+    # Tables are cut out of one array: a long network has very many, and most entries of this column are null.
+    entries, ends = numbers_of(values.values, 0), numbers_of(values.offsets, 0).tolist()
+    given, null_entries = values.is_valid().to_pylist(), values.values.null_count > 0
     for i, record in enumerate(records):
         if record == "variable":
             here = Place(f"{place.file} (variable {len(variables)})")
             variables.append(DraftVariable(_given(names[i], "name", here), _given(states[i], "states", here), here))
         elif record == "factor":
             here = Place(f"{place.file} (factor {len(tables)})")
-            entries = _given(values[i].values, "values", here)
-            if entries.null_count:
+            table = _given(entries[ends[i] : ends[i + 1]] if given[i] else None, "values", here)
+            if null_entries and values[i].values.null_count:
                 raise ModelError("found a null among the entries, expected numbers", here)
-            tables.append(DraftTable(_given(scopes[i], "scope", here), numbers_of(entries, 0), here))
+            tables.append(DraftTable(_given(scopes[i], "scope", here), table, here))
         else:
             raise ModelError(f"found the record {record!r}, expected 'variable' or 'factor'", place)
 

@@ -8,46 +8,66 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor.formats.files import place_at
 from junctor.formats.numbers import BadNumber, parse_numbers, shown
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network, table_size
 
 if TYPE_CHECKING:
-    from lark import Lark, Token
+    from lark import Lark
 
 # Most entries (128 MiB) of tables that a file asks for without writing them out: a short file can name huge ones.
 MAX_FILLED = 2**24
 
 
-@dataclass(frozen=True, slots=True)
+class Token(str):
+    """A piece of a text that starts at `start_pos`; tokens of lark are used alike."""
+
+    __slots__ = ("start_pos",)
+    start_pos: int
+
+    @staticmethod
+    def of(match: re.Match[str], group: str) -> Token:
+        """Return what a group of a regular expression matched."""
+        token = Token(match[group])
+        token.start_pos = match.start(group)
+        return token
+
+
+@dataclass(frozen=True)
 class SourceText:
     """The text of a file with its comments blanked out, so that offsets stay those of the file, and the file's name."""
 
     text: str
     file: str
 
+    @cached_property
+    def _newlines(self) -> list[int]:
+        return [match.start() for match in re.finditer("\n", self.text)]
+
     def place(self, offset: int) -> Place:
         """Return line and column, from 1, of the character at `offset`."""
-        return place_at(self.text, offset, self.file)
+        # Line ends are found once: each of a million tables has a place.
+        line = bisect_left(self._newlines, offset)
+        return Place(self.file, line + 1, offset - (self._newlines[line - 1] if line else -1))
 
     def place_in(self, token: Token, offset: int) -> Place:
         """Return the place of the character at `offset` within a token."""
-        return self.place((token.start_pos or 0) + offset)
+        return self.place(token.start_pos + offset)
 
     def place_of(self, token: Token) -> Place:
         """Return the place of a token's first character."""
-        return Place(self.file, token.line, token.column)
+        return self.place(token.start_pos)
 
 
 def without_comments(text: str, file: str, comment: str, string: str, unclosed: Mapping[str, str]) -> SourceText:

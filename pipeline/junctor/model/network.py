@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ Kind = Literal["bayes", "markov"]
 MAX_TABLE_ENTRIES = 2**27
 # NumPy's limit on the axes of an array; only tables over one-state variables reach it.
 MAX_TABLE_VARIABLES = 64
+
+# Tables of at most so many entries are checked many at a time.
+SMALL_TABLE = 4096
 
 # A row of a conditional table may miss 1 by this much, as in files with three printed digits, and is then divided by
 # its sum; anything further off is refused as a mistake.
@@ -86,8 +89,10 @@ class Network:
         """SHA-256 over everything that an answer depends on; equal for equal networks whatever file they came from."""
         # The name of the network is left out: no answer depends on it.
         sha = hashlib.sha256(self.kind.encode())
-        for variable in self.variables:
-            sha.update(repr((variable.name, variable.states)).encode())
+        # Long networks have few different lists of states.
+        listed = {states: repr(states) for states in {variable.states for variable in self.variables}}
+        names = (f"({variable.name!r}, {listed[variable.states]})" for variable in self.variables)
+        sha.update("".join(names).encode())
         for factor in self.factors:
             sha.update(repr(factor.scope).encode())
             sha.update(np.ascontiguousarray(factor.table).tobytes())
@@ -146,7 +151,7 @@ def build_network(
     """
     if not variables:
         raise ModelError("no variables found, expected at least one", place)
-    known = tuple(_checked_variable(draft) for draft in variables)
+    known = _checked_variables(variables)
     # First definitions win here, since the second one is an error.
     index: dict[str, int] = {}
     for i, draft in enumerate(variables):
@@ -155,7 +160,7 @@ def build_network(
                 f"variable {draft.name!r} is defined twice (first at {variables[index[draft.name]].place})", draft.place
             )
         index[draft.name] = i
-    factors = [_checked_factor(draft, known, index, kind) for draft in tables]
+    factors = _checked_factors(tables, known, index, kind)
     if kind == "bayes":
         factors = _one_table_a_variable(known, factors, variables, tables)
         _refuse_cycles(known, factors, [draft.place for draft in variables])
@@ -172,6 +177,18 @@ def table_size(shape: Sequence[int], what: str, place: Place | None = None) -> i
     return entries
 
 
+def _checked_variables(drafts: Sequence[DraftVariable]) -> tuple[Variable, ...]:
+    # Variables with equal states share one tuple, which is checked once: a million variables may be binary.
+    checked: dict[tuple[str, ...], tuple[str, ...]] = {}
+    variables = []
+    for draft in drafts:
+        states = tuple(draft.states)
+        if states not in checked or not draft.name:
+            checked[states] = _checked_variable(draft).states
+        variables.append(Variable(draft.name, checked[states]))
+    return tuple(variables)
+
+
 def _checked_variable(draft: DraftVariable) -> Variable:
     if not draft.name:
         raise ModelError("a variable has an empty name", draft.place)
@@ -184,6 +201,74 @@ def _checked_variable(draft: DraftVariable) -> Variable:
             raise ModelError(f"variable {draft.name!r} has the state {state!r} twice", draft.place)
         seen.add(state)
     return Variable(draft.name, tuple(draft.states))
+
+
+def _checked_factors(
+    drafts: Sequence[DraftTable], variables: Sequence[Variable], index: dict[str, int], kind: Kind
+) -> list[Factor]:
+    """Return the factors of all drafts, in their order; raises ModelError for the first that is wrong."""
+    factors: list[Factor | None] = [None] * len(drafts)
+    cardinalities = [variable.cardinality for variable in variables]
+    # A long network has many small tables: those of one row length are checked together. What is unusual about a table
+    # is left to the check of single ones, which can say what.
+    groups: dict[int, list[_Usual]] = {}
+    for number, draft in enumerate(drafts):
+        usual = _usual(number, draft, cardinalities, index)
+        if usual is not None:
+            groups.setdefault(usual.shape[-1] if kind == "bayes" else 1, []).append(usual)
+    for row, group in groups.items():
+        values = np.concatenate([usual.values for usual in group])
+        # Views of it can no longer be written to either.
+        values.setflags(write=False)
+        ends = np.cumsum([usual.values.size for usual in group])
+        good = _good_tables(values.reshape(-1, row), ends // row, kind)
+        for usual, end, is_good in zip(group, ends.tolist(), good.tolist(), strict=True):
+            if is_good:
+                table = values[end - usual.values.size : end].reshape(usual.shape)
+                factors[usual.number] = Factor(usual.scope, table)
+    return [
+        _checked_factor(draft, variables, index, kind) if factor is None else factor
+        for draft, factor in zip(drafts, factors, strict=True)
+    ]
+
+
+class _Usual(NamedTuple):
+    """A small table of known variables and of the right size: its number among the drafts, scope, shape and entries."""
+
+    number: int
+    scope: tuple[int, ...]
+    shape: tuple[int, ...]
+    values: npt.NDArray[np.float64]
+
+
+def _usual(number: int, draft: DraftTable, cardinalities: Sequence[int], index: Mapping[str, int]) -> _Usual | None:
+    try:
+        scope = tuple(map(index.__getitem__, draft.scope))
+        values = np.asarray(draft.values, dtype=np.float64).ravel()
+    except (KeyError, ValueError, TypeError):
+        return None
+    shape = tuple(map(cardinalities.__getitem__, scope))
+    if not scope or len(set(scope)) != len(scope) or not values.size == math.prod(shape) <= SMALL_TABLE:
+        return None
+    return _Usual(number, scope, shape, values)
+
+
+def _good_tables(rows: npt.NDArray[np.float64], ends: npt.NDArray[np.int64], kind: Kind) -> npt.NDArray[np.bool_]:
+    """Return which tables are taken as they are: nothing to refuse, and no row to divide.
+
+    rows: float64 [rows, entries] of all tables.
+    ends: int64 [tables], the row after the last of each.
+    kind: "bayes" or "markov".
+    """
+    # Sums by another way of adding differ in the last digits: what is near the limit is left to the check of one table.
+    with np.errstate(invalid="ignore", over="ignore"):
+        good = ((rows >= 0) & (rows < np.inf)).all(axis=1)
+        if kind == "bayes":
+            good &= np.abs(rows.sum(axis=1) - 1.0) < 0.999 * ROW_SUM_EXACT
+    starts = np.concatenate([[0], ends[:-1]])
+    if kind == "bayes":
+        return np.logical_and.reduceat(good, starts)
+    return np.logical_and.reduceat(good, starts) & np.logical_or.reduceat(rows[:, 0] > 0, starts)
 
 
 def _checked_factor(draft: DraftTable, variables: Sequence[Variable], index: dict[str, int], kind: Kind) -> Factor:
@@ -275,21 +360,23 @@ def _one_table_a_variable(
 
 def _refuse_cycles(variables: Sequence[Variable], factors: Sequence[Factor], places: Sequence[Place]) -> None:
     # Kahn's topological sort (1962): what is left over when no variable is without parents contains a cycle.
-    waiting = {i: set(factor.scope[:-1]) for i, factor in enumerate(factors)}
-    children: dict[int, list[int]] = {i: [] for i in waiting}
-    for child, parents in waiting.items():
-        for parent in parents:
+    if all(max(factor.scope) == i for i, factor in enumerate(factors)):
+        # Parents before children, as in most long networks.
+        return
+    left = [len(factor.scope) - 1 for factor in factors]
+    children: list[list[int]] = [[] for _ in factors]
+    for child, factor in enumerate(factors):
+        for parent in factor.scope[:-1]:
             children[parent].append(child)
-    ready = [i for i, parents in waiting.items() if not parents]
-    while ready:
-        done = ready.pop()
-        del waiting[done]
-        for child in children[done]:
-            waiting[child].discard(done)
-            if not waiting[child]:
+    ready = [i for i, count in enumerate(left) if not count]
+    for parent in ready:
+        for child in children[parent]:
+            left[child] -= 1
+            if not left[child]:
                 ready.append(child)
-    if waiting:
-        cycle = list(_walk_to_a_cycle(waiting))
+    if len(ready) < len(factors):
+        done = set(ready)
+        cycle = list(_walk_to_a_cycle({i: set(f.scope[:-1]) - done for i, f in enumerate(factors) if i not in done}))
         names = " <- ".join(variables[i].name for i in cycle)
         raise ModelError(f"the parents form a cycle: {names}", places[cycle[0]])
 

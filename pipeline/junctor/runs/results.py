@@ -98,11 +98,13 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
     number = pa.float32() if query.precision == "single" else pa.float64()
     sampled = query.method != "exact"
     fields = [pa.field(names.case_id, case_id_type)]
+    # Types are shared: there may be a hundred thousand targets.
+    lists = {size: pa.list_(number, size) for size in set(network.cardinalities)}
     for name, error in zip(targets, names.errors, strict=True):
-        states = len(network.variables[network.index[name]].states)
-        fields.append(pa.field(name, pa.list_(number, states) if query.kind == "posteriors" else _STATE_TYPE))
+        states = lists[network.cardinalities[network.index[name]]]
+        fields.append(pa.field(name, states if query.kind == "posteriors" else _STATE_TYPE))
         if sampled:
-            fields.append(pa.field(error, pa.list_(number, states)))
+            fields.append(pa.field(error, states))
     fields.append(pa.field(names.log, pa.float64()))
     if sampled:
         fields += [
@@ -199,7 +201,7 @@ def _description(network: Network, query: Query, targets: Sequence[str]) -> dict
         "network_digest": network.digest,
         "query": query.kind,
         "precision": query.precision,
-        "states": {name: list(network.variables[network.index[name]].states) for name in targets},
+        "states": {name: network.variables[network.index[name]].states for name in targets},
     }
     if query.method != "exact":
         errors = columns_for(query, targets).errors
