@@ -107,11 +107,7 @@ def parsed() -> argparse.Namespace:
     add("--threads", nargs="+", type=int, default=(usable_cores(),), help="several: how we scale with them")
     add("--seconds", type=float, default=60.0, help="most for a cell, or for one piece of its rows")
     add("--peer-seconds", type=float, default=5.0, help="for pyAgrum on each network and kind, 0 without it")
-    add(
-        "--peer",
-        type=Path,
-        help="folder for times and answers of pyAgrum, which are taken from there",
-    )
+    add("--peer", type=Path, help="folder for times and answers of pyAgrum, which are taken from there")
     add("--clock", choices=("wall", "cpu"), default="wall", help="of the tables; cpu: seconds of all threads together")
     add("--seed", type=int, default=1)
     add("--json", type=Path, help="where the record goes")
