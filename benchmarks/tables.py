@@ -52,8 +52,10 @@ def fill_table(run: Measurement) -> None:
         for kind, file in run.evidence(path, options.kinds, max(LEAST_ROWS, *options.rows)):
             truth = run.peer(path, kind, file)
             for rows, precision, device in itertools.product(options.rows, options.precision, options.device):
-                asked = run.cell(path, file, kind, rows, precision, truth)
-                cell = run.note("cells", measured(replace(asked, device=device)))
+                asked = replace(run.cell(path, file, kind, rows, precision, truth), device=device)
+                if any(asked.name.items() <= each.items() for each in run.record["cells"]):
+                    continue
+                cell = run.note("cells", measured(asked))
                 record = Record(run.record)
                 words = [cell["network"], kind, f"{rows:,}", precision, device, shown(cell), "ms,"]
                 words += ["pyAgrum", number(record.peer_ms(cell)), "ms", f"(loading {cell['loading']:.1f} s)"]
@@ -111,8 +113,11 @@ def parsed() -> argparse.Namespace:
     add("--clock", choices=("wall", "cpu"), default="wall", help="of the tables; cpu: seconds of all threads together")
     add("--seed", type=int, default=1)
     add("--json", type=Path, help="where the record goes")
+    add("--resume", action="store_true", help="leave out cells that --json has")
     add("--compare", type=Path, help="an earlier record to compare times with")
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume needs --json")
     if not find_spec("pyagrum"):
         options.peer_seconds = 0.0
     options.networks = chosen_files(options.networks or [OURS] * (not options.long))
