@@ -30,7 +30,7 @@ def in_a_child(work: Callable[..., Iterator[Any]], *arguments: Any, silence: flo
     # Spawned: threads and GPUs do not survive a fork, and nothing that another measurement kept may help this one.
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, work, arguments))
+    process = context.Process(target=_send, args=(sender, work, arguments), daemon=True)
     process.start()
     sender.close()
     patience = LOADING

@@ -88,7 +88,8 @@ def evidence(network: Network, name: str, kind: str, samples: npt.NDArray[np.int
     key = (seed, crc32(name.encode()))
     columns = np.arange(variables)
     if kind != "varied":
-        columns = np.sort(np.random.default_rng(key).choice(variables, count, replace=False))
+        # As in `peers.py`, whose figures these are comparable with.
+        columns = np.sort(np.random.default_rng(seed).choice(variables, count, replace=False))
     sizes = np.array(network.cardinalities)[columns]
     # Two streams, each used row by row, so that rows do not depend on how many there are.
     cells, states = (np.random.default_rng((*key, KINDS.index(kind), stream)) for stream in (1, 2))

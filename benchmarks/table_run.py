@@ -22,6 +22,8 @@ class Measurement:
         self.options = options
         self.folder = folder
         self.record: dict[str, Any] = machine_record() | {"threads": options.threads, "cells": [], "peers": []}
+        if options.resume and options.json.exists():
+            self.record |= json.loads(options.json.read_text())
 
     def note(self, what: str, found: dict[str, Any]) -> dict[str, Any]:
         """Add what was found to the record, and store it."""
@@ -59,7 +61,8 @@ class Measurement:
                 found["error"] = str(error)
                 print(f"{stem}: pyAgrum: {error}", file=sys.stderr, flush=True)
             times.write_text(json.dumps(found, indent=1) + "\n")
-        self.note("peers", name | found)
+        if name not in [{key: each[key] for key in name} for each in self.record["peers"]]:
+            self.note("peers", name | found)
         return answers if answers.exists() else None
 
     def cell(self, path: Path, file: Path, kind: str, rows: int, precision: Any, truth: Path | None = None) -> Cell:

@@ -52,8 +52,10 @@ def fill_table(run: Measurement) -> None:
         for kind, file in run.evidence(path, options.kinds, max(LEAST_ROWS, *options.rows)):
             truth = run.peer(path, kind, file)
             for rows, precision, device in itertools.product(options.rows, options.precision, options.device):
-                asked = run.cell(path, file, kind, rows, precision, truth)
-                cell = run.note("cells", measured(replace(asked, device=device)))
+                asked = replace(run.cell(path, file, kind, rows, precision, truth), device=device)
+                if any(asked.name.items() <= each.items() for each in run.record["cells"]):
+                    continue
+                cell = run.note("cells", measured(asked))
                 record = Record(run.record)
                 words = [cell["network"], kind, f"{rows:,}", precision, device, shown(cell), "ms,"]
                 words += ["pyAgrum", number(record.peer_ms(cell)), "ms", f"(loading {cell['loading']:.1f} s)"]
@@ -107,16 +109,15 @@ def parsed() -> argparse.Namespace:
     add("--threads", nargs="+", type=int, default=(usable_cores(),), help="several: how we scale with them")
     add("--seconds", type=float, default=60.0, help="most for a cell, or for one piece of its rows")
     add("--peer-seconds", type=float, default=5.0, help="for pyAgrum on each network and kind, 0 without it")
-    add(
-        "--peer",
-        type=Path,
-        help="folder for times and answers of pyAgrum, which are taken from there",
-    )
+    add("--peer", type=Path, help="folder for times and answers of pyAgrum, which are taken from there")
     add("--clock", choices=("wall", "cpu"), default="wall", help="of the tables; cpu: seconds of all threads together")
     add("--seed", type=int, default=1)
     add("--json", type=Path, help="where the record goes")
+    add("--resume", action="store_true", help="leave out cells that --json has")
     add("--compare", type=Path, help="an earlier record to compare times with")
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume needs --json")
     if not find_spec("pyagrum"):
         options.peer_seconds = 0.0
     options.networks = chosen_files(options.networks or [OURS] * (not options.long))

@@ -114,6 +114,9 @@ def test_the_command_runs_and_both_agree(
     assert found["compared"] == found["done"] == 30
     assert found["posterior_difference"] < 1e-12
     assert "- met: answers agree with pyAgrum's (30 rows)" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--resume", "--precision", "double", "single"])
+    assert tables.main() == 0
+    assert [cell["precision"] for cell in json.loads(output.read_text())["cells"]] == ["double", "single"]
 
 
 def test_impossible_rows_are_found(tmp_path: Path) -> None:
