@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, as_float, jit
+from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit
 from junctor_kernels.cpu.vectors import (
     BYTES,
     above_zero,
@@ -177,18 +177,18 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
     """Group the rows of a block for every table, and place the messages; return False if the memory is too small.
 
     factors: of the network.
-    states: int64 [rows, variables], -1 for unobserved.
+    states: int64 [variables, rows], -1 for unobserved.
     tree: planned for these rows: what all of them observe is cut out.
     lanes: written.
     needs: int64 [NEEDS], written: lengths that the memory must have.
     """
-    nodes, rows = tree.nodes, states.shape[0]
+    nodes, rows = tree.nodes, states.shape[1]
     tables, spans = nodes.tables, lanes.spans
     for i in range(nodes.counts[POSITIONS]):
         v = tree.order[i]
         lanes.loose[i] = 0
         for row in range(rows):
-            if states[row, v] >= 0:
+            if states[v, row] >= 0:
                 lanes.loose[i] = 1
                 break
     lanes.given[0] = factors.starts.size - 1
@@ -225,7 +225,7 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
             listed, widest = max(listed, entries), max(widest, entries * width)
             if table[WANTED]:
                 group[AT_DOWN], group[LIVE_DOWN] = place, live
-                place += entries * width
+                place += -(-entries * width // WIDTH) * WIDTH
                 live += entries
             groups += 1
         if table[LEFT] >= 0:
@@ -235,7 +235,7 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
     needs[NEED_GROUPS], needs[NEED_MAPS], needs[NEED_LIVE], needs[NEED_LISTS] = groups, maps, live, listed
     # Two operands and a result of rows that are part of a wider group.
     lanes.scratch[0], lanes.scratch[1] = place, widest
-    needs[NEED_ARENA] = place + 3 * lanes.scratch[1]
+    needs[NEED_ARENA] = place + 3 * widest
     return bool(
         groups <= lanes.groups.shape[0]
         and maps <= lanes.maps.shape[0]
@@ -245,7 +245,7 @@ def lay_out(factors: Any, states: Any, tree: Any, lanes: Any, needs: Any) -> boo
     )
 
 
-@jit
+@inlined
 def _is_shared(factors: Any, tree: Any, lanes: Any, number: int) -> int:
     """Return 1 if no factor below a table has evidence."""
     table = tree.nodes.tables[number]
@@ -255,7 +255,7 @@ def _is_shared(factors: Any, tree: Any, lanes: Any, number: int) -> int:
     factor = table[FACTOR]
     if factor == ONES:
         # One term less for rows that observe the variable.
-        return 1 - lanes.loose[tree.nodes.scopes[table[FIRST]]]
+        return int(1 - lanes.loose[tree.nodes.scopes[table[FIRST]]])
     if factor >= factors.starts.size - 1:
         return 0
     for at in range(factors.starts[factor], factors.starts[factor + 1]):
@@ -265,14 +265,14 @@ def _is_shared(factors: Any, tree: Any, lanes: Any, number: int) -> int:
     return 1
 
 
-@jit
+@inlined
 def _entries(states: Any, tree: Any, lanes: Any, number: int, row: int) -> int:
     """Return the entries of a table for the rows that observe what `row` observes in its scope."""
     nodes = tree.nodes
     first, entries = nodes.tables[number, FIRST], 1
     for at in range(first, first + nodes.tables[number, LENGTH]):
         position = nodes.scopes[at]
-        if not lanes.loose[position] or states[row, tree.order[position]] < 0:
+        if not lanes.loose[position] or states[tree.order[position], row] < 0:
             entries *= nodes.sizes[position]
     return int(entries)
 
@@ -280,7 +280,7 @@ def _entries(states: Any, tree: Any, lanes: Any, number: int, row: int) -> int:
 @jit
 def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any) -> int:
     """Group rows by what they observe in the scope of a table; return the number of groups."""
-    nodes, rows = tree.nodes, states.shape[0]
+    nodes, rows = tree.nodes, states.shape[1]
     first, codes, bits = nodes.tables[number, FIRST], lanes.codes, 0
     for at in range(first, first + nodes.tables[number, LENGTH]):
         position = nodes.scopes[at]
@@ -288,7 +288,7 @@ def _classes_of_table(states: Any, tree: Any, lanes: Any, number: int, map_: Any
             v = tree.order[position]
             for row in range(rows):
                 before = codes[row] << 1 if bits else 0
-                codes[row] = before | (states[row, v] >= 0)
+                codes[row] = before | (states[v, row] >= 0)
             bits += 1
     if not bits:
         return 1
@@ -339,55 +339,59 @@ def _classes(lanes: Any, rows: int) -> int:
 
 
 @jit
-def answer_lanes(factors: Any, evidence: Any, wanted: Any, starts: Any, tree: Any, lanes: Any, results: Any) -> None:
+def answer_lanes(
+    factors: Any, states: Any, soft: Any, first: int, wanted: Any, starts: Any, tree: Any, lanes: Any, results: Any
+) -> None:
     """Answer the rows of a block that was laid out.
 
     factors: of the network.
-    evidence: of `propagate.answer_rows`, of these rows.
+    states: int64 [variables, rows], -1 for unobserved.
+    soft: likelihoods of more rows: variables int64 [rows, kinds] (-1: none), values float64 [rows, entries], first
+        column of each kind int64 [kinds].
+    first: the first row of the block in `soft` and in the results.
     wanted: bool [variables], whose posteriors are computed.
     starts: int64 [variables], offset of each posterior in a row of the results.
     tree: of all rows.
     lanes: of `lay_out`.
     results: posteriors float64 [rows, entries], log P(e) float64 [rows], status int64 [rows].
     """
-    states = evidence[0]
     posteriors, log_values, status = results
-    rows = states.shape[0]
+    rows = states.shape[1]
     lanes.arena[0], lanes.live[0] = 1.0, 1
     lanes.exponents[:] = 0.0
     lanes.logarithms[:] = 0.0
     lanes.doubt[:] = 0
-    _collect(factors, evidence, tree, lanes)
+    _collect(factors, states, soft, first, tree, lanes)
     _distribute(states, tree, lanes)
     for v in range(wanted.size):
         if wanted[v]:
-            _read(v, starts[v], states, tree, lanes, posteriors, factors.cards[v])
+            _read(v, starts[v], states, first, tree, lanes, posteriors, factors.cards[v])
     for row in range(rows):
-        log_values[row] = lanes.logarithms[row] + lanes.exponents[row] * LOG_2
-        status[row] = ANSWERED
+        at = first + row
+        log_values[at] = lanes.logarithms[row] + lanes.exponents[row] * LOG_2
+        status[at] = ANSWERED
         if lanes.doubt[row]:
-            status[row] = DOUBTFUL
-        elif log_values[row] == -np.inf:
-            status[row] = IMPOSSIBLE
+            status[at] = DOUBTFUL
+        elif log_values[at] == -np.inf:
+            status[at] = IMPOSSIBLE
 
 
 @jit
-def _collect(factors: Any, evidence: Any, tree: Any, lanes: Any) -> None:
+def _collect(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: Any) -> None:
     nodes = tree.nodes
     tables, spans = nodes.tables, lanes.spans
-    states = evidence[0]
     for number in range(nodes.counts[TABLES]):
         left, right = tables[number, LEFT], tables[number, RIGHT]
         if left >= 0:
             _message(states, tree, lanes, left, UP, right, UP, number, UP)
         else:
-            _leaf(factors, evidence, tree, lanes, number)
+            _leaf(factors, states, soft, first, tree, lanes, number)
         for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
-            _rescale(lanes, number, g, UP, states.shape[0])
+            _rescale(lanes, number, g, UP, states.shape[1])
         if tables[number, PARENT] < 0:
             # A root has no axes, so its rows are one group.
             group = lanes.groups[spans[number, FIRST_GROUP]]
-            for row in range(states.shape[0]):
+            for row in range(states.shape[1]):
                 at = group[AT_UP] + (row if group[LANES_UP] > 1 else 0)
                 lanes.logarithms[row] += np.log(lanes.arena[at])
 
@@ -404,10 +408,10 @@ def _distribute(states: Any, tree: Any, lanes: Any) -> None:
         above = parent if tables[parent, PARENT] >= 0 else -1
         _message(states, tree, lanes, above, DOWN, sibling, UP, number, DOWN)
         for g in range(spans[number, FIRST_GROUP], spans[number, FIRST_GROUP] + spans[number, GROUPS]):
-            _rescale(lanes, number, g, DOWN, states.shape[0])
+            _rescale(lanes, number, g, DOWN, states.shape[1])
 
 
-@jit
+@inlined
 def _set_sizes(states: Any, tree: Any, lanes: Any, number: int, row: int) -> None:
     """Set the entries of the positions of a table: 1 where `row` observes the variable."""
     nodes = tree.nodes
@@ -416,7 +420,7 @@ def _set_sizes(states: Any, tree: Any, lanes: Any, number: int, row: int) -> Non
     first = nodes.tables[number, FIRST]
     for at in range(first, first + nodes.tables[number, LENGTH]):
         position = nodes.scopes[at]
-        observed = lanes.loose[position] and states[row, tree.order[position]] >= 0
+        observed = lanes.loose[position] and states[tree.order[position], row] >= 0
         lanes.sizes[position] = 1 if observed else nodes.sizes[position]
 
 
@@ -426,12 +430,12 @@ def _message(
 ) -> None:
     """Contract two messages into a third, group by group.
 
-    states: int64 [rows, variables].
+    states: int64 [variables, rows].
     tree, lanes: tables and numbers of the rows.
     one, other, out: tables; -1 is the number 1.
     one_column, other_column, column: UP or DOWN.
     """
-    spans, rows = lanes.spans, states.shape[0]
+    spans, rows = lanes.spans, states.shape[1]
     map_one = spans[one, MAP] if one >= 0 else -1
     map_other = spans[other, MAP] if other >= 0 else -1
     map_out = spans[out, MAP]
@@ -471,20 +475,20 @@ def _message(
             _scatter(lanes, out, first, members, kept, target, lanes_out, place, width)
 
 
-@jit
+@inlined
 def _group_of(lanes: Any, number: int, row: int) -> int:
     map_ = lanes.spans[number, MAP]
     return int(lanes.maps[map_, GROUP, row] if map_ >= 0 else lanes.spans[number, FIRST_GROUP])
 
 
-@jit
+@inlined
 def _lanes_of(lanes: Any, number: int) -> Any:
     """Return the lane of every row in its group of a table."""
     map_ = lanes.spans[number, MAP]
     return lanes.maps[map_, LANE] if map_ >= 0 else lanes.every
 
 
-@jit
+@inlined
 def _operand(lanes: Any, number: int, column: int, row: int, first: int, members: int, slot: int) -> Any:
     """Return the view of an operand for the rows at hand; those of a wider group are gathered in a slot of scratch."""
     if number < 0:
@@ -515,7 +519,7 @@ def _operand(lanes: Any, number: int, column: int, row: int, first: int, members
     return target, wide, flags, sparse, least
 
 
-@jit
+@inlined
 def _scatter(
     lanes: Any, number: int, first: int, members: int, entries: int, source: int, wide: int, place: int, width: int
 ) -> None:
@@ -529,7 +533,7 @@ def _scatter(
             arena[place + e * width + lane[lanes.members[first + i]]] = arena[source + e * wide + i]
 
 
-@jit
+@inlined
 def _axes(nodes: Any, lanes: Any, one: int, other: int, out: int) -> int:
     """Write the axes of a contraction, innermost first, without those of one entry; return their number."""
     i, j, k = _last(nodes, one), _last(nodes, other), _last(nodes, out)
@@ -567,17 +571,17 @@ def _axes(nodes: Any, lanes: Any, one: int, other: int, out: int) -> int:
     return count
 
 
-@jit
+@inlined
 def _first(nodes: Any, number: int) -> int:
     return int(nodes.tables[number, FIRST]) if number >= 0 else 0
 
 
-@jit
+@inlined
 def _last(nodes: Any, number: int) -> int:
     return int(nodes.tables[number, FIRST] + nodes.tables[number, LENGTH] - 1) if number >= 0 else -1
 
 
-@jit
+@inlined
 def _list_offsets(lanes: Any, axes: int) -> Any:
     """List the offsets of kept and of eliminated entries in both operands; return the number of each."""
     lists = lanes.lists
@@ -601,7 +605,7 @@ def _list_offsets(lanes: Any, axes: int) -> Any:
     return kept, terms
 
 
-@jit
+@inlined
 def _contract(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
     """Sum the products of two tables, out[s] = sum over r of one[s, r] * other[s, r], for all lanes.
 
@@ -611,35 +615,44 @@ def _contract(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int,
     out, width: offset and lanes of the result; 1 lane if both operands have one.
     """
     if one[WIDE] == 1 and other[WIDE] == 1:
-        _scalars(lanes, kept, terms, one, other, out, width)
+        _scalars(lanes.arena, lanes.lists, kept, terms, one, other, out, width)
         return
     # The operand without lanes, if any, comes first.
     if other[WIDE] == 1:
-        _shared_sums(lanes, kept, terms, other, one, KEPT_OTHER, KEPT_ONE, out, width)
+        _shared_sums(lanes.arena, lanes.live, lanes.lists, kept, terms, other, one, KEPT_OTHER, KEPT_ONE, out, width)
     elif one[WIDE] == 1:
-        _shared_sums(lanes, kept, terms, one, other, KEPT_ONE, KEPT_OTHER, out, width)
+        _shared_sums(lanes.arena, lanes.live, lanes.lists, kept, terms, one, other, KEPT_ONE, KEPT_OTHER, out, width)
     else:
-        _sums(lanes, kept, terms, one, other, out, width)
+        _sums(lanes.arena, lanes.live, lanes.lists, kept, terms, one, other, out, width)
 
 
 @jit
-def _scalars(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
-    arena, lists = lanes.arena, lanes.lists
+def _scalars(arena: Any, lists: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
+    """Contract two tables that all lanes share; all lanes of the result get it."""
     for s in range(kept):
         total = 0.0
         for r in range(terms):
-            at, beside = lists[KEPT_ONE, s] + lists[TERM_ONE, r], lists[KEPT_OTHER, s] + lists[TERM_OTHER, r]
-            total += arena[one[PLACE] + at] * arena[other[PLACE] + beside]
+            at, partner = lists[KEPT_ONE, s] + lists[TERM_ONE, r], lists[KEPT_OTHER, s] + lists[TERM_OTHER, r]
+            total += arena[one[PLACE] + at] * arena[other[PLACE] + partner]
         for i in range(width):
             arena[out + s * width + i] = total
 
 
 @jit
 def _shared_sums(
-    lanes: Any, kept: int, terms: int, one: Any, other: Any, kept_one: int, kept_other: int, out: int, width: int
+    arena: Any,
+    live: Any,
+    lists: Any,
+    kept: int,
+    terms: int,
+    one: Any,
+    other: Any,
+    kept_one: int,
+    kept_other: int,
+    out: int,
+    width: int,
 ) -> None:
     """Contract a table that all lanes share with another; its zeros are skipped."""
-    arena, lists = lanes.arena, lanes.lists
     terms_one, terms_other = lists[kept_one + 2], lists[kept_other + 2]
     chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
     sparse = other[SPARSE] != 0
@@ -648,7 +661,7 @@ def _shared_sums(
         count = 0
         for r in range(terms):
             entry = beside + terms_other[r]
-            if arena[at + terms_one[r]] != 0.0 and (not sparse or lanes.live[other[FLAGS] + entry] != 0):
+            if arena[at + terms_one[r]] != 0.0 and (not sparse or live[other[FLAGS] + entry] != 0):
                 chosen_one[count] = at + terms_one[r]
                 chosen_other[count] = other[PLACE] + entry * width
                 count += 1
@@ -671,9 +684,8 @@ def _shared_sums(
 
 
 @jit
-def _sums(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
+def _sums(arena: Any, live: Any, lists: Any, kept: int, terms: int, one: Any, other: Any, out: int, width: int) -> None:
     """Contract two tables with lanes; terms that are zero in all of them are skipped."""
-    arena, lists = lanes.arena, lanes.lists
     terms_one, terms_other = lists[TERM_ONE], lists[TERM_OTHER]
     chosen_one, chosen_other = lists[LIVE_ONE], lists[LIVE_OTHER]
     sparse = one[SPARSE] != 0 or other[SPARSE] != 0
@@ -682,7 +694,7 @@ def _sums(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, wid
         count = 0
         for r in range(terms):
             entry, partner = at + terms_one[r], beside + terms_other[r]
-            if not sparse or (lanes.live[one[FLAGS] + entry] != 0 and lanes.live[other[FLAGS] + partner] != 0):
+            if not sparse or (live[one[FLAGS] + entry] != 0 and live[other[FLAGS] + partner] != 0):
                 chosen_one[count] = one[PLACE] + entry * width
                 chosen_other[count] = other[PLACE] + partner * width
                 count += 1
@@ -704,7 +716,7 @@ def _sums(lanes: Any, kept: int, terms: int, one: Any, other: Any, out: int, wid
             store(arena, target + i, x)
 
 
-@jit
+@inlined
 def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> None:
     """Divide a message by the power of two of each row that brings its largest entry into [0.5, 1).
 
@@ -765,7 +777,7 @@ def _rescale(lanes: Any, number: int, index: int, column: int, rows: int) -> Non
             lanes.doubt[lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i] = 1
 
 
-@jit
+@inlined
 def _extremes(lanes: Any, place: int, entries: int, width: int, flags: int) -> int:
     """Find the largest and the smallest positive entry of each lane, and which entries are zero in all."""
     arena, temporary = lanes.arena, lanes.temporary
@@ -787,7 +799,7 @@ def _extremes(lanes: Any, place: int, entries: int, width: int, flags: int) -> i
     return zeros
 
 
-@jit
+@inlined
 def _extremes_of_one(lanes: Any, place: int, entries: int, flags: int) -> int:
     high, low, zeros = 0.0, np.inf, 0
     for e in range(entries):
@@ -802,9 +814,8 @@ def _extremes_of_one(lanes: Any, place: int, entries: int, flags: int) -> int:
 
 
 @jit
-def _leaf(factors: Any, evidence: Any, tree: Any, lanes: Any, number: int) -> None:
+def _leaf(factors: Any, states: Any, soft: Any, first: int, tree: Any, lanes: Any, number: int) -> None:
     """Write the entries of a factor, or of a likelihood, at the observed states of every row."""
-    states, soft, likelihoods, places = evidence
     nodes, arena, spans = tree.nodes, lanes.arena, lanes.spans
     table = nodes.tables[number]
     factor, given = table[FACTOR], factors.starts.size - 1
@@ -819,7 +830,7 @@ def _leaf(factors: Any, evidence: Any, tree: Any, lanes: Any, number: int) -> No
             continue
         _set_sizes(states, tree, lanes, number, group[ROW])
         if factor >= given:
-            _likelihood(states, soft, likelihoods, places, tree, lanes, index, number)
+            _likelihood(soft, first, tree, lanes, index, number)
             continue
         axes = 0
         for at in range(table[FIRST] + table[LENGTH] - 1, table[FIRST] - 1, -1):
@@ -835,13 +846,13 @@ def _leaf(factors: Any, evidence: Any, tree: Any, lanes: Any, number: int) -> No
             base = factors.places[factor]
             for at in range(factors.starts[factor], factors.starts[factor + 1]):
                 v = factors.scopes[at]
-                if states[row, v] >= 0:
-                    base += states[row, v] * factors.strides[at]
+                if states[v, row] >= 0:
+                    base += states[v, row] * factors.strides[at]
             for e in range(kept):
                 arena[place + e * width + i] = factors.values[base + lanes.lists[KEPT_ONE, e]]
 
 
-@jit
+@inlined
 def _stride(factors: Any, factor: int, variable: int) -> int:
     for at in range(factors.starts[factor], factors.starts[factor + 1]):
         if factors.scopes[at] == variable:
@@ -850,31 +861,30 @@ def _stride(factors: Any, factor: int, variable: int) -> int:
 
 
 @jit
-def _likelihood(
-    states: Any, soft: Any, likelihoods: Any, places: Any, tree: Any, lanes: Any, index: int, number: int
-) -> None:
+def _likelihood(soft: Any, first: int, tree: Any, lanes: Any, index: int, number: int) -> None:
     """Write the likelihoods of a variable for the rows of a group: ones for rows without any."""
+    variables, likelihoods, places = soft
     group, mapped = lanes.groups[index], lanes.spans[number, MAP]
     kind = tree.nodes.tables[number, FACTOR] - lanes.given[0]
     for i in range(group[COUNT]):
-        row = lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i
+        row = first + (lanes.maps[mapped, MEMBER, group[START] + i] if mapped >= 0 else i)
         for e in range(group[SIZE]):
             value = 1.0
-            if soft[row, kind] >= 0:
+            if variables[row, kind] >= 0:
                 value = likelihoods[row, places[kind] + e]
             lanes.arena[group[AT_UP] + e * group[LANES_UP] + i] = value
 
 
 @jit
-def _read(v: int, start: int, states: Any, tree: Any, lanes: Any, posteriors: Any, size: int) -> None:
+def _read(v: int, start: int, states: Any, first: int, tree: Any, lanes: Any, posteriors: Any, size: int) -> None:
     """Write the posteriors of a variable for all rows of a block."""
-    rows = states.shape[0]
+    rows = states.shape[1]
     for row in range(rows):
         # Observed: certain, whatever the tables say.
-        if states[row, v] >= 0:
+        if states[v, row] >= 0:
             for e in range(size):
-                posteriors[row, start + e] = 0.0
-            posteriors[row, start + states[row, v]] = 1.0
+                posteriors[first + row, start + e] = 0.0
+            posteriors[first + row, start + states[v, row]] = 1.0
     position = tree.position[v]
     if position < 0:
         return
@@ -888,7 +898,7 @@ def _read(v: int, start: int, states: Any, tree: Any, lanes: Any, posteriors: An
     mapped = lanes.spans[host, MAP]
     for index in range(lanes.spans[host, FIRST_GROUP], lanes.spans[host, FIRST_GROUP] + lanes.spans[host, GROUPS]):
         group = lanes.groups[index]
-        if lanes.loose[position] and states[group[ROW], v] >= 0:
+        if lanes.loose[position] and states[v, group[ROW]] >= 0:
             continue
         _set_sizes(states, tree, lanes, host, group[ROW])
         kept, terms = _list_offsets(lanes, _axes(nodes, lanes, host, above, last))
@@ -907,7 +917,7 @@ def _read(v: int, start: int, states: Any, tree: Any, lanes: Any, posteriors: An
             # Impossible rows get zeros, not 0 / 0.
             total = total if total > 0 else 1.0
             for e in range(kept):
-                posteriors[row, start + e] = lanes.arena[out + e * width + i] / total
+                posteriors[first + row, start + e] = lanes.arena[out + e * width + i] / total
             if doubt:
                 lanes.doubt[row] = 1
 
@@ -919,29 +929,29 @@ def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
     cells: int32 [columns, all rows].
     variables: int64 [columns], of each column.
     picks: int64 [rows], rows of the cells.
-    states: int64 [rows, variables], written.
+    states: int64 [variables, rows], written.
     """
     states[:] = -1
     for column in range(variables.size):
         line, v = cells[column], variables[column]
         for i in range(picks.size):
-            states[i, v] = line[picks[i]]
+            states[v, i] = line[picks[i]]
 
 
 @jit
 def common_states(states: Any, cards: Any, common: Any, means: Any) -> None:
     """Find what rows that share a tree have in common.
 
-    states: int64 [rows, variables], -1 for unobserved.
+    states: int64 [variables, rows], -1 for unobserved.
     cards: int64 [variables], numbers of states.
     common: int64 [variables], written: 0 where all rows observe a variable, LOOSE where some do, else -1.
     means: float64 [variables], written: mean number of states, 1 for rows that observe the variable.
     """
-    rows = states.shape[0]
+    rows = states.shape[1]
     for v in range(cards.size):
         seen = 0
         for row in range(rows):
-            seen += states[row, v] >= 0
+            seen += states[v, row] >= 0
         share_states(v, seen, rows, cards, common, means)
 
 

@@ -35,9 +35,11 @@ MOST_ROWS = 1024
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
 # Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
-BLOCK_BYTES = 1 << 26
+BLOCK_BYTES = 1 << 27
 # Cells of evidence that are brought together for compiled code.
 CELLS = 1 << 22
+# Status of a row that no kernel has seen.
+UNTOUCHED = -1
 # Seconds a table with its messages, to choose what is answered here; tests replace it.
 TABLE_SECONDS = CPU.tree_table
 
@@ -274,19 +276,25 @@ class RowEngine:
         rows, room = task.rows, self._rooms[thread]
         posteriors = np.zeros((len(rows), self._width))
         log_values = np.zeros(len(rows))
-        status = np.full(len(rows), rowwise.DOUBTFUL, dtype=np.int64)
+        status = np.full(len(rows), UNTOUCHED, dtype=np.int64)
         results = posteriors, log_values, status
+        states, soft = cells.evidence(rows, self._sizes)
         if task.shared:
-            self._together(room, cells, task, results)
-        # Rows that share no tree, whose tree does not fit, or that may have lost digits to underflow beside others.
-        alone = np.flatnonzero((status == rowwise.DOUBTFUL) | (status == rowwise.TOO_LARGE))
-        if alone.size:
-            part = posteriors[alone], log_values[alone], status[alone]
-            evidence = cells.evidence(rows[alone], len(self._sizes), self._sizes)
-            self._propagate(room, evidence, part)
-            posteriors[alone], log_values[alone], status[alone] = part
+            self._together(room, states, soft, task.common, results)
+        # Rows with trees of their own, and those that may have lost digits to underflow: here every row has its bounds.
+        self._some(room, np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL)), states, soft, results)
         self._write(rows, results, answers)
         return status
+
+    def _some(self, room: _Room, rows: Rows, states: Rows, soft: Arrays, results: Arrays) -> None:
+        """Answer some rows of a call with a tree for each."""
+        if rows.size == states.shape[1]:
+            self._each(room, states, soft, results)
+        elif rows.size:
+            part = tuple(array[rows] for array in results)
+            self._each(room, np.ascontiguousarray(states[:, rows]), (soft[0][rows], soft[1][rows], soft[2]), part)
+            for array, values in zip(results, part, strict=True):
+                array[rows] = values
 
     def _write(self, rows: Rows, results: Arrays, answers: Answers) -> None:
         posteriors, log_values, status = results
@@ -303,51 +311,47 @@ class RowEngine:
         for row in rows[impossible]:
             answers.reasons[int(row)] = NO_PROBABILITY
 
-    def _together(self, room: _Room, cells: _Cells, task: _Task, results: Arrays) -> None:
+    def _together(self, room: _Room, states: Rows, soft: Arrays, common: Arrays | None, results: Arrays) -> None:
         """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
-        evidence = cells.evidence(task.rows, len(self._sizes), self._sizes, columns=True)
-        common, means, kinds = task.common or self._common_in(evidence)
+        shared, means, kinds = common or self._common_in(states, soft)
         factors = self._factors._replace(means=means, weights=weights_of(means))
-        tree, count = room.tree, len(task.rows)
-        if not rowplan.plan_rows(factors, common, kinds, self._wanted, count, tree):
+        tree, count = room.tree, states.shape[1]
+        if not rowplan.plan_rows(factors, shared, kinds, self._wanted, count, tree):
             return
-        size = 8 * tree.nodes.work[rowplan.MEAN_ENTRIES]
-        step = int(min(count, BLOCK_BYTES // max(1, size), 4 * room.most // max(1, size)))
+        entries = tree.nodes.work[rowplan.MEAN_ENTRIES]
+        step = int(min(count, block_rows(entries), room.most // 2 // entries))
         # Fewer rows than a vector has lanes are faster one by one.
-        if step < min(count, together.WIDTH):
+        if step < min(count, together.WIDTH) or count == 1:
             return
         for start in range(0, count, step):
-            part = slice(start, start + step)
-            states, soft, likelihoods, places = evidence
-            # States of a variable side by side, also in a part of the rows.
-            block = np.asfortranarray(states[part]), soft[part], likelihoods[part], places
-            self._block(room, factors, block, results, part)
-
-    def _block(self, room: _Room, factors: rowplan.Factors, evidence: Arrays, results: Arrays, part: slice) -> None:
-        """Answer rows of a block, unless their messages take too much memory."""
-        states, tree = evidence[0], room.tree
-        needs = np.zeros(together.NEEDS, dtype=np.int64)
-        lanes = room.lanes
-        if lanes is None or lanes.rows < len(states):
-            lanes = together.lanes_for(len(states), len(tree.nodes.tables), len(self._sizes))
-        while not together.lay_out(factors, states, tree, lanes, needs):
-            if needs[together.NEED_ARENA] > room.most // 2:
+            block = np.ascontiguousarray(states[:, start : start + step])
+            if not self._lay_out(room, factors, block):
                 return
-            # A quarter more than needed, so that not every following block reallocates.
-            lanes = together.lanes_for(lanes.rows, len(tree.nodes.tables), len(self._sizes), needs + needs // 4)
-        room.lanes = lanes
-        views = tuple(array[part] for array in results)
-        together.answer_lanes(factors, evidence, self._wanted, self._starts, tree, lanes, views)
+            how = self._wanted, self._starts, tree, room.lanes, results
+            together.answer_lanes(factors, block, soft, start, *how)
 
-    def _common_in(self, evidence: Arrays) -> Arrays:
-        states, soft = evidence[:2]
+    def _lay_out(self, room: _Room, factors: rowplan.Factors, states: Rows) -> bool:
+        """Prepare the memory for a block of rows; return False if their messages take too much."""
+        needs = np.zeros(together.NEEDS, dtype=np.int64)
+        tables, variables = len(room.tree.nodes.tables), len(self._sizes)
+        if room.lanes is None or room.lanes.rows < states.shape[1]:
+            room.lanes = together.lanes_for(states.shape[1], tables, variables)
+        while not together.lay_out(factors, states, room.tree, room.lanes, needs):
+            if needs[together.NEED_ARENA] > room.most // 2:
+                return False
+            # A quarter more than needed, so that not every following block reallocates.
+            room.lanes = together.lanes_for(room.lanes.rows, tables, variables, needs + needs // 4)
+        return True
+
+    def _common_in(self, states: Rows, soft: Arrays) -> Arrays:
         common, means = np.empty(len(self._sizes), dtype=np.int64), np.empty(len(self._sizes))
         together.common_states(states, self._factors.cards, common, means)
-        return common, means, soft.max(axis=0)
+        return common, means, soft[0].max(axis=0)
 
-    def _propagate(self, room: _Room, evidence: Arrays, results: Arrays) -> None:
-        """Run the kernel over some rows; it stops at a row that needs a larger arena, and goes on with one."""
+    def _each(self, room: _Room, states: Rows, soft: Arrays, results: Arrays) -> None:
+        """Answer rows with a tree for each; the kernel stops where it needs a larger arena, and goes on with one."""
         status = results[2]
+        evidence = np.ascontiguousarray(states.T), *soft
         row = 0
         while row < len(status):
             both = (room.tree, room.work)
@@ -358,7 +362,6 @@ class RowEngine:
                     status[row] = rowwise.TOO_LARGE
                     row += 1
                 else:
-                    # A quarter more than needed, so that not every following row reallocates.
                     larger = min(room.most, max(needed + needed // 4, ARENA_ENTRIES))
                     room.work = rowwise.work(larger, len(room.tree.nodes.tables))
 
@@ -374,20 +377,13 @@ class _Cells:
         self._cells = np.array(columns, dtype=np.int32).reshape(len(columns), len(self._rows))
         self._kinds = sorted(batch.likelihoods)
 
-    def evidence(self, rows: Rows, variables: int, sizes: Sequence[int], columns: bool = False) -> Arrays:
-        """Return states, soft variables, likelihoods and the first column of each soft variable's likelihoods.
+    def evidence(self, rows: Rows, sizes: Sequence[int]) -> tuple[Rows, Arrays]:
+        """Return the states of some rows of the batch, int64 [variables, rows], and their likelihoods.
 
-        rows: of the batch.
-        variables, sizes: their number, and the states of each.
-        columns: whether the states of a variable lie side by side, and not those of a row.
+        Likelihoods: soft variables int64 [rows, kinds] (-1: none), values, and the first column of each kind.
         """
-        states = (
-            np.empty((variables, len(rows)), dtype=np.int64).T
-            if columns
-            else np.empty((len(rows), variables), np.int64)
-        )
-        picks = np.searchsorted(self._rows, rows)
-        together.fill_states(self._cells, self._variables, picks, states)
+        states = np.empty((len(sizes), len(rows)), dtype=np.int64)
+        together.fill_states(self._cells, self._variables, np.searchsorted(self._rows, rows), states)
         kinds = self._kinds
         places = np.cumsum([0, *(sizes[v] for v in kinds)], dtype=np.int64)
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
@@ -396,7 +392,12 @@ class _Cells:
             here, values = self._batch.likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
-        return states, soft, likelihoods, places
+        return states, (soft, likelihoods, places)
+
+
+def block_rows(entries: float) -> int:
+    """Return how many rows with messages of so many entries are computed together at most."""
+    return int(min(rowplan.MOST_TOGETHER, BLOCK_BYTES // (8 * max(1.0, entries))))
 
 
 def _in_order(rows: Rows, tasks: Sequence[_Task], status: Sequence[Rows]) -> Rows:

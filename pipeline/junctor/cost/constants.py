@@ -65,13 +65,13 @@ class CpuConstants(DeviceConstants):
     # Seconds to plan a table of a tree. As above.
     tree_plan: float = 3e-7
     # Seconds an entry operation of a row among others on one tree. As above.
-    lane_operation: float = 1.7e-10
+    lane_operation: float = 2.5e-10
     # Seconds an entry of such a row's messages: scales, bounds, memory. As above.
-    lane_entry: float = 1.2e-9
+    lane_entry: float = 2e-9
     # Seconds a table of such a tree for all rows of a block. As above.
     lane_table: float = 3e-6
     # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
-    lane_mixed: float = 2.0
+    lane_mixed: float = 2.5
 
     # Limits.
     # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes half a second

@@ -28,7 +28,7 @@ from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
-from junctor.engine.tree_choice import TreeChoice, shared_seconds
+from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
 from junctor.model.answers import answer_width
@@ -281,14 +281,18 @@ class Router:
         """Return a group with a plan instead of a tree where its rows are worth one."""
         if not group.tree or group.patterns > 1:
             return group
+        if group.answered < LANES:
+            # Too few for the lanes of a vector.
+            group = replace(group, tree=False, per_row=True)
         work = self.row_engine.work(group.pattern.sliced, group.pattern.weighted)
         if math.isinf(work.operations):
-            return replace(group, tree=False)
+            return replace(group, tree=False, per_row=False)
         rows = self.uses(group, batch)
         once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
         operation, table = self.row_price
         plan = rows * (work.operations * operation + work.tables * table) + once
-        return replace(group, tree=False) if plan < shared_seconds(work, rows, mixed=False) else group
+        tree = shared_seconds(work, rows, mixed=False) if group.tree else rows * alone_seconds(work)
+        return replace(group, tree=False, per_row=False) if plan < tree else group
 
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""

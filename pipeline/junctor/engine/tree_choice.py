@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from junctor.backends.row_trees import RowEngine, RowWork
+from junctor.backends.row_trees import RowEngine, RowWork, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct
 from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
-# Rows that are computed together at most.
-TOGETHER = 256
 # Share of the work of a batch that trees tried for the choice may take.
 CHOICE_SHARE = 0.04
 # Counts of columns that tell groups apart, in the order in which they are tried.
@@ -52,9 +50,13 @@ def shared_seconds(work: RowWork, rows: npt.ArrayLike, mixed: bool) -> npt.NDArr
     mixed: whether its rows differ in what they observe.
     """
     counts = np.asarray(rows, dtype=np.float64)
+    block = block_rows(work.entries)
+    # Fewer rows than a vector has lanes do not go together.
+    if block < LANES:
+        return np.full(counts.shape, np.inf)
     lanes = np.ceil(counts / LANES) * LANES
     row = work.operations * CPU.lane_operation + work.entries * CPU.lane_entry
-    blocks = np.ceil(counts / TOGETHER)
+    blocks = np.ceil(counts / block)
     return lanes * row * (CPU.lane_mixed if mixed else 1) + blocks * work.tables * (CPU.lane_table + CPU.tree_plan)
 
 
@@ -75,7 +77,7 @@ class TreeChoice:
         self._sometimes = np.flatnonzero(hard & (share > 0) & (share < 1))
         self._soft = frozenset(patterns.variables[i] for i in np.flatnonzero(~hard))
         alone = self._alone_work()
-        self._alone = _alone_seconds(alone)
+        self._alone = alone_seconds(alone)
         # By counts and not by time: equal batches get equal groups.
         trees = CHOICE_SHARE * rows * min(self._alone, 1e3) / max(alone.tables * CPU.tree_plan, 1e-9)
         self._order = self._by_gain(share) if trees > 2 * len(PLACES) else self._sometimes
@@ -119,8 +121,9 @@ class TreeChoice:
             seconds[first:last] = shared_seconds(work, counts[first:last], mixed)
             first = last
         alone = counts * self._alone
-        together = seconds < alone
-        return _Trial(numbers, counts, together, float(np.minimum(seconds, alone).sum()))
+        # Rows that fill no vector have trees of their own: sampled groups say little about the trees of rare ones.
+        together = (seconds < alone) & (counts >= LANES)
+        return _Trial(numbers, counts, together, float(np.where(together, seconds, alone).sum()))
 
     def _alone_work(self) -> RowWork:
         """Return the mean work of a row with a tree of its own, of some patterns evenly spread."""
@@ -132,7 +135,7 @@ class TreeChoice:
     def _work(self, members: Mask, rows: int) -> RowWork:
         """Return the work of a row on a tree for some patterns."""
         observed, shares = self._evidence(members)
-        return self._engine.work(observed, self._soft, shares, min(rows, TOGETHER))
+        return self._engine.work(observed, self._soft, shares, rows)
 
     def _evidence(self, members: Mask) -> tuple[frozenset[int], dict[int, float]]:
         """Return what all rows of some patterns observe, and the share of them that observe what only some do."""
@@ -162,6 +165,7 @@ class TreeChoice:
         return self._sometimes[np.argsort(-gain / split, kind="stable")]
 
 
-def _alone_seconds(work: RowWork) -> float:
+def alone_seconds(work: RowWork) -> float:
+    """Return the seconds of a row with a tree of its own; infinite where it is too large."""
     seconds = work.operations * CPU.tree_operation + work.tables * (CPU.tree_table + CPU.tree_plan)
     return seconds if math.isfinite(seconds) else math.inf
