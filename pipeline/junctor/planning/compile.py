@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
-from junctor.planning.paths import PathOperand, Paths, ProductName, product_name
+from junctor.planning.paths import PathOperand, Paths, Products
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape, bits, mask_of
 
@@ -156,7 +156,7 @@ class _Layout:
     up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
     collected: list[int] = field(default_factory=list)
-    products: dict[ProductName, int] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in self.tree.cliques]
@@ -320,24 +320,25 @@ class _Layout:
         kept: variables of the result.
         phase: what the result is for.
         """
-        waiting, left = list(operands), mask_of(scope)
-        candidates = [
-            PathOperand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands
-        ]
-        for pair in self.paths.find(candidates, mask_of(kept)) if self.takes_paths else ():
+        if not self.takes_paths:
+            return self._contract(operands, scope, kept, phase)
+        waiting, left = list(operands), set(scope)
+        candidates = [PathOperand(t, self.tables[t].scope, self.tables[t].per_case) for t in operands]
+        for pair in self.paths.find(candidates, kept):
             # `other` comes after `one`, so it is taken out first.
             other, one = waiting.pop(pair.other), waiting.pop(pair.one)
-            left &= pair.kept | ~(mask_of(self.tables[one].scope) | mask_of(self.tables[other].scope))
-            waiting.append(self._product(one, other, pair.kept))
-        return self._contract(waiting, bits(left), kept, phase)
-
-    def _product(self, one: int, other: int, kept: int) -> int:
-        # Several messages of a clique need the same product; it is computed once.
-        name = product_name(one, other, kept)
-        if name not in self.products:
             union = {*self.tables[one].scope, *self.tables[other].scope}
-            self.products[name] = self._contract((one, other), union, bits(kept), "product")
-        return self.products[name]
+            left -= union - pair.kept
+            waiting.append(self._product(one, other, union, pair.kept))
+        return self._contract(waiting, left, kept, phase)
+
+    def _product(self, one: int, other: int, union: Iterable[int], kept: frozenset[int]) -> int:
+        # Several messages of a clique need the same product; it is computed once.
+        table = self.products.find(one, other, kept)
+        if table is None:
+            table = self._contract((one, other), union, kept, "product")
+            self.products.add(one, other, kept, table)
+        return table
 
     def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
         out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))
