@@ -21,6 +21,7 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.model.network import Network
 from junctor.planning.elimination import moral_graph
+from junctor.planning.shape import mask_of
 from junctor.runtime.threads import in_threads
 
 Rows = npt.NDArray[np.int64]
@@ -218,7 +219,7 @@ def factors_of(network: Network) -> rowplan.Factors:
         for scope, table in zip(scopes, tables, strict=True)
         for axis in range(len(scope))
     ]
-    graph = moral_graph(len(network.cardinalities), scopes)
+    graph = [*map(mask_of, moral_graph(len(network.cardinalities), scopes))]
     return rowplan.Factors(
         cards=np.array(network.cardinalities, dtype=np.int64),
         starts=np.cumsum([0, *map(len, scopes)], dtype=np.int64),

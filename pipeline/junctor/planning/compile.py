@@ -16,7 +16,7 @@ from junctor.planning.elimination import EliminationOrder, good_orders, moral_gr
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
 from junctor.planning.paths import PathOperand, Paths, Products
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
-from junctor.planning.shape import Pattern, Shape, bits, mask_of
+from junctor.planning.shape import Pattern, Shape
 
 # Rows that a plan is made for where their number is not known.
 DEFAULT_ROWS = 20_000
@@ -72,16 +72,16 @@ class Problem:
 
     def remaining(self) -> dict[int, tuple[int, ...]]:
         """Return the relevant factors, each with its scope less the sliced variables."""
-        relevant = self.relevant()
+        relevant, sliced = self.relevant(), self.pattern.sliced
         return {
-            i: tuple(v for v in scope if v not in self.pattern.sliced)
+            i: scope if sliced.isdisjoint(scope) else tuple(v for v in scope if v not in sliced)
             for i, scope in enumerate(self.shape.scopes)
             if relevant.issuperset(scope)
         }
 
-    def graph(self) -> list[int]:
-        """Return the moral graph of what remains, neighbour sets as bit sets."""
-        return moral_graph(len(self.shape.cardinalities), list(self.remaining().values()))
+    def graph(self) -> list[set[int]]:
+        """Return the moral graph of what remains as neighbour sets."""
+        return moral_graph(len(self.shape.cardinalities), self.remaining().values())
 
 
 def compile_plan(
@@ -103,8 +103,9 @@ def compile_plan(
 
 def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
-    orders = good_orders(problem.graph(), mask_of(problem.free()), problem.shape.cardinalities, rows)
-    return min(((order, lay_out(problem, order)) for order in orders), key=lambda pair: pair[1].case_operations)
+    orders = good_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
+    plans = [(order, lay_out(problem, order)) for order in orders]
+    return min(plans, key=lambda pair: pair[1].case_operations) if len(plans) > 1 else plans[0]
 
 
 def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths: bool = True) -> Plan:
@@ -252,22 +253,22 @@ class _Layout:
 
         Returns clique -> on its separator or not -> variables.
         """
-        members = {host: (self.shape.entries(scope), mask_of(scope)) for host, scope in self._readable() if scope}
-        left = mask_of(wanted)
+        members = {host: (self.shape.entries(scope), frozenset(scope)) for host, scope in self._readable() if scope}
+        left = set(wanted)
         hosts: dict[int, dict[bool, list[int]]] = {}
         # The variables that a host adds only become fewer while others are chosen, so the first host of the heap with
         # an unchanged price is the best (lazy greedy set cover). Fractions keep the choice exact on all platforms.
-        waiting = [(Fraction(entries, mask.bit_count()), host) for host, (entries, mask) in members.items()]
+        waiting = [(Fraction(entries, len(scope)), host) for host, (entries, scope) in members.items()]
         heapq.heapify(waiting)
         while left and waiting:
             price, host = heapq.heappop(waiting)
-            entries, mask = members[host]
-            if new := mask & left:
-                if (now := Fraction(entries, new.bit_count())) > price:
+            entries, scope = members[host]
+            if new := scope & left:
+                if (now := Fraction(entries, len(new))) > price:
                     heapq.heappush(waiting, (now, host))
                     continue
-                left &= ~new
-                hosts.setdefault(host[0], {})[host[1]] = list(bits(new))
+                left -= new
+                hosts.setdefault(host[0], {})[host[1]] = sorted(new)
         return hosts
 
     def _readable(self) -> Iterator[tuple[tuple[int, bool], tuple[int, ...]]]:
