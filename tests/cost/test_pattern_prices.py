@@ -18,9 +18,9 @@ from junctor.generate import layered
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.planning import compile as planning
-from junctor.planning.elimination import EliminationOrder, cliques_of, moral_graph
+from junctor.planning.elimination import EliminationOrder, cliques_of
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern, mask_of, shape_of
+from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.tables import reference
 
 NOTHING: frozenset[int] = frozenset()
@@ -114,8 +114,8 @@ def test_no_plan_is_made_twice(network: Network, monkeypatch: pytest.MonkeyPatch
 def test_the_plan_with_the_fewest_operations_is_taken(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = planning.Problem(shape_of(network), Pattern(frozenset([3, 11]), NOTHING))
     good, order = planning.cheapest_plan(problem, 1)[0], tuple(sorted(problem.free()))
-    graph = moral_graph(len(network.variables), list(problem.remaining().values()))
-    cliques = cliques_of(graph, mask_of(problem.free()), order)
+    graph = problem.graph()
+    cliques = cliques_of(graph, order)
     # Claims to be small, and is not: the operations decide.
     poor = EliminationOrder(order, cliques, 1.0, "as numbered")
     monkeypatch.setattr(planning, "good_orders", lambda *_: [poor, good])

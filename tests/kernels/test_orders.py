@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from junctor.formats import read_network
-from junctor.planning.elimination import CRITERIA, best_order, cliques_of, eliminate, moral_graph, sizes_of
+from junctor.planning import elimination
+from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, cliques_of
 from junctor.planning.shape import bits, mask_of, shape_of
 from junctor_kernels.orders import greedy as orders
 from junctor_kernels.orders.annealing import SECOND, search
@@ -43,6 +44,16 @@ PUBLISHED = {
 }
 
 Problem = tuple[list[int], int, list[int]]
+
+
+def moral_graph(variables: int, scopes: Iterable[Sequence[int]]) -> list[int]:
+    """Return neighbour sets as bit sets."""
+    return [*map(mask_of, elimination.moral_graph(variables, scopes))]
+
+
+def as_sets(problem: Problem) -> tuple[list[set[int]], set[int], list[int]]:
+    graph, members, cardinalities = problem
+    return [set(bits(around)) for around in graph], set(bits(members)), cardinalities
 
 
 @st.composite
@@ -112,7 +123,7 @@ def test_evaluate_counts_the_maximal_cliques_of_an_elimination(data: st.DataObje
     order = data.draw(st.permutations(list(bits(problem[1]))))
     assert evaluated(problem, order) == total_by_elimination(problem, order)
     cliques = cliques_by_elimination(problem[0], problem[1], order)
-    assert cliques_of(problem[0], problem[1], order) == tuple(mask_of(clique) for clique in cliques)
+    assert cliques_of(as_sets(problem)[0], order) == tuple(map(frozenset, cliques))
 
 
 def test_evaluate_stays_finite() -> None:
@@ -142,6 +153,16 @@ def test_greedy_takes_the_best_score_at_every_step(problem: Problem, criterion: 
         neighbours = around.pop(v)
         for u in neighbours:
             around[u] = (around[u] | neighbours) - {u, v}
+
+
+@given(problem=problems(), criterion=st.sampled_from(CRITERIA))
+@example(problem=grid(5), criterion="weighted-min-fill")
+def test_greedy_elimination_makes_the_cliques_of_its_order(problem: Problem, criterion: str) -> None:
+    order = GreedyElimination(*as_sets(problem)).by(criterion)
+    assert sorted(order.variables) == list(bits(problem[1]))
+    cliques = cliques_by_elimination(problem[0], problem[1], order.variables)
+    assert order.cliques == tuple(map(frozenset, cliques))
+    assert order.entries == pytest.approx(total_by_elimination(problem, order.variables))
 
 
 @given(problem=problems(), seed=st.integers(0, 2**32))
@@ -194,28 +215,28 @@ def test_search_works_where_no_table_can_be() -> None:
 
 
 def test_many_rows_are_worth_a_search_and_few_are_not() -> None:
-    graph, members, cardinalities = grid(9)
-    greedy = best_order(graph, members, cardinalities, rows=1)
+    problem = grid(9)
+    greedy = best_order(*as_sets(problem), rows=1)
     assert greedy.criterion in CRITERIA
-    found = best_order(graph, members, cardinalities, rows=1_000_000)
+    found = best_order(*as_sets(problem), rows=1_000_000)
     assert found.criterion == "annealing"
     assert found.entries < greedy.entries
-    assert found == best_order(graph, members, cardinalities, rows=1_000_000)
-    assert found.entries == total_by_elimination((graph, members, cardinalities), found.variables)
+    assert found == best_order(*as_sets(problem), rows=1_000_000)
+    assert found.entries == total_by_elimination(problem, found.variables)
 
 
 def test_chordal_graphs_and_hopeless_ones_are_not_searched() -> None:
     chain = moral_graph(50, [(v, v + 1) for v in range(49)])
-    assert best_order(chain, (1 << 50) - 1, [1000] * 50, rows=10**9).criterion in CRITERIA
-    hopeless = grid(30)
-    assert best_order(*hopeless[:2], [100] * len(hopeless[0]), rows=10**9).criterion in CRITERIA
+    assert best_order(*as_sets((chain, (1 << 50) - 1, [1000] * 50)), rows=10**9).criterion in CRITERIA
+    graph, members, _ = as_sets(grid(30))
+    assert best_order(graph, members, [100] * len(graph), rows=10**9).criterion in CRITERIA
 
 
 def test_small_jobs_load_no_compiled_code() -> None:
     code = """if True:
         import sys
         from junctor.planning.elimination import best_order
-        best_order([0b0110, 0b1001, 0b1001, 0b0110], 0b1111, [2] * 4, rows=1000)
+        best_order([{1, 2}, {0, 3}, {0, 3}, {1, 2}], {0, 1, 2, 3}, [2] * 4, rows=1000)
         sys.exit("numba" in sys.modules or "numpy" in sys.modules)
     """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -227,7 +248,7 @@ def published(shared: Path, name: str) -> tuple[Problem, list[int]]:
     n = len(shape.cardinalities)
     graph = moral_graph(n, shape.scopes)
     problem = (graph, (1 << n) - 1, list(shape.cardinalities))
-    start = eliminate(graph, problem[1], sizes_of(shape.cardinalities), "min-weight")
+    start = GreedyElimination(*as_sets(problem)).by("min-weight")
     return problem, list(start.variables)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from junctor.model.errors import BudgetError
 from junctor.planning.budget import format_bytes, parse_bytes
 from junctor.planning.compile import compile_plan
-from junctor.planning.elimination import CRITERIA, best_order, eliminate, moral_graph, sizes_of
+from junctor.planning.elimination import CRITERIA, GreedyElimination, best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, binary_joins, junction_tree
 from junctor.planning.plan import Free, Likelihood, Plan, Potential, Reduce, Slice
 from junctor.planning.savings import count_savings
@@ -103,7 +103,7 @@ def test_every_order_makes_a_junction_tree(data: st.DataObject, shape: Shape) ->
     pattern = data.draw(patterns(shape))
     scopes = [tuple(v for v in scope if v not in pattern.sliced) for scope in shape.scopes]
     free = [v for v in range(len(shape.cardinalities)) if v not in pattern.sliced]
-    order = best_order(moral_graph(len(shape.cardinalities), scopes), mask_of(free), shape.cardinalities, 100)
+    order = best_order(moral_graph(len(shape.cardinalities), scopes), frozenset(free), shape.cardinalities, 100)
     assert sorted(order.variables) == free
     tree = junction_tree(order, shape)
     check_tree(tree, shape, scopes)
@@ -118,10 +118,10 @@ def test_every_order_makes_a_junction_tree(data: st.DataObject, shape: Shape) ->
 
 def test_chain_is_eliminated_without_fill() -> None:
     shape = Shape((2,) * 30, tuple((i, i + 1) for i in range(29)), directed=False)
+    graph, everything = moral_graph(30, shape.scopes), frozenset(range(30))
     for criterion in CRITERIA:
-        order = eliminate(moral_graph(30, shape.scopes), mask_of(range(30)), sizes_of([2] * 30), criterion)
-        assert order.entries == 29 * 4
-    tree = junction_tree(best_order(moral_graph(30, shape.scopes), mask_of(range(30)), shape.cardinalities, 0), shape)
+        assert GreedyElimination(graph, everything, [2] * 30).by(criterion).entries == 29 * 4
+    tree = junction_tree(best_order(graph, everything, shape.cardinalities, 0), shape)
     assert max(_depths(tree)) == 14  # 29 cliques in a row, rooted in the middle
 
 

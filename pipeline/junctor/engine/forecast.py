@@ -24,7 +24,7 @@ from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.levels import stages_of
 from junctor.planning.plan import Plan
-from junctor.planning.shape import Pattern, Shape, mask_of
+from junctor.planning.shape import Pattern, Shape
 
 if TYPE_CHECKING:
     from junctor.cost.model import CostModel
@@ -228,6 +228,6 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
 def tree_of(shape: Shape) -> JunctionTree:
     """Return the junction tree of all variables, as it is without evidence."""
     # Without targets nothing is left out: the tree that is shown is that of the whole network.
-    everything = range(len(shape.cardinalities))
+    everything = frozenset(range(len(shape.cardinalities)))
     graph = moral_graph(len(everything), shape.scopes)
-    return junction_tree(best_order(graph, mask_of(everything), shape.cardinalities, TREE_ROWS), shape)
+    return junction_tree(best_order(graph, everything, shape.cardinalities, TREE_ROWS), shape)

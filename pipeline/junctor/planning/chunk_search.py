@@ -10,7 +10,6 @@ from junctor.planning.chunks import MOST_STEPS, ChunkPlan, TooSmallError, alive_
 from junctor.planning.compile import Problem, lay_out
 from junctor.planning.elimination import varied_orders
 from junctor.planning.plan import Plan, Reduce
-from junctor.planning.shape import mask_of
 
 # Entries of all cliques together from which on no plan is cut: years on a core, days on a GPU.
 HOPELESS_ENTRIES = 1e17
@@ -130,7 +129,7 @@ def waiting_entries(plan: Plan) -> int:
 
 def candidates(problem: Problem, rows: int) -> Iterator[Plan]:
     """Yield the plans to choose from; raises TooLongError where each would take years."""
-    orders = varied_orders(problem.graph(), mask_of(problem.free()), problem.shape.cardinalities, rows)
+    orders = varied_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
     least = min(order.entries for order in orders)
     if least > HOPELESS_ENTRIES:
         raise TooLongError(f"{least:.1e} entries of cliques")

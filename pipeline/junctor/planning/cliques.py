@@ -15,7 +15,7 @@ from junctor_kernels.tables.swaps import Swap, swaps_to_front
 
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, junction_tree
-from junctor.planning.shape import Shape, mask_of
+from junctor.planning.shape import Shape
 
 # Entries of all tables from which on compiled kernels are worth their loading time.
 COMPILED_ENTRIES = 1 << 20
@@ -103,10 +103,10 @@ class StoredPlan:
 
 def plan_stored(shape: Shape, rows: int = 1) -> StoredPlan:
     """Return the stored cliques of a network; `rows`: cases to come, for the effort of the elimination order."""
-    everything = range(len(shape.cardinalities))
+    everything = frozenset(range(len(shape.cardinalities)))
     graph = moral_graph(len(shape.cardinalities), shape.scopes)
     # One tree for all evidence: none is cut out of the graph.
-    order = best_order(graph, mask_of(everything), shape.cardinalities, rows)
+    order = best_order(graph, everything, shape.cardinalities, rows)
     return stored_plan(junction_tree(order, shape), shape)
 
 

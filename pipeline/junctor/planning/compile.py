@@ -14,9 +14,9 @@ from fractions import Fraction
 
 from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
-from junctor.planning.paths import PathOperand, Paths, ProductName, product_name
+from junctor.planning.paths import PathOperand, Paths, Products
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
-from junctor.planning.shape import Pattern, Shape, bits, mask_of
+from junctor.planning.shape import Pattern, Shape
 
 # Rows that a plan is made for where their number is not known.
 DEFAULT_ROWS = 20_000
@@ -72,16 +72,16 @@ class Problem:
 
     def remaining(self) -> dict[int, tuple[int, ...]]:
         """Return the relevant factors, each with its scope less the sliced variables."""
-        relevant = self.relevant()
+        relevant, sliced = self.relevant(), self.pattern.sliced
         return {
-            i: tuple(v for v in scope if v not in self.pattern.sliced)
+            i: scope if sliced.isdisjoint(scope) else tuple(v for v in scope if v not in sliced)
             for i, scope in enumerate(self.shape.scopes)
             if relevant.issuperset(scope)
         }
 
-    def graph(self) -> list[int]:
-        """Return the moral graph of what remains, neighbour sets as bit sets."""
-        return moral_graph(len(self.shape.cardinalities), list(self.remaining().values()))
+    def graph(self) -> list[set[int]]:
+        """Return the moral graph of what remains as neighbour sets."""
+        return moral_graph(len(self.shape.cardinalities), self.remaining().values())
 
 
 def compile_plan(
@@ -103,8 +103,9 @@ def compile_plan(
 
 def cheapest_plan(problem: Problem, rows: int) -> tuple[EliminationOrder, Plan]:
     """Return the elimination order and the plan with the fewest operations; `rows`: number of cases to come."""
-    orders = good_orders(problem.graph(), mask_of(problem.free()), problem.shape.cardinalities, rows)
-    return min(((order, lay_out(problem, order)) for order in orders), key=lambda pair: pair[1].case_operations)
+    orders = good_orders(problem.graph(), problem.free(), problem.shape.cardinalities, rows)
+    plans = [(order, lay_out(problem, order)) for order in orders]
+    return min(plans, key=lambda pair: pair[1].case_operations) if len(plans) > 1 else plans[0]
 
 
 def lay_out(problem: Problem, order: EliminationOrder, joins: bool = True, paths: bool = True) -> Plan:
@@ -156,7 +157,7 @@ class _Layout:
     up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
     collected: list[int] = field(default_factory=list)
-    products: dict[ProductName, int] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in self.tree.cliques]
@@ -252,22 +253,22 @@ class _Layout:
 
         Returns clique -> on its separator or not -> variables.
         """
-        members = {host: (self.shape.entries(scope), mask_of(scope)) for host, scope in self._readable() if scope}
-        left = mask_of(wanted)
+        members = {host: (self.shape.entries(scope), frozenset(scope)) for host, scope in self._readable() if scope}
+        left = set(wanted)
         hosts: dict[int, dict[bool, list[int]]] = {}
         # The variables that a host adds only become fewer while others are chosen, so the first host of the heap with
         # an unchanged price is the best (lazy greedy set cover). Fractions keep the choice exact on all platforms.
-        waiting = [(Fraction(entries, mask.bit_count()), host) for host, (entries, mask) in members.items()]
+        waiting = [(Fraction(entries, len(scope)), host) for host, (entries, scope) in members.items()]
         heapq.heapify(waiting)
         while left and waiting:
             price, host = heapq.heappop(waiting)
-            entries, mask = members[host]
-            if new := mask & left:
-                if (now := Fraction(entries, new.bit_count())) > price:
+            entries, scope = members[host]
+            if new := scope & left:
+                if (now := Fraction(entries, len(new))) > price:
                     heapq.heappush(waiting, (now, host))
                     continue
-                left &= ~new
-                hosts.setdefault(host[0], {})[host[1]] = list(bits(new))
+                left -= new
+                hosts.setdefault(host[0], {})[host[1]] = sorted(new)
         return hosts
 
     def _readable(self) -> Iterator[tuple[tuple[int, bool], tuple[int, ...]]]:
@@ -320,24 +321,25 @@ class _Layout:
         kept: variables of the result.
         phase: what the result is for.
         """
-        waiting, left = list(operands), mask_of(scope)
-        candidates = [
-            PathOperand(table, mask_of(self.tables[table].scope), self.tables[table].per_case) for table in operands
-        ]
-        for pair in self.paths.find(candidates, mask_of(kept)) if self.takes_paths else ():
+        if not self.takes_paths:
+            return self._contract(operands, scope, kept, phase)
+        waiting, left = list(operands), set(scope)
+        candidates = [PathOperand(t, self.tables[t].scope, self.tables[t].per_case) for t in operands]
+        for pair in self.paths.find(candidates, kept):
             # `other` comes after `one`, so it is taken out first.
             other, one = waiting.pop(pair.other), waiting.pop(pair.one)
-            left &= pair.kept | ~(mask_of(self.tables[one].scope) | mask_of(self.tables[other].scope))
-            waiting.append(self._product(one, other, pair.kept))
-        return self._contract(waiting, bits(left), kept, phase)
-
-    def _product(self, one: int, other: int, kept: int) -> int:
-        # Several messages of a clique need the same product; it is computed once.
-        name = product_name(one, other, kept)
-        if name not in self.products:
             union = {*self.tables[one].scope, *self.tables[other].scope}
-            self.products[name] = self._contract((one, other), union, bits(kept), "product")
-        return self.products[name]
+            left -= union - pair.kept
+            waiting.append(self._product(one, other, union, pair.kept))
+        return self._contract(waiting, left, kept, phase)
+
+    def _product(self, one: int, other: int, union: Iterable[int], kept: frozenset[int]) -> int:
+        # Several messages of a clique need the same product; it is computed once.
+        table = self.products.find(one, other, kept)
+        if table is None:
+            table = self._contract((one, other), union, kept, "product")
+            self.products.add(one, other, kept, table)
+        return table
 
     def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
         out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))

@@ -1,19 +1,21 @@
 """Elimination orders: several greedy criteria, and simulated annealing where the rows to come are worth it.
 
 Main functions: `good_orders` and `best_order`, called by `compile` and the chunk search. Graphs are lists of neighbour
-sets as integers (bit i: variable i). Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing
-(1992).
+sets. Kjaerulff, Optimal decomposition of probabilistic networks by simulated annealing (1992).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
 from junctor.planning.shape import bits, mask_of
+
+Graph = Sequence[AbstractSet[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,80 +23,42 @@ class EliminationOrder:
     """An elimination order.
 
     variables: in the order of elimination.
-    cliques: bit set of the clique that each elimination makes.
+    cliques: the clique that each elimination makes.
     entries: total table size of the maximal ones, infinite for an abandoned order.
     criterion: name of the search that found it.
     """
 
     variables: tuple[int, ...]
-    cliques: tuple[int, ...]
+    cliques: tuple[frozenset[int], ...]
     entries: float
     criterion: str
 
 
-@dataclass(frozen=True, slots=True)
 class Sizes:
-    """Variables by cardinality: (bit set, log2 of the cardinality) for each cardinality that occurs."""
+    """Table sizes as powers of two; the logarithms of equal cardinalities are added at once, smaller ones first."""
 
-    classes: tuple[tuple[int, float], ...]
+    def __init__(self, cardinalities: Sequence[int]) -> None:
+        self._cardinalities = cardinalities
+        self._known: dict[tuple[int, ...], float] = {}
 
-    def weight(self, members: int) -> float:
+    def weight(self, members: Iterable[int]) -> float:
         """Return log2 of the table size of a set of variables."""
-        # A plain loop: greedy elimination spends most of its time here.
-        total = 0.0
-        for mask, log_size in self.classes:
-            if here := members & mask:
-                total += here.bit_count() * log_size
-        return total
+        # Few different ones, even of a long network.
+        sizes = tuple(sorted(map(self._cardinalities.__getitem__, members)))
+        if sizes not in self._known:
+            total = 0.0
+            for size in sorted(set(sizes)):
+                total += sizes.count(size) * math.log2(size)
+            self._known[sizes] = total
+        return self._known[sizes]
 
-
-Score = Callable[[Sequence[int], Sizes, int], float]
-
-
-def sizes_of(cardinalities: Sequence[int]) -> Sizes:
-    """Group variables by cardinality."""
-    masks: dict[int, int] = {}
-    for v, size in enumerate(cardinalities):
-        masks[size] = masks.get(size, 0) | 1 << v
-    return Sizes(tuple((mask, math.log2(size)) for size, mask in sorted(masks.items())))
-
-
-def min_neighbours(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
-    """Score by the number of neighbours."""
-    return graph[v].bit_count()
-
-
-def min_weight(graph: Sequence[int], sizes: Sizes, v: int) -> float:
-    """Score by log2 of the size of the clique that eliminating `v` makes."""
-    return sizes.weight(graph[v] | 1 << v)
-
-
-def min_fill(graph: Sequence[int], _sizes: Sizes, v: int) -> float:
-    """Score by the number of edges that eliminating `v` adds."""
-    around = graph[v]
-    # Each missing edge is seen from both ends, and every neighbour misses itself.
-    missing = sum((around & ~graph[u]).bit_count() for u in bits(around))
-    return (missing - around.bit_count()) / 2
-
-
-def weighted_min_fill(graph: Sequence[int], sizes: Sizes, v: int) -> float:
-    """Score by the added edges, each weighted with the product of log2 of the cardinalities of its ends."""
-    around = graph[v]
-    total = 0.0
-    for u in bits(around):
-        missing = around & ~graph[u] & ~(1 << u)
-        if missing:
-            total += sizes.weight(1 << u) * sizes.weight(missing)
-    return total / 2
+    def entries(self, members: Iterable[int]) -> float:
+        """Return the size of a table, capped: larger powers of two exceed the range of doubles."""
+        return float(2.0 ** min(1000.0, self.weight(members)))
 
 
 # The cheap ones first: the others are abandoned where they get much worse.
-CRITERIA: dict[str, Score] = {
-    "min-weight": min_weight,
-    "min-neighbours": min_neighbours,
-    "min-fill": min_fill,
-    "weighted-min-fill": weighted_min_fill,
-}
+CRITERIA = ("min-weight", "min-neighbours", "min-fill", "weighted-min-fill")
 # Criteria that ignore edges among the neighbours: only neighbours of an eliminated variable change their scores.
 LOCAL = ("min-weight", "min-neighbours")
 # A criterion is abandoned once its total table size is so many times that of the best one.
@@ -114,25 +78,28 @@ STEPS_PER_ENTRY = 0.01
 FEWEST_STEPS = 30_000_000
 # About ten seconds.
 MOST_STEPS = 3_000_000_000
+# With more variables the bit matrix of the search would take more than 128 MiB.
+MOST_SEARCHED = 1 << 15
 
 
-def moral_graph(variables: int, scopes: Sequence[Sequence[int]]) -> list[int]:
+def moral_graph(variables: int, scopes: Iterable[Sequence[int]]) -> list[set[int]]:
     """Return the neighbour sets of the graph in which the variables of each scope are all connected."""
-    graph = [0] * variables
+    graph: list[set[int]] = [set() for _ in range(variables)]
     for scope in scopes:
-        members = mask_of(scope)
         for v in scope:
-            graph[v] |= members
-    return [around & ~(1 << v) for v, around in enumerate(graph)]
+            graph[v].update(scope)
+    for v, around in enumerate(graph):
+        around.discard(v)
+    return graph
 
 
 def best_order(
-    graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
+    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int, seed: int = 0
 ) -> EliminationOrder:
     """Return the order with the smallest total table size that the search finds.
 
-    graph: neighbour sets as bit sets.
-    members: bit set of the variables to eliminate.
+    graph: neighbour sets.
+    members: the variables to eliminate.
     cardinalities: number of states of every variable.
     rows: number of cases to come.
     seed: seed of the search.
@@ -142,176 +109,260 @@ def best_order(
 
 
 def good_orders(
-    graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int, seed: int = 0
+    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int, seed: int = 0
 ) -> list[EliminationOrder]:
     """Return `best_order` (same parameters), and the greedy order too where the search is only slightly better."""
-    sizes = sizes_of(cardinalities)
-    best = first = eliminate(graph, members, sizes, next(iter(CRITERIA)))
-    if first.entries > HOPELESS or _adds_no_edge(graph, first):
+    greedy = GreedyElimination(graph, members, cardinalities)
+    best = first = greedy.by(CRITERIA[0])
+    # A graph without further variables is chordal: no triangulation has smaller cliques.
+    if first.entries > HOPELESS or not greedy.left:
         return [first]
-    for criterion in list(CRITERIA)[1:]:
-        order = eliminate(graph, members, sizes, criterion, best.entries * WORTH_ENDING)
+    for criterion in CRITERIA[1:]:
+        order = greedy.by(criterion, best.entries * WORTH_ENDING)
         best = min(best, order, key=lambda order: order.entries)
     steps = min(MOST_STEPS, int(STEPS_PER_ENTRY * rows * first.entries))
-    if steps < FEWEST_STEPS:
+    if steps < FEWEST_STEPS or len(graph) > MOST_SEARCHED:
         return [best]
-    searched = _searched(tuple(graph), members, tuple(cardinalities), first, steps, seed)
+    frozen = tuple(map(frozenset, graph))
+    searched = _searched(frozen, frozenset(members), tuple(cardinalities), first, steps, seed)
     orders = sorted((searched, best), key=lambda order: order.entries)
     return orders if orders[1].entries <= NEARLY_AS_GOOD * orders[0].entries else orders[:1]
 
 
 def varied_orders(
-    graph: Sequence[int], members: int, cardinalities: Sequence[int], rows: int
+    graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int], rows: int
 ) -> list[EliminationOrder]:
     """Return orders of different strengths: few operations, small tables, or few tables at once.
 
     The parameters are those of `best_order`.
     """
-    sizes = sizes_of(cardinalities)
-    orders = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, sizes)]
-    orders += [eliminate(graph, members, sizes, criterion, HOPELESS) for criterion in CRITERIA]
-    complete = (order for order in orders if len(order.variables) == members.bit_count())
+    greedy = GreedyElimination(graph, members, cardinalities)
+    orders = [*good_orders(graph, members, cardinalities, rows), _sweep(graph, members, Sizes(cardinalities))]
+    orders += [greedy.by(criterion, HOPELESS) for criterion in CRITERIA]
+    complete = (order for order in orders if len(order.variables) == len(members))
     return list({order.variables: order for order in complete}.values())
 
 
-def _sweep(graph: Sequence[int], members: int, sizes: Sizes) -> EliminationOrder:
+def _sweep(graph: Graph, members: AbstractSet[int], sizes: Sizes) -> EliminationOrder:
     """Return a breadth-first order from a peripheral vertex (Cuthill and McKee 1969): few messages alive at once."""
     order: list[int] = []
-    left = members
-    while left:
-        start = next(bits(left))
-        # Twice, because the last vertex of a breadth-first search is far from all others (pseudo-peripheral).
-        start = _breadth_first(graph, left, start)[-1]
-        part = _breadth_first(graph, left, start)
-        order += part
-        left &= ~mask_of(part)
-    cliques = cliques_of(graph, members, order)
-    # Capped: larger powers of two exceed the range of doubles.
-    total = sum(2.0 ** min(1000.0, sizes.weight(clique)) for clique in cliques)
-    return EliminationOrder(tuple(order), cliques, total, "sweep")
+    left = set(members)
+    for start in sorted(members):
+        if start in left:
+            # Twice, because the last vertex of a breadth-first search is far from all others (pseudo-peripheral).
+            part = _breadth_first(graph, left, _breadth_first(graph, left, start)[-1])
+            order += part
+            left.difference_update(part)
+    cliques = cliques_of(graph, order)
+    return EliminationOrder(tuple(order), cliques, sum(map(sizes.entries, cliques)), "sweep")
 
 
-def _breadth_first(graph: Sequence[int], members: int, start: int) -> list[int]:
+def _breadth_first(graph: Graph, members: AbstractSet[int], start: int) -> list[int]:
     """Return the reachable variables by level; of each variable's neighbours, those of low degree first."""
-    reached, seen = [start], 1 << start
+    reached, seen = [start], {start}
     for v in reached:
-        around = graph[v] & members & ~seen
-        reached += sorted(bits(around), key=lambda u: ((graph[u] & members).bit_count(), u))
-        seen |= around
+        around = [u for u in graph[v] if u in members and u not in seen]
+        reached += sorted(around, key=lambda u: (len(graph[u] & members), u))
+        seen.update(around)
     return reached
-
-
-def _adds_no_edge(graph: Sequence[int], order: EliminationOrder) -> bool:
-    # Then the graph is chordal, and no triangulation has smaller cliques.
-    return all(not clique & ~graph[v] & ~(1 << v) for clique in order.cliques for v in bits(clique))
 
 
 # Forecast and plan of the same query search once.
 @lru_cache(maxsize=4)
 def _searched(
-    graph: tuple[int, ...], members: int, cardinalities: tuple[int, ...], start: EliminationOrder, steps: int, seed: int
+    graph: tuple[frozenset[int], ...],
+    members: frozenset[int],
+    cardinalities: tuple[int, ...],
+    start: EliminationOrder,
+    steps: int,
+    seed: int,
 ) -> EliminationOrder:
     """Return the order that the compiled search finds from `start` in so many steps."""
     # Imported here: Numba takes a second to load, and small plans do not need it.
     from junctor_kernels.orders.annealing import search
     from junctor_kernels.orders.greedy import pack
 
-    masks, members_mask = pack(graph, len(graph)), pack([members], len(graph))[0]
+    masks, (members_mask,) = pack([*map(mask_of, graph)], len(graph)), pack([mask_of(members)], len(graph))
     variables, entries = search(masks, members_mask, cardinalities, start.variables, steps, seed)
-    return EliminationOrder(tuple(variables), cliques_of(graph, members, variables), entries, "annealing")
+    return EliminationOrder(tuple(variables), cliques_of(graph, variables), entries, "annealing")
 
 
-def cliques_of(graph: Sequence[int], members: int, order: Sequence[int]) -> tuple[int, ...]:
+def cliques_of(graph: Graph, order: Sequence[int]) -> tuple[frozenset[int], ...]:
     """Return the clique that each elimination makes, in the order of the eliminations."""
     position = {v: i for i, v in enumerate(order)}
-    handed_on = dict.fromkeys(order, 0)
+    handed_on: dict[int, set[int]] = {v: set() for v in order}
     cliques = []
-    for v in order:
-        members &= ~(1 << v)
-        around = (graph[v] | handed_on[v]) & members
-        cliques.append(around | 1 << v)
+    for i, v in enumerate(order):
+        around = {u for u in graph[v] | handed_on.pop(v) if position.get(u, -1) > i}
+        cliques.append(frozenset((*around, v)))
         if around:
             # The neighbours are all connected now; only the next of them to be eliminated needs these edges.
-            handed_on[min(bits(around), key=position.__getitem__)] |= around
+            handed_on[min(around, key=position.__getitem__)] |= around
     return tuple(cliques)
 
 
-def eliminate(
-    graph: Sequence[int], members: int, sizes: Sizes, criterion: str, give_up_at: float = math.inf
-) -> EliminationOrder:
-    """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
+class GreedyElimination:
+    """Greedy elimination of a graph by one criterion after the other.
 
-    graph: neighbour sets as bit sets.
-    members: bit set of the variables to eliminate.
-    sizes: variables by cardinality.
-    criterion: a key of CRITERIA.
-    give_up_at: total table size at which the order is abandoned, with infinite entries.
+    graph: neighbour sets.
+    members: the variables to eliminate.
+    cardinalities: number of states of every variable.
+    left: variables that are left once no more are simplicial, ascending.
     """
-    graph = list(graph)
-    # The heap holds outdated scores as well; `current` has the valid one of each variable, compared by identity below.
-    score = CRITERIA[criterion]
-    current: dict[int, tuple[float, float, int]] = {}
-    heap: list[tuple[float, float, int]] = []
-    stale: set[int] = set()
 
-    def rescore(v: int) -> None:
-        current[v] = (score(graph, sizes, v), min_weight(graph, sizes, v), v)
-        heapq.heappush(heap, current[v])
+    def __init__(self, graph: Graph, members: AbstractSet[int], cardinalities: Sequence[int]) -> None:
+        self._sizes = Sizes(cardinalities)
+        around = {v: set(graph[v] & members) for v in sorted(members)}
+        self._order: list[int] = []
+        self._cliques: list[frozenset[int]] = []
+        # Neighbours at the time of elimination: a clique equal to an earlier one lies inside that clique and is not
+        # maximal.
+        self._separators: set[frozenset[int]] = set()
+        self._total = 0.0
+        # Simplicial variables first, for all criteria: their cliques are in every triangulation.
+        for v in _simplicial(around):
+            separator = frozenset(around[v])
+            self._order.append(v)
+            self._cliques.append(separator | {v})
+            if self._cliques[-1] not in self._separators:
+                self._total += self._sizes.entries(self._cliques[-1])
+            self._separators.add(separator)
+            for u in around.pop(v):
+                around[u].discard(v)
+        self.left = list(around)
+        self._core = _Core(around, cardinalities, self._separators)
 
-    order: list[int] = []
-    cliques: list[int] = []
-    separators: set[int] = set()
-    total = 0.0
+    def by(self, criterion: str, give_up_at: float = math.inf) -> EliminationOrder:
+        """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
 
-    def take(v: int) -> None:
-        nonlocal total
-        order.append(v)
-        cliques.append(graph[v] | 1 << v)
-        # A clique equal to the separator of an earlier one lies inside that one and is not maximal.
-        if cliques[-1] not in separators:
-            total += 2.0 ** min(1000.0, sizes.weight(cliques[-1]))
-        separators.add(graph[v])
+        criterion: one of CRITERIA.
+        give_up_at: total table size at which the order is abandoned, with infinite entries.
+        """
+        order, cliques, entries = self._core.eliminate(criterion, self._total, give_up_at)
+        left = self.left
+        variables = (*self._order, *map(left.__getitem__, order))
+        sets = (frozenset(map(left.__getitem__, bits(clique))) for clique in cliques)
+        return EliminationOrder(variables, (*self._cliques, *sets), entries, criterion)
 
-    # Simplicial variables first: their clique is in every triangulation, and most variables of sparse networks need no
-    # score.
-    for v in _simplicial(graph, members):
-        take(v)
-        _connect(graph, v, graph[v], spread=False)
-    for v in bits(members & ~mask_of(order)):
-        rescore(v)
-    while heap and total < give_up_at:
-        entry = heapq.heappop(heap)
-        v = entry[2]
-        if current.get(v) is not entry:
-            continue
-        if v in stale:
-            stale.discard(v)
-            rescore(v)
-            continue
-        del current[v]
-        take(v)
-        for u in _connect(graph, v, graph[v], spread=criterion not in LOCAL):
-            if graph[u].bit_count() > BUSY and criterion not in LOCAL:
-                stale.add(u)
+
+class _Core:
+    """What is left of a graph, its variables numbered anew in ascending order: bit sets of few words.
+
+    graph: variable -> its neighbours.
+    cardinalities: number of states of every variable of the network.
+    separators: of the variables that are eliminated already.
+    """
+
+    def __init__(
+        self, graph: Mapping[int, AbstractSet[int]], cardinalities: Sequence[int], separators: Iterable[frozenset[int]]
+    ) -> None:
+        number = {v: i for i, v in enumerate(graph)}
+        self._graph = [mask_of(map(number.__getitem__, around)) for around in graph.values()]
+        inside = (separator for separator in separators if number and number.keys() >= separator)
+        self._separators = {mask_of(map(number.__getitem__, separator)) for separator in inside}
+        self._logs = [math.log2(cardinalities[v]) for v in graph]
+        masks: dict[int, int] = {}
+        for v, i in number.items():
+            masks[cardinalities[v]] = masks.get(cardinalities[v], 0) | 1 << i
+        # Variables by cardinality, the smallest first, as in `Sizes`.
+        self._classes = [(mask, math.log2(size)) for size, mask in sorted(masks.items())]
+        self._weights: dict[int, float] = {}
+
+    def eliminate(self, criterion: str, total: float, give_up_at: float) -> tuple[list[int], list[int], float]:
+        """Return the order, the clique of each elimination, and the total table size, infinite where abandoned.
+
+        criterion: one of CRITERIA.
+        total: table size of the eliminations before.
+        give_up_at: total table size at which the order is abandoned.
+        """
+        graph, separators = list(self._graph), set(self._separators)
+        score = self._score(criterion, graph)
+        # The heap holds outdated scores as well; `current` has the valid one of each variable, compared by identity.
+        current = {v: (score(v), self._weight(around | 1 << v), v) for v, around in enumerate(graph)}
+        heap = list(current.values())
+        heapq.heapify(heap)
+        stale: set[int] = set()
+        order: list[int] = []
+        cliques: list[int] = []
+        while heap and total < give_up_at:
+            entry = heapq.heappop(heap)
+            v = entry[2]
+            if current.get(v) is not entry:
+                continue
+            if v in stale:
+                stale.discard(v)
+                changed: Iterable[int] = (v,)
             else:
-                rescore(u)
-    entries = math.inf if heap and total >= give_up_at else total
-    return EliminationOrder(tuple(order), tuple(cliques), entries, criterion)
+                del current[v]
+                order.append(v)
+                cliques.append(graph[v] | 1 << v)
+                if cliques[-1] not in separators:
+                    total += 2.0 ** min(1000.0, self._weight(cliques[-1]))
+                separators.add(graph[v])
+                changed = _connect(graph, v, graph[v], spread=criterion not in LOCAL)
+            for u in changed:
+                if u != v and graph[u].bit_count() > BUSY and criterion not in LOCAL:
+                    stale.add(u)
+                else:
+                    current[u] = (score(u), self._weight(graph[u] | 1 << u), u)
+                    heapq.heappush(heap, current[u])
+        return order, cliques, math.inf if heap and total >= give_up_at else total
+
+    def _weight(self, members: int) -> float:
+        """Return log2 of the table size of a set of variables."""
+        if members not in self._weights:
+            total = 0.0
+            for mask, log_size in self._classes:
+                if here := members & mask:
+                    total += here.bit_count() * log_size
+            self._weights[members] = total
+        return self._weights[members]
+
+    def _score(self, criterion: str, graph: Sequence[int]) -> Callable[[int], float]:
+        """Return the score of a variable by a criterion, in the graph as it is then."""
+        if criterion == "min-weight":
+            # Log2 of the size of the clique that its elimination makes.
+            return lambda v: self._weight(graph[v] | 1 << v)
+        if criterion == "min-neighbours":
+            return lambda v: graph[v].bit_count()
+        if criterion == "min-fill":
+            return lambda v: _missing_edges(graph, v)
+        return lambda v: self._weighted_fill(graph, v)
+
+    def _weighted_fill(self, graph: Sequence[int], v: int) -> float:
+        """Return the added edges, each weighted with the product of log2 of the cardinalities of its ends."""
+        around = graph[v]
+        total = 0.0
+        for u in bits(around):
+            missing = around & ~graph[u] & ~(1 << u)
+            if missing:
+                total += self._logs[u] * self._weight(missing)
+        return total / 2
 
 
-def _simplicial(graph: list[int], members: int) -> Iterator[int]:
-    """Yield variables whose neighbours are all connected; the caller must remove each from `graph` before the next."""
-    waiting = list(bits(members))
+def _missing_edges(graph: Sequence[int], v: int) -> float:
+    """Return the number of edges that eliminating `v` adds."""
+    around = graph[v]
+    # Each missing edge is seen from both ends, and every neighbour misses itself.
+    missing = sum((around & ~graph[u]).bit_count() for u in bits(around))
+    return (missing - around.bit_count()) / 2
+
+
+def _simplicial(graph: Mapping[int, AbstractSet[int]]) -> Iterator[int]:
+    """Yield variables whose neighbours are all connected; the caller must remove each from `graph` before the next.
+
+    graph: neighbours of each variable.
+    """
+    waiting = sorted(graph, reverse=True)
     queued = set(waiting)
-    waiting.reverse()
     while waiting:
         v = waiting.pop()
         queued.discard(v)
         around = graph[v]
-        if all(not around & ~graph[u] & ~(1 << u) for u in bits(around)):
-            members &= ~(1 << v)
+        # Every neighbour has all others as neighbours, and itself not.
+        if all(len(around - graph[u]) == 1 for u in around):
             yield v
-            for u in bits(around & members):
+            for u in sorted(around):
                 if u not in queued:
                     queued.add(u)
                     waiting.append(u)

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from junctor.planning.elimination import EliminationOrder
-from junctor.planning.shape import Shape, bits, mask_of
+from junctor.planning.shape import Shape
+
+# The variables of a node, and its parent.
+_Node = tuple[frozenset[int], int | None]
 
 # Cliques of at most so many entries may have joins as large as themselves, whose messages are stored.
 LARGE_CLIQUE = 1 << 20
@@ -93,7 +96,7 @@ def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
     for child, parent in links.items():
         neighbours[child].add(parent)
         neighbours[parent].add(child)
-    weights = {node: shape.entries(bits(mask)) for node, mask in members.items()}
+    weights = {node: shape.entries(clique) for node, clique in members.items()}
     rooted: list[tuple[int, int | None]] = []
     seen: set[int] = set()
     for node in members:
@@ -107,18 +110,17 @@ def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:
     return _as_tree(nodes, lambda v: -position[v])
 
 
-def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+def _absorbed(order: EliminationOrder, position: dict[int, int]) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
     """Return the maximal cliques (by elimination) and the parent of each."""
     members = dict(enumerate(order.cliques))
     into: dict[int, int] = {}
     links: dict[int, int] = {}
     for i, clique in enumerate(order.cliques):
-        rest = clique & ~(1 << order.variables[i])
-        if not rest:
+        if len(clique) == 1:
             continue
-        # The clique of the next eliminated neighbour contains all the others.
-        parent = min(position[v] for v in bits(rest))
-        if order.cliques[parent] == rest and parent not in into:
+        # The clique of the next eliminated neighbour contains all the others: those after `i`, the least of all.
+        parent = sorted(map(position.__getitem__, clique))[1]
+        if len(order.cliques[parent]) == len(clique) - 1 and parent not in into:
             # The parent lies inside this clique, which takes its place.
             into[parent] = i
         links[i] = parent
@@ -153,7 +155,7 @@ def _longest_path(start: int, neighbours: dict[int, set[int]]) -> list[int]:
     came_from: dict[int, int | None] = {start: None}
     queue = [start]
     for node in queue:
-        for other in sorted(neighbours[node] - came_from.keys()):
+        for other in sorted(other for other in neighbours[node] if other not in came_from):
             came_from[other] = node
             queue.append(other)
     path = [queue[-1]]
@@ -183,18 +185,17 @@ def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
     # neighbours are left: work no longer grows with neighbours times entries, and most new nodes are far smaller than
     # the clique. A root clique would be summed completely for P(e) alone; the separator to one of its neighbours
     # becomes the root.
-    nodes: list[tuple[int, int | None]] = []
+    nodes: list[_Node] = []
     renamed: dict[int, int] = {}
     waiting = tree.children()
-    masks = [mask_of(clique.scope) for clique in tree.cliques]
-    separators = [mask_of(clique.separator) for clique in tree.cliques]
+    separators = [frozenset(clique.separator) for clique in tree.cliques]
     for i, clique in enumerate(tree.cliques):
         tops = {renamed[child]: separators[child] for child in waiting[i]}
         _join(nodes, tops, shape, shape.entries(clique.scope), 3 if clique.parent is None else 2)
         renamed[i] = len(nodes)
-        nodes.append((masks[i], None))
+        nodes.append((frozenset(clique.scope), None))
         if clique.parent is None and tops:
-            across = min(tops, key=lambda top: (shape.entries(bits(tops[top])), top))
+            across = min(tops, key=lambda top: (shape.entries(tops[top]), top))
             nodes.append((tops.pop(across), None))
             for top in (across, renamed[i]):
                 nodes[top] = (nodes[top][0], len(nodes) - 1)
@@ -203,7 +204,7 @@ def binary_joins(tree: JunctionTree, shape: Shape) -> JunctionTree:
     return _as_tree(nodes, tree.ranks().__getitem__)
 
 
-def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shape, entries: int, left: int) -> None:
+def _join(nodes: list[_Node], tops: dict[int, frozenset[int]], shape: Shape, entries: int, left: int) -> None:
     """Join nodes pair by pair and append the new nodes.
 
     nodes: (variables, parent) of all nodes, extended here.
@@ -228,9 +229,9 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
         return joined
 
     # Equal separators need no search: no union is smaller. A hub with a thousand leaves has only those.
-    equal: dict[int, deque[int]] = {}
+    equal: dict[frozenset[int], deque[int]] = {}
     for top, separator in tops.items():
-        if shape.entries(bits(separator)) <= most_entries:
+        if shape.entries(separator) <= most_entries:
             equal.setdefault(separator, deque()).append(top)
     for group in equal.values():
         while len(group) > 1 and len(tops) > left:
@@ -240,7 +241,7 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
 
     def offer(new: int, others: Iterable[int]) -> None:
         for other in others:
-            heapq.heappush(pairs, (shape.entries(bits(tops[new] | tops[other])), min(new, other), max(new, other)))
+            heapq.heappush(pairs, (shape.entries(tops[new] | tops[other]), min(new, other), max(new, other)))
 
     waiting = list(tops)
     for i, top in enumerate(waiting):
@@ -255,15 +256,12 @@ def _join(nodes: list[tuple[int, int | None]], tops: dict[int, int], shape: Shap
             offer(joined, [other for other in tops if other != joined])
 
 
-def _as_tree(nodes: Sequence[tuple[int, int | None]], rank: Callable[[int], int]) -> JunctionTree:
-    """Return the tree of nodes (variables, parent); scopes and separators are sorted by rank."""
-
-    def listed(mask: int) -> tuple[int, ...]:
-        return tuple(sorted(bits(mask), key=rank))
-
-    return JunctionTree(
-        tuple(
-            Clique(listed(mask), parent, () if parent is None else listed(mask & nodes[parent][0]))
-            for mask, parent in nodes
+def _as_tree(nodes: Sequence[_Node], rank: Callable[[int], int]) -> JunctionTree:
+    """Return the tree of nodes; scopes and separators are sorted by rank."""
+    cliques = []
+    for members, parent in nodes:
+        scope = tuple(sorted(members, key=rank))
+        cliques.append(
+            Clique(scope, parent, () if parent is None else tuple(filter(nodes[parent][0].__contains__, scope)))
         )
-    )
+    return JunctionTree(tuple(cliques))
