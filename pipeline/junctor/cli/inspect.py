@@ -239,6 +239,7 @@ def _plan_facts(route: Route, network: Network) -> dict[str, Any]:
         "patterns": route.group.patterns,
         "backend": route.backend.value,
         "one_by_one": route.group.per_row,
+        "shared_tree": route.group.tree,
         "observed": [network.variables[i].name for i in sorted(pattern.sliced)],
         "likelihoods": [network.variables[i].name for i in sorted(pattern.weighted)],
         "operations_per_row": plan.case_operations if plan and shares else route.operations // route.rows,
@@ -302,6 +303,11 @@ def _plan_line(plan: dict[str, Any]) -> str:
         return (
             f"  {plan['rows']:>9,} rows of {plan['patterns']:,} patterns, each with a tree of its own: "
             f"about {operations} operations each"
+        )
+    if plan["shared_tree"]:
+        return (
+            f"  {plan['rows']:>9,} rows of {plan['patterns']:,} patterns on one tree, {len(plan['observed'])} observed "
+            f"in all of them and {len(plan['likelihoods'])} in some: about {operations} operations each"
         )
     return (
         f"  {plan['rows']:>9,} rows with {len(plan['observed'])} observed and {len(plan['likelihoods'])} as "

@@ -128,7 +128,7 @@ class Engine:
         budget = Budget(self.allowed, answers.nbytes + reserved, reserved)
         resources = _Resources(compiled, device)
         # Trees of all groups together: each alone may be too little work for all threads.
-        trees = [group for group in groups if (group.tree or group.per_row) and group.unique is None]
+        trees = [group for group in groups if group.by_trees and group.unique is None]
         for group in groups:
             if group not in trees:
                 self._answer_group(group, batch, answers, budget, resources)

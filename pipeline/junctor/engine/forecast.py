@@ -17,9 +17,10 @@ from junctor.cost.constants import CPU
 from junctor.cost.features.plans import plan_work
 from junctor.engine.engine import Engine
 from junctor.engine.pattern_prices import plain_seconds
-from junctor.engine.patterns import patterns_of
+from junctor.engine.patterns import PatternGroup, patterns_of
 from junctor.engine.routes import Backend, Route, Router
-from junctor.evidence.batch import EvidenceBatch
+from junctor.engine.tree_choice import shared_seconds
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.elimination import best_order, moral_graph
 from junctor.planning.junction_tree import JunctionTree, junction_tree
 from junctor.planning.levels import stages_of
@@ -207,22 +208,34 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
 
 
 def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
-    """Return the forecast of rows with a tree of their own, from the trees of some of them."""
-    from junctor.backends.row_trees import room_bytes
+    """Return the forecast of rows with trees, from the tree that a group shares or the trees of some of its rows."""
+    from junctor.backends.row_trees import block_rows, room_bytes
 
     group, row_engine = route.group, router.row_engine
-    sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
-    evidence = [(exact.pattern.sliced, exact.pattern.weighted) for exact in sample]
-    trees = [row_engine.work(*marks) for marks in evidence]
-    seconds = [row_engine.seconds(*marks) for marks in evidence]
-    share = group.answered / len(sample)
+    if group.tree:
+        shares = {v: share for v in group.pattern.weighted if 0 < (share := _share(batch, group, v)) < 1}
+        trees = [row_engine.work(group.pattern.sliced, group.pattern.weighted - shares.keys(), shares, group.answered)]
+        seconds = float(shared_seconds(trees[0], group.answered, group.patterns > 1))
+    else:
+        sample = patterns_of(batch).exact(group.rows[:: -(-len(group.rows) // SAMPLED_ROWS)])
+        evidence = [(exact.pattern.sliced, exact.pattern.weighted) for exact in sample]
+        trees = [row_engine.work(*marks) for marks in evidence]
+        seconds = group.answered / len(sample) * sum(row_engine.seconds(*marks) for marks in evidence)
+    share = group.answered / len(trees)
     # Rows with larger trees do without one: they get a plan.
     entries = max((entries for _, entries, _ in trees if entries <= row_engine.entries), default=0)
-    size = room_bytes(router.network, int(entries)) + route.memory.reserved
+    size = room_bytes(router.network, int(entries) * (block_rows(entries) if group.tree else 1))
+    size += route.memory.reserved
     operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
     memory = replace(route.memory, needed=size, projected=size)
     work = {"operations": float(operations), "tables": float(share * sum(tables for _, _, tables in trees))}
-    return replace(route, operations=operations, memory=memory, seconds=share * sum(seconds), work=work)
+    return replace(route, operations=operations, memory=memory, seconds=seconds, work=work)
+
+
+def _share(batch: EvidenceBatch, group: PatternGroup, variable: int) -> float:
+    """Return the share of the rows of a group that observe a variable."""
+    column = batch.states.get(variable)
+    return 0.0 if column is None else float(np.mean(column[group.rows] != UNOBSERVED))
 
 
 def tree_of(shape: Shape) -> JunctionTree:

@@ -82,6 +82,11 @@ class PatternGroup:
     unique: UniqueRows | None = None
 
     @property
+    def by_trees(self) -> bool:
+        """True if trees made in compiled code answer the rows, and no plan."""
+        return self.per_row or self.tree
+
+    @property
     def answered(self) -> int:
         """How many rows are answered, and not copied from others."""
         return len(self.rows) if self.unique is None else self.unique.batch.rows

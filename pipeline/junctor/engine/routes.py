@@ -304,7 +304,7 @@ class Router:
         result: list[PatternGroup] = []
         for group in groups:
             # A group of one pattern has no coarser plan to replace: it goes in chunks, or is refused.
-            if group.per_row or group.tree or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
+            if group.by_trees or group.patterns == 1 or self._fits(group.pattern, self.uses(group, batch)):
                 result.append(group)
             elif self._has_row_trees:
                 result.append(replace(group, per_row=True))
@@ -329,7 +329,7 @@ class Router:
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""
-        if any(group.per_row or group.tree for group in groups):
+        if any(group.by_trees for group in groups):
             return True
         seconds = 0.0
         for group in groups:
@@ -390,7 +390,7 @@ class Router:
             left = self._left_by_unique(group.unique, group, uses, budget, gpu)
             # All rows instead: their answers have memory already.
             group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
-        if group.per_row or group.tree:
+        if group.by_trees:
             return self._row_tree_route(group, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
         operations = plan.shared_operations + group.answered * plan.case_operations
@@ -427,7 +427,7 @@ class Router:
         taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
         # In chunks any memory that is left will do.
         least = 0
-        if not (group.per_row or group.tree) and not self.in_chunks(group.pattern, uses, budget.free, gpu):
+        if not group.by_trees and not self.in_chunks(group.pattern, uses, budget.free, gpu):
             least = self.plan_memory(group.pattern, uses).least
         small = taken <= UNIQUE_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None

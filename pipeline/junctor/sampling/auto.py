@@ -114,7 +114,7 @@ class AutoEngine:
     def beyond(self, batch: EvidenceBatch) -> Iterator[RowsBeyondBudget]:
         """Yield the rows of a batch that are sampled, by their reasons."""
         for route in forecast(self._judge, batch):
-            if route.group.per_row:
+            if route.group.by_trees:
                 yield from self._trees_beyond(route.group, batch)
             elif reason := why(route):
                 yield RowsBeyondBudget(route.group.rows, reason)
