@@ -63,6 +63,10 @@ KEPT_WORK = 512
 UNIQUE_SHARE = 0.25
 # Seconds of work in NumPy from which compiled code is loaded; tests replace it.
 COMPILED_SECONDS = CPU.compiled_work
+# Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
+# are few enough for plans.
+TREE_SECONDS = 0.01
+FEW_ROWS = 64
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -248,7 +252,7 @@ class Router:
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
         patterns = patterns_of(batch)
-        if self.takes_trees and len(patterns.counts):
+        if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1:
             choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
@@ -263,10 +267,22 @@ class Router:
         whole = PatternGroup(Pattern(patterns.observed(0), patterns.soft(0)), patterns.rows)
         return self._deduplicated([whole], batch)
 
-    @property
-    def takes_trees(self) -> bool:
-        """True if rows may be answered by trees made in compiled code: on CPUs, sums in numbers."""
-        return self._has_row_trees and not self.takes_gpu
+    def _shares_trees(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+        """Return True if rows may share trees made in compiled code: sums on CPUs, with enough work and memory."""
+        if not self._has_row_trees or self.takes_gpu or not patterns.rows.size:
+            return False
+        rows = self.to_come(batch, patterns.rows.size)
+        # Without a plan, which may take longer than the rows: each entry of a factor counts once.
+        entries = sum(factor.table.size for factor in self.network.factors)
+        heavy = rows * entries * CPU.numpy_entry > TREE_SECONDS
+        if not heavy and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
+            return False
+        from junctor.backends.row_trees import BLOCK_BYTES, room_bytes
+
+        answers = batch.rows * answer_width(self.network, self.query)
+        # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
+        needed = 2 * self.threads * (BLOCK_BYTES + room_bytes(self.network, 0))
+        return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
