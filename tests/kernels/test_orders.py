@@ -155,10 +155,12 @@ def test_greedy_takes_the_best_score_at_every_step(problem: Problem, criterion: 
             around[u] = (around[u] | neighbours) - {u, v}
 
 
-@given(problem=problems(), criterion=st.sampled_from(CRITERIA))
-@example(problem=grid(5), criterion="weighted-min-fill")
-def test_greedy_elimination_makes_the_cliques_of_its_order(problem: Problem, criterion: str) -> None:
-    order = GreedyElimination(*as_sets(problem)).by(criterion)
+@given(problem=problems(), criterion=st.sampled_from(CRITERIA), compiled=st.booleans())
+@example(problem=grid(5), criterion="weighted-min-fill", compiled=True)
+def test_greedy_elimination_makes_the_cliques_of_its_order(problem: Problem, criterion: str, compiled: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elimination, "LARGE_CORE", 0 if compiled else 100)
+        order = GreedyElimination(*as_sets(problem)).by(criterion)
     assert sorted(order.variables) == list(bits(problem[1]))
     cliques = cliques_by_elimination(problem[0], problem[1], order.variables)
     assert order.cliques == tuple(map(frozenset, cliques))

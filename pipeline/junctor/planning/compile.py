@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from junctor.planning.elimination import EliminationOrder, good_orders, moral_graph
 from junctor.planning.junction_tree import JunctionTree, SmallestCliques, binary_joins, junction_tree
-from junctor.planning.paths import PathOperand, Paths, Products
+from junctor.planning.paths import LEAST_ON_PATH, PathOperand, Paths, Products
 from junctor.planning.plan import Free, Likelihood, Phase, Plan, Potential, Reduce, Slice, Step, Table
 from junctor.planning.shape import Pattern, Shape
 
@@ -241,7 +241,8 @@ class _Layout:
         for host, scope in self._readable():
             place = (self.shape.entries(scope), *host)
             for v in scope:
-                places[v] = min(places.get(v, place), place)
+                if v not in places or place < places[v]:
+                    places[v] = place
         hosts: dict[int, dict[bool, list[int]]] = {}
         for v in sorted(wanted):
             _, i, on_separator = places[v]
@@ -321,7 +322,7 @@ class _Layout:
         kept: variables of the result.
         phase: what the result is for.
         """
-        if not self.takes_paths:
+        if not self.takes_paths or len(operands) < LEAST_ON_PATH:
             return self._contract(operands, scope, kept, phase)
         waiting, left = list(operands), set(scope)
         candidates = [PathOperand(t, self.tables[t].scope, self.tables[t].per_case) for t in operands]
@@ -342,10 +343,12 @@ class _Layout:
         return table
 
     def _contract(self, operands: Sequence[int], scope: Iterable[int], kept: Iterable[int], phase: Phase) -> int:
-        out = self._table(self._sorted(kept), per_case=any(self.tables[t].per_case for t in operands))
-        eliminated = tuple(v for v in self._sorted(scope) if v not in self.tables[out].scope)
+        tables = self.tables
+        out = self._table(self._sorted(kept), per_case=True in [tables[t].per_case for t in operands])
+        stays = tables[out].scope
+        eliminated = self._sorted([v for v in scope if v not in stays])
         # Reductions of one level are independent: GPUs launch them together.
-        level = 1 + max((self.levels.get(t, -1) for t in operands), default=-1)
+        level = 1 + max([self.levels.get(t, -1) for t in operands], default=-1)
         self.levels[out] = level
         self.steps.append(Reduce(out, tuple(operands), eliminated, phase, level))
         if phase in ("collect", "total", "product"):
@@ -392,18 +395,20 @@ def _with_frees(steps: Sequence[Step], tables: Sequence[Table]) -> list[Step]:
 
     A table that no step reads, a result, is copied out when it is made and freed right after.
     """
-    last: dict[int, int] = {}
+    last = [-1] * len(tables)
     for i, step in enumerate(steps):
-        if not isinstance(step, Free):
-            last[step.out] = i
         if isinstance(step, Reduce):
-            last.update((table, i) for table in step.operands)
+            for operand in step.operands:
+                last[operand] = i
+        elif isinstance(step, Free):
+            continue
+        last[step.out] = i
     freed: dict[int, list[int]] = {}
-    for table, i in last.items():
-        if tables[table].per_case:
-            freed.setdefault(i, []).append(table)
+    for number, table in enumerate(tables):
+        if table.per_case and last[number] >= 0:
+            freed.setdefault(last[number], []).append(number)
     result: list[Step] = []
     for i, step in enumerate(steps):
         result.append(step)
-        result.extend(Free(table) for table in freed.get(i, ()))
+        result.extend(map(Free, freed.get(i, ())))
     return result

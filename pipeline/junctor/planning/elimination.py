@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from junctor.planning.shape import bits, mask_of
 
@@ -80,6 +80,8 @@ FEWEST_STEPS = 30_000_000
 MOST_STEPS = 3_000_000_000
 # With more variables the bit matrix of the search would take more than 128 MiB.
 MOST_SEARCHED = 1 << 15
+# With more variables left once none is simplicial, compiled code eliminates them: bit sets take quadratic time.
+LARGE_CORE = 2048
 
 
 def moral_graph(variables: int, scopes: Iterable[Sequence[int]]) -> list[set[int]]:
@@ -187,7 +189,7 @@ def _searched(
     return EliminationOrder(tuple(variables), cliques_of(graph, variables), entries, "annealing")
 
 
-def cliques_of(graph: Graph, order: Sequence[int]) -> tuple[frozenset[int], ...]:
+def cliques_of(graph: Graph | Mapping[int, AbstractSet[int]], order: Sequence[int]) -> tuple[frozenset[int], ...]:
     """Return the clique that each elimination makes, in the order of the eliminations."""
     position = {v: i for i, v in enumerate(order)}
     handed_on: dict[int, set[int]] = {v: set() for v in order}
@@ -230,7 +232,8 @@ class GreedyElimination:
             for u in around.pop(v):
                 around[u].discard(v)
         self.left = list(around)
-        self._core = _Core(around, cardinalities, self._separators)
+        self._around = around
+        self._cardinalities = cardinalities
 
     def by(self, criterion: str, give_up_at: float = math.inf) -> EliminationOrder:
         """Eliminate greedily by `criterion`; ties go to the smaller clique, then to the lower number.
@@ -238,11 +241,52 @@ class GreedyElimination:
         criterion: one of CRITERIA.
         give_up_at: total table size at which the order is abandoned, with infinite entries.
         """
-        order, cliques, entries = self._core.eliminate(criterion, self._total, give_up_at)
         left = self.left
-        variables = (*self._order, *map(left.__getitem__, order))
-        sets = (frozenset(map(left.__getitem__, bits(clique))) for clique in cliques)
+        if len(left) > LARGE_CORE:
+            order = self._compiled(criterion)
+            cliques = cliques_of(self._around, order)
+            return EliminationOrder(
+                (*self._order, *order), (*self._cliques, *cliques), self._total_with(order, cliques), criterion
+            )
+        numbers, masks, entries = self._core.eliminate(criterion, self._total, give_up_at)
+        variables = (*self._order, *map(left.__getitem__, numbers))
+        sets = (frozenset(map(left.__getitem__, bits(mask))) for mask in masks)
         return EliminationOrder(variables, (*self._cliques, *sets), entries, criterion)
+
+    @cached_property
+    def _core(self) -> _Core:
+        return _Core(self._around, self._cardinalities, self._separators)
+
+    @cached_property
+    def _compiled(self) -> Callable[[str], list[int]]:
+        """The elimination of what is left in compiled code, by a criterion; scores are rounded to integers there."""
+        import numpy as np
+        from junctor_kernels.orders import greedy, sparse
+
+        criteria = (greedy.MIN_WEIGHT, greedy.MIN_NEIGHBOURS, greedy.MIN_FILL, greedy.WEIGHTED_MIN_FILL)
+        left = self.left
+        number = {v: i for i, v in enumerate(left)}
+        rows = [sorted(map(number.__getitem__, around)) for around in self._around.values()]
+        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        graph = sparse.SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32))
+        weights = greedy.weights_of([self._cardinalities[v] for v in left])
+        work, state = sparse.sparse_work(graph), np.zeros(1, dtype=np.uint64)
+
+        def order(criterion: str) -> list[int]:
+            numbers, everything = np.empty(len(left), dtype=np.int64), np.ones(len(left), dtype=np.bool_)
+            sparse.greedy(graph, everything, weights, criteria[CRITERIA.index(criterion)], 0.0, state, work, numbers)
+            return [left[i] for i in numbers.tolist()]
+
+        return order
+
+    def _total_with(self, order: Sequence[int], cliques: Sequence[frozenset[int]]) -> float:
+        """Return the total table size of the eliminations so far and of an order of what is left."""
+        total, separators = self._total, set(self._separators)
+        for v, clique in zip(order, cliques, strict=True):
+            if clique not in separators:
+                total += self._sizes.entries(clique)
+            separators.add(clique - {v})
+        return total
 
 
 class _Core:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
@@ -24,25 +25,61 @@ def first_fit(
     sizes: of the pieces, in units of memory.
     align: offsets are multiples of it.
     """
-    alive: list[tuple[int, int]] = []
     ends: list[tuple[int, int, int]] = []
+    gaps = _Gaps()
     offsets: dict[Key, int] = {}
-    total = taken = 0
     for key, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1][0]):
         # Pieces whose last moment is `first` are still read then.
         while ends and ends[0][0] < first:
-            _, start, end = ends.pop(0)
-            alive.remove((start, end))
-            taken -= end - start
+            _, start, end = heapq.heappop(ends)
+            gaps.free(start, end)
         size = aligned(sizes[key], align)
-        # Without a gap the search would pass over all pieces, of which there may be thousands.
-        start = alive[-1][1] if alive and alive[-1][1] == taken else first_gap(alive, size)
-        offsets[key] = start
-        bisect.insort(alive, (start, start + size))
-        bisect.insort(ends, (last, start, start + size))
-        taken += size
-        total = max(total, start + size)
-    return offsets, total
+        start = offsets[key] = gaps.take(size)
+        heapq.heappush(ends, (last, start, start + size))
+    return offsets, gaps.total
+
+
+class _Gaps:
+    """Free memory between pieces, far fewer gaps than pieces; `total`: the end of the highest piece so far."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        # In ascending order; what follows the last piece is not among them.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._top = 0
+
+    def take(self, size: int) -> int:
+        """Return the first offset where a piece fits; it is no longer free."""
+        for i, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+            if end - start >= size:
+                if end - start == size:
+                    del self._starts[i], self._ends[i]
+                else:
+                    self._starts[i] = start + size
+                return start
+        start = self._top
+        self._top += size
+        self.total = max(self.total, self._top)
+        return start
+
+    def free(self, start: int, end: int) -> None:
+        """Free a piece; gaps that meet become one."""
+        if start == end:
+            return
+        i = bisect.bisect(self._starts, start)
+        if i < len(self._starts) and self._starts[i] == end:
+            end = self._ends[i]
+            del self._starts[i], self._ends[i]
+        if i and self._ends[i - 1] == start:
+            i -= 1
+            start = self._starts[i]
+            del self._starts[i], self._ends[i]
+        if end == self._top:
+            self._top = start
+        else:
+            self._starts.insert(i, start)
+            self._ends.insert(i, end)
 
 
 def side_by_side(sizes: Mapping[Key, int], align: int = ALIGNED) -> tuple[dict[Key, int], int]:

@@ -70,10 +70,12 @@ class SmallestCliques:
 
     def __init__(self, tree: JunctionTree, shape: Shape) -> None:
         self._members = [frozenset(clique.scope) for clique in tree.cliques]
-        self._sizes = [shape.entries(clique.scope) for clique in tree.cliques]
+        sizes = [shape.entries(clique.scope) for clique in tree.cliques]
+        # The smallest first, so that the first one around a scope is the answer.
+        self._by_size = sorted(range(len(sizes)), key=sizes.__getitem__)
         self._with: dict[int, list[int]] = {}
-        for i, members in enumerate(self._members):
-            for v in members:
+        for i in self._by_size:
+            for v in self._members[i]:
                 self._with.setdefault(v, []).append(i)
 
     def has(self, variable: int) -> bool:
@@ -83,8 +85,8 @@ class SmallestCliques:
     def of(self, scope: Sequence[int]) -> int:
         """Return the smallest clique around a scope, the first of several; a scope may be empty."""
         # The rarest variable leaves the fewest cliques to test.
-        rarest = min((self._with[v] for v in scope), key=len, default=range(len(self._members)))
-        return min((i for i in rarest if self._members[i].issuperset(scope)), key=lambda i: (self._sizes[i], i))
+        rarest = min(map(self._with.__getitem__, scope), key=len) if scope else self._by_size
+        return next(i for i in rarest if self._members[i].issuperset(scope))
 
 
 def junction_tree(order: EliminationOrder, shape: Shape) -> JunctionTree:

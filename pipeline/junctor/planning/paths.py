@@ -21,6 +21,8 @@ STEP_OPERATIONS = 16
 # Best pairs that the search follows; with more than MOST_TRIED operands it is greedy.
 TRIED_PAIRS = 4
 MOST_TRIED = 6
+# Fewer operands are multiplied at once in any case.
+LEAST_ON_PATH = 3
 # With more operands a clique is contracted at once: the search would take longer than a path saves.
 MOST_ON_PATH = 24
 # Searches that are remembered: long networks ask for few different ones, very often.
@@ -75,7 +77,7 @@ class Paths:
 
         The operands left after the last pair are contracted at once, to the variables in `kept`.
         """
-        if not 3 <= len(operands) <= MOST_ON_PATH:
+        if not LEAST_ON_PATH <= len(operands) <= MOST_ON_PATH:
             return []
         # Variables and tables are numbered in the order of the operands: the same search comes again and again.
         number: dict[int, int] = {}
@@ -149,7 +151,7 @@ class _Search:
     def cheapest(self, operands: list[_Operand]) -> tuple[int, list[_Step]]:
         """Return the cost of the cheapest path that is tried, and its steps."""
         cost, path = self._at_once(operands), list[_Step]()
-        if len(operands) < 3:
+        if len(operands) < LEAST_ON_PATH:
             return cost, path
         tried = []
         for one, other, kept in self._pairs(operands):
