@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from junctor.api import most_probable, posteriors
+    from junctor.api import Model, most_probable, posteriors
     from junctor.cliques.joint import joint_posteriors
     from junctor.formats import read_network, write_network
     from junctor.model.errors import BudgetError, EvidenceError, InputError, JunctorError, ModelError, RunError
@@ -23,6 +23,7 @@ __all__ = [
     "EvidenceError",
     "InputError",
     "JunctorError",
+    "Model",
     "ModelError",
     "Network",
     "RunError",
@@ -35,6 +36,7 @@ __all__ = [
 
 # Imported at first use: the command line answers `--help` without NumPy and Arrow.
 _HOME = {
+    "Model": "junctor.api",
     "Network": "junctor.model.network",
     "joint_posteriors": "junctor.cliques.joint",
     "most_probable": "junctor.api",

@@ -1,24 +1,55 @@
-"""Tables in, tables out, in this process: neither Prefect nor Dask is imported."""
+"""Tables in, tables out, in this process: neither Prefect nor Dask is imported.
+
+Main class: Model, a network with what was prepared for its queries. The functions prepare a network at their first call
+and find it prepared at the next one.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from junctor.backends.joint_table import has_joint_table
+from junctor.engine.few_rows import FewRows, are_few
+from junctor.evidence.plain_cells import PlainCells
+from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages, target_names
-from junctor.runtime.machine import compute_options
+from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages
+from junctor.runs.results import AnswerTables, default_partition_rows
+from junctor.runtime.devices import check_device, has_gpu
+from junctor.runtime.machine import allowed_memory, compute_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from junctor.engine.engine import Engine
     from junctor.evidence.batch import EvidenceBatch
     from junctor.model.answers import Answers
+    from junctor.sampling.auto import AutoEngine
+    from junctor.sampling.engine import SamplingEngine
 
-__all__ = ["most_probable", "posteriors"]
+__all__ = ["Model", "most_probable", "posteriors"]
+
+# What stays prepared for a network between calls: so many queries (one more for each call at the same time), and about
+# so many bytes of plans and their programs. The longest unused go first.
+KEPT_QUERIES = 32
+KEPT_BYTES = 1 << 28
+KEPT_QUESTIONS = 256
+# Seconds for which the free memory is taken to be what it was: asking takes as long as a row of a small network.
+MEMORY_SECONDS = 1.0
+# An engine that was made for another amount of memory is made anew outside of these shares of what is allowed now.
+LEAST_SHARE, MOST_SHARE = 0.5, 1.25
+
+_Question = tuple[Query, ComputeOptions]
 
 
 def posteriors(
@@ -67,11 +98,10 @@ def posteriors(
     `ok` is null but for its reason. Raises ModelError, EvidenceError, BudgetError, DiskError or
     DeviceError.
     """
-    # Checked even where answers are exact: wrong options should not wait for another method to be seen.
-    how = Sampling(sampler, samples, error, seed, stages)
-    query = replace(_query("posteriors", targets, precision), method=method, sampling=how)
-    options = compute_options(memory, threads, device, device_memory, spill, disk)
-    return _answer(network, evidence, query, options, case_id, ignore_extra, strict)
+    resources = memory, threads, device, device_memory, spill, disk
+    sampling = method, sampler, samples, error, seed, stages
+    question = _question("posteriors", targets, precision, resources, sampling)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
 
 
 def most_probable(
@@ -93,71 +123,280 @@ def most_probable(
     `case_id`, one state name for each target, `log_probability` (natural log of P(states, evidence)), `status` and
     `reason`.
     """
-    query, options = _query("mpe", targets, precision), compute_options(memory, threads, device)
-    return _answer(network, evidence, query, options, case_id, ignore_extra, strict)
+    question = _question("mpe", targets, precision, (memory, threads, device))
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
 
 
-def _query(kind: QueryKind, targets: Sequence[str] | None, precision: Precision) -> Query:
+class Model:
+    """A network with what was prepared for its queries, for the next call; any threads may call it at once.
+
+    network: a Network, or the path of a network file. What was prepared is that of the Network: the functions and other
+        models of it use it too, and it goes with it.
+
+    Loads compiled code where rows of the network will need it. Raises ModelError.
+    """
+
+    def __init__(self, network: Network | str | os.PathLike[str]) -> None:
+        self.network = _read(network)
+        self._prepared = _prepared(self.network)
+        if not has_joint_table(self.network):
+            import junctor.backends.row_trees  # noqa: F401
+
+    def __repr__(self) -> str:
+        return f"Model({self.network!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Other processes prepare what they need.
+        return Model, (self.network,)
+
+    def posteriors(
+        self,
+        evidence: Any,
+        targets: Sequence[str] | None = None,
+        precision: Precision = "double",
+        *,
+        memory: int | str | None = None,
+        threads: int | None = None,
+        device: DeviceChoice = "auto",
+        device_memory: int | str | None = None,
+        spill: str | os.PathLike[str] | None = None,
+        disk: int | str | None = None,
+        case_id: str | None = None,
+        ignore_extra: bool = False,
+        strict: bool = False,
+        method: Method = "exact",
+        sampler: Sampler = "epis-bn",
+        samples: int | None = None,
+        error: float | None = None,
+        seed: int = 0,
+        stages: Stages = "all",
+    ) -> pa.Table:
+        """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
+        resources = memory, threads, device, device_memory, spill, disk
+        sampling = method, sampler, samples, error, seed, stages
+        question = _question("posteriors", targets, precision, resources, sampling)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+
+    def most_probable(
+        self,
+        evidence: Any,
+        targets: Sequence[str] | None = None,
+        precision: Precision = "double",
+        *,
+        memory: int | str | None = None,
+        threads: int | None = None,
+        device: DeviceChoice = "auto",
+        case_id: str | None = None,
+        ignore_extra: bool = False,
+        strict: bool = False,
+    ) -> pa.Table:
+        """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
+        question = _question("mpe", targets, precision, (memory, threads, device))
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+
+
+def _question(
+    kind: QueryKind,
+    targets: Sequence[str] | None,
+    precision: Precision,
+    resources: tuple[Any, ...],
+    sampling: tuple[Any, ...] = (),
+) -> _Question:
     # A name alone would otherwise pass for a sequence of letters.
     if isinstance(targets, str):
         targets = [targets]
-    return Query(kind, None if targets is None else tuple(targets), precision)
+    asked = kind, None if targets is None else tuple(targets), precision, resources, sampling
+    try:
+        return _checked(*asked)
+    except TypeError:
+        # What has no hash is no good value either, and the checks say why.
+        return _checked.__wrapped__(*asked)
 
 
-def _answer(
-    network: Network | str | os.PathLike[str],
-    evidence: Any,
-    query: Query,
-    options: ComputeOptions,
-    case_id: str | None,
-    ignore_extra: bool,
-    strict: bool,
-) -> pa.Table:
-    import pyarrow as pa
-
-    from junctor.evidence.encode import as_arrow, encode_table
-    from junctor.formats import read_network
-    from junctor.runs.results import answers_table, default_partition_rows
-    from junctor.runtime.devices import check_device
-
-    # First: a device that is missing should not cost the reading of a network.
+@lru_cache(maxsize=KEPT_QUESTIONS)
+def _checked(
+    kind: QueryKind,
+    targets: tuple[str, ...] | None,
+    precision: Precision,
+    resources: tuple[Any, ...],
+    sampling: tuple[Any, ...],
+) -> _Question:
+    query = Query(kind, targets, precision)
+    if sampling:
+        # Checked even where answers are exact: wrong options should not wait for another method to be seen.
+        method, *how = sampling
+        query = replace(query, method=method, sampling=Sampling(*how))
+    options = replace(compute_options(*resources), all_gpus=True)
+    # Now: a device that is missing should not cost the reading of a network.
     check_device(options.device)
-    if not isinstance(network, Network):
-        network = read_network(network)
-    # Refuses unknown ones, also for a table without rows.
-    target_names(network, query)
-    table = as_arrow(evidence)
-    answer = _answerer(network, query, table.num_rows, replace(options, all_gpus=True))
-    results = []
-    # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
-    for first, piece in _slices(table, default_partition_rows(network, query)):
-        encoded = encode_table(
-            piece, network, case_id=case_id, ignore_extra=ignore_extra, strict=strict, first_row=first
-        )
-        results.append(answers_table(answer(encoded.batch, first), encoded.case_ids, network, query))
-    return pa.concat_tables(results)
+    return query, options
 
 
-def _answerer(
-    network: Network, query: Query, rows: int, options: ComputeOptions
-) -> Callable[[EvidenceBatch, int], Answers]:
-    """Return a function of a batch and the number of its first row; rows: of all batches together."""
-    # Imported when needed: each of them loads kernels that the others do without.
-    if query.method == "exact":
+class _Prepared:
+    """What was prepared for a network, at rest; a call takes what it needs, alone, and gives it back.
+
+    network: a copy of the key in `_networks`, which is never let go while anything refers to it.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._encoder = PlainCells(network)
+        self._lock = threading.Lock()
+        # The longest unused first.
+        self._idle: list[_Answerer] = []
+
+    def answer(self, question: _Question, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
+        answerer = self._take(question)
+        try:
+            table = answerer.answer(evidence, case_id, extra, strict)
+        except EvidenceError:
+            # Nothing was begun. After any other error it is not known what is left.
+            self._give_back(answerer)
+            raise
+        self._give_back(answerer)
+        return table
+
+    def _take(self, question: _Question) -> _Answerer:
+        with self._lock:
+            for at in range(len(self._idle) - 1, -1, -1):
+                if self._idle[at].question == question:
+                    return self._idle.pop(at)
+        return _Answerer(self._network, self._encoder, question)
+
+    def _give_back(self, answerer: _Answerer) -> None:
+        answerer.rest()
+        with self._lock:
+            self._idle.append(answerer)
+            while len(self._idle) > KEPT_QUERIES or sum(idle.held for idle in self._idle) > KEPT_BYTES:
+                del self._idle[0]
+
+
+class _Answerer:
+    """What answers one query with one record of options, one call at a time; raises EvidenceError for unknown targets.
+
+    question: the query and the options.
+    held: bytes between calls, about.
+    """
+
+    def __init__(self, network: Network, encoder: PlainCells, question: _Question) -> None:
+        self.question = question
+        self.held = 0
+        self._network = network
+        self._encoder = encoder
+        self._query, self._options = question
+        self._few = FewRows(network, self._query, self._options)
+        self._tables = AnswerTables(network, self._query)
+        self._engine: Engine | None = None
+        self._sampler: SamplingEngine | AutoEngine | None = None
+
+    def answer(self, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
+        few = self._encoder.encode(evidence, case_id)
+        if few is not None and few[0].rows <= self._most_rows:
+            batch, case_ids = few
+            return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
+        from junctor.evidence.encode import as_arrow, encode_table
+
+        table = as_arrow(evidence)
+        results = []
+        # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
+        for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
+            encoded = encode_table(
+                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, first_row=first
+            )
+            answers = self._answer(encoded.batch, first, table.num_rows)
+            results.append(self._tables.table(answers, encoded.case_ids))
+        return pa.concat_tables(results)
+
+    def rest(self) -> None:
+        """Let go of what the next call can do without, or make as fast."""
+        self._sampler = None
+        if self._engine is not None:
+            self._engine.keep(KEPT_BYTES)
+        self.held = self._few.held + (0 if self._engine is None else self._engine.held)
+
+    def _answer(self, batch: EvidenceBatch, first: int, rows: int) -> Answers:
+        """Return the answers to a batch; first: number of its first row; rows: of all batches together."""
+        if are_few(self._query, self._options.device, rows):
+            answers = self._few.answer(batch, rows, lambda: _allowed(self._options))
+            if answers is not None:
+                return answers
+        with _turn(self._options):
+            if self._query.method == "exact":
+                return self._engine_for(rows).answer(batch)
+            # Random numbers of a row go by its number in the table, not in its batch.
+            return self._sampler_for(rows).answer(batch, first_row=first)
+
+    def _engine_for(self, rows: int) -> Engine:
+        # Imported when needed, as below: each of them loads kernels that the others do without.
         from junctor.engine.engine import Engine
 
-        engine = Engine(network, query, options, expected_rows=rows)
-        return lambda batch, first: engine.answer(batch)
-    if query.method == "sampling":
-        from junctor.sampling.engine import SamplingEngine
+        engine, allowed = self._engine, _allowed(self._options)
+        if engine is None or not LEAST_SHARE * allowed <= engine.allowed <= MOST_SHARE * allowed:
+            store = None if engine is None else engine.router.store
+            if store is not None:
+                # Made for the other amount.
+                store.row_engines.clear()
+            engine = self._engine = Engine(self._network, self._query, self._options, store=store)
+        # As a new engine would be told, so that answers do not depend on earlier calls.
+        engine.router.expected_rows = rows
+        return engine
 
-        sampler = SamplingEngine(network, query, options)
-        # Random numbers of a row go by its number in the table, not in its batch.
-        return lambda batch, first: sampler.answer(batch, first_row=first)
-    from junctor.sampling.auto import AutoEngine
+    def _sampler_for(self, rows: int) -> SamplingEngine | AutoEngine:
+        # For one call: rows take far longer than its preparation.
+        if self._sampler is None and self._query.method == "sampling":
+            from junctor.sampling.engine import SamplingEngine
 
-    both = AutoEngine(network, query, options, expected_rows=rows)
-    return lambda batch, first: both.answer(batch, first_row=first)
+            self._sampler = SamplingEngine(self._network, self._query, self._options)
+        if self._sampler is None:
+            from junctor.sampling.auto import AutoEngine
+
+            self._sampler = AutoEngine(self._network, self._query, self._options, expected_rows=rows)
+        return self._sampler
+
+    @cached_property
+    def _most_rows(self) -> int:
+        return default_partition_rows(self._network, self._query)
+
+
+_networks: weakref.WeakKeyDictionary[Network, _Prepared] = weakref.WeakKeyDictionary()
+_networks_lock = threading.Lock()
+# A GPU answers one batch at a time.
+_gpu_lock = threading.Lock()
+
+
+def _prepared(network: Network | str | os.PathLike[str]) -> _Prepared:
+    network = _read(network)
+    with _networks_lock:
+        found = _networks.get(network)
+        if found is None:
+            # Of a copy, which shares everything: what refers to its own key would keep it.
+            found = _networks[network] = _Prepared(copy.copy(network))
+        return found
+
+
+def _read(network: Network | str | os.PathLike[str]) -> Network:
+    if isinstance(network, Network):
+        return network
+    from junctor.formats import read_network
+
+    return read_network(network)
+
+
+def _allowed(options: ComputeOptions) -> int:
+    """Return the bytes for propagation, of a measurement that may be some time old."""
+    return options.memory if options.memory is not None else _measured(int(time.monotonic() / MEMORY_SECONDS))
+
+
+@lru_cache(maxsize=1)
+def _measured(when: int) -> int:
+    del when
+    return allowed_memory(ComputeOptions())
+
+
+def _turn(options: ComputeOptions) -> AbstractContextManager[Any]:
+    return _gpu_lock if options.device != "cpu" and has_gpu() else nullcontext()
 
 
 def _slices(table: pa.Table, rows: int) -> Iterator[tuple[int, pa.Table]]:

@@ -59,7 +59,8 @@ def test_a_long_table_is_taken_in_pieces(asia: junctor.Network, monkeypatch: pyt
     whole = junctor.posteriors(asia, ROWS * 5)
     monkeypatch.setattr("junctor.runs.results.PARTITION_ROWS", 4)
     assert default_partition_rows(asia, junctor.api.Query()) == 4
-    pieces = junctor.posteriors(asia, ROWS * 5)
+    # A network of its own, for which nothing is prepared yet.
+    pieces = junctor.posteriors(ASIA, ROWS * 5)
     assert pieces["case_id"].to_pylist() == list(range(15)) == whole["case_id"].to_pylist()
     for name in whole.column_names:
         assert pieces[name].to_pylist() == whole[name].to_pylist()

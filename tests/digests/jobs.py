@@ -100,6 +100,8 @@ def settled(folder: Path) -> Iterator[None]:
         # Where measurements of this machine would change forecasts.
         patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+        # What is planned for many rows is shown with few of them.
+        patch.setattr("junctor.engine.few_rows.FEW_ROWS", 0)
         yield
 
 
@@ -236,6 +238,22 @@ def posteriors(network: Any, evidence: Any, targets: Any = None, precision: Any 
 def explanations(network: Any, evidence: Any) -> pa.Table:
     """Return explanations by the Python interface."""
     return junctor.most_probable(network, evidence, memory="1GiB", threads=2, device="cpu")
+
+
+@each_precision("calls", ("double", "single"))
+def _calls(_: Path, precision: str) -> Outputs:
+    """A few rows in a call: of a small network, of a larger one, and rows that leave the range of double."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("junctor.engine.few_rows.FEW_ROWS", 64)
+        table = np.array([[1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9]])
+        unlikely = {f"symbol_{n + 1}": ["0", "01"[n % 2]] for n in range(60)}
+        larger = random_network(40, seed=3, zeros=0.1)
+        rows = evidence_table(larger, sample(larger, 20, seed=1), 0.3, "random", seed=1)
+        return {
+            "chest": posteriors(str(DATA / "asia.bif"), [{"smoke": "yes"}, {"xray": "no"}, {}], precision=precision),
+            "larger": posteriors(larger, rows, precision=precision),
+            "unlikely": posteriors(unrolled(60, [0.5, 0.5], table, table), unlikely, ["state_60"], precision),
+        }
 
 
 # Compiled loops over cases and over entries, and a tree for each row.

@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
+
+
+class _Loader(FunctionCache):  # type: ignore[misc]
+    """Compiled code of a function on disk, loaded without the compiler."""
+
+    # Numba first loads the rules by which it types and compiles each built-in, a third of a second. Code that is linked
+    # needs none of them, only the functions that count references.
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        rtsys.initialize(context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, context)
+
+
+class _Cache(NullCache):  # type: ignore[misc]
+    """The same, opened at the first call: most functions are only called by others, and linked into these."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @cached_property
+    def _files(self) -> Any:
+        try:
+            return _Loader(self._function)
+        except RuntimeError:
+            # No writable cache directory, neither next to the module nor in the user's home.
+            return NullCache()
+
+    @property
+    def cache_path(self) -> Any:
+        return self._files.cache_path
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        return self._files.load_overload(signature, context)
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        self._files.save_overload(signature, result)
+
+    def flush(self) -> None:
+        self._files.flush()
 
 
 def jit(function: Any, fastmath: Any = False, inline: bool = False) -> Any:
@@ -19,12 +61,9 @@ def jit(function: Any, fastmath: Any = False, inline: bool = False) -> Any:
     inline: whether it is inlined into its callers, so that arguments and results stay in registers.
     """
     # error_model "numpy": division by zero gives inf or nan as in the reference, and loops stay free of branches.
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, "forceinline": inline}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        # No writable cache directory, neither next to the module nor in the user's home.
-        return numba.njit(**options)(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath, forceinline=inline)(function)
+    compiled._cache = _Cache(function)
+    return compiled
 
 
 def inlined(function: Any) -> Any:

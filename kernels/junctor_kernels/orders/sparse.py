@@ -7,17 +7,34 @@ networks of any length. Triangles are counted after Chiba and Nishizeki, Arboric
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit
-from junctor_kernels.orders.greedy import GONE, MIN_NEIGHBOURS, MIN_WEIGHT, OUTWEIGHS, WEIGHTED_MIN_FILL, random
+from junctor_kernels.orders.greedy import (
+    GONE,
+    MIN_FILL,
+    MIN_NEIGHBOURS,
+    MIN_WEIGHT,
+    OUTWEIGHS,
+    WEIGHTED_MIN_FILL,
+    random,
+    weights_of,
+)
 
 Ints = npt.NDArray[np.int64]
 ShortInts = npt.NDArray[np.int32]
 
+# Criteria by name.
+NAMES = {
+    "min-fill": MIN_FILL,
+    "weighted-min-fill": WEIGHTED_MIN_FILL,
+    "min-weight": MIN_WEIGHT,
+    "min-neighbours": MIN_NEIGHBOURS,
+}
 # Columns of `SparseWork.numbers`, for each variable: as in `orders.greedy`; the sum of the ENDS of all neighbours; the
 # start, length and room of its row of neighbours in the pool; its place in the heap (-1: none); whether it is on the
 # stack of simplicial variables, and on the list of changed scores; the last row that marked it.
@@ -560,3 +577,22 @@ def _sift_down(place: int, numbers: Any, cost: Any, heap: Any, size: int, counte
         place = below
     heap[place] = v
     numbers[v, PLACE] = place
+
+
+def eliminations(rows: Sequence[Sequence[int]], cardinalities: Sequence[int]) -> Callable[[str], list[int]]:
+    """Return the greedy elimination of a graph as a function of the name of a criterion.
+
+    rows: ascending neighbours of each variable.
+    cardinalities: number of states of each variable.
+    """
+    starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    graph = SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32))
+    weights, work, state = weights_of(cardinalities), sparse_work(graph), np.zeros(1, dtype=np.uint64)
+    everything = np.ones(len(rows), dtype=np.bool_)
+
+    def order(criterion: str) -> list[int]:
+        numbers = np.empty(len(rows), dtype=np.int64)
+        greedy(graph, everything, weights, NAMES[criterion], 0.0, state, work, numbers)
+        return [int(v) for v in numbers]
+
+    return order

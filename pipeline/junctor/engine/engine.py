@@ -18,7 +18,7 @@ from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import INVALID, UNANSWERED, Answers, posteriors_in
+from junctor.model.answers import UNANSWERED, Answers, posterior_bytes, unanswered
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from junctor.cost.model import CostModels
     from junctor.out_of_core.cluster.workers import WorkerPool
+
+# Bytes of a step of a plan, with its tables.
+PLAN_STEP_BYTES = 300
 
 logger = logging.getLogger("junctor")
 
@@ -106,6 +109,26 @@ class Engine:
             self._variants[key] = variant
         return self._variants[key]
 
+    @property
+    def held(self) -> int:
+        """Bytes of programs and plans, about."""
+        programs = sum(program.sizes.projected(8) for program in self._programs.values())
+        return programs + PLAN_STEP_BYTES * sum(len(plan.steps) for plan in self.router.store.plans.values())
+
+    def keep(self, allowed: int) -> None:
+        """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
+        self._pool = BufferPool()
+        for (room, _), row_engine in self.router.store.row_engines.items():
+            # Without its memory, and with the limit that it was made with: routes must not depend on earlier batches.
+            row_engine.allow(0)
+            row_engine.allow(room)
+        plans = self.router.store.plans
+        while self.held > allowed and (self._programs or plans):
+            oldest = next(iter(self._programs or plans))
+            self._programs.pop(oldest, None)
+            self.router.store.memories.pop(oldest, None)
+            plans.pop(oldest, None)
+
     def routes(self, batch: EvidenceBatch, reserved: int = 0) -> tuple[Route, ...]:
         """Return how the rows of a batch would be answered now; nothing runs.
 
@@ -129,6 +152,8 @@ class Engine:
         resources = _Resources(compiled, device)
         # Trees of all groups together: each alone may be too little work for all threads.
         trees = [group for group in groups if group.by_trees and group.unique is None]
+        if self.router.joint_table_for(batch) is not None:
+            trees = []
         for group in groups:
             if group not in trees:
                 self._answer_group(group, batch, answers, budget, resources)
@@ -174,9 +199,7 @@ class Engine:
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
         left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)
-        # Rows whose tree does not fit, or whose numbers need a wider format: they get a plan, like any group.
-        for group in patterns_of(batch).exact(left) if left.size else []:
-            self._answer_group(group, batch, answers, budget, resources)
+        self._answer_left(left, batch, answers, budget, resources)
 
     def _execute(
         self, route: Route, rows: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
@@ -185,8 +208,18 @@ class Engine:
             self._answer_in_chunks(route, rows, batch, answers, budget.free, resources)
         elif route.backend is Backend.ROW_TREES:
             self._answer_trees([replace(route.group, rows=rows)], batch, answers, budget, resources)
+        elif route.backend is Backend.JOINT_TABLE:
+            assert self.router.joint_table is not None
+            self._answer_left(self.router.joint_table.answer(batch, rows, answers), batch, answers, budget, resources)
         else:
             answer_rows(self._program(route, resources.device), batch, rows, answers)
+
+    def _answer_left(
+        self, left: Rows, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
+    ) -> None:
+        """Answer rows that do not fit, or whose numbers need a wider format: they get a plan, like any group."""
+        for group in patterns_of(batch).exact(left) if left.size else []:
+            self._answer_group(group, batch, answers, budget, resources)
 
     def _program(self, route: Route, device: BlockDevice | None) -> ProgramCache:
         """Return the plan of a route ready to run."""
@@ -236,10 +269,7 @@ class Engine:
 
     def _size(self, batch: EvidenceBatch) -> int:
         """Return the bytes of the posteriors of a batch."""
-        if self.query.kind == "mpe":
-            return 0
-        itemsize = 4 if self.query.precision == "single" else 8
-        return itemsize * batch.rows * sum(self.network.cardinalities[v] for v in self.router.targets)
+        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, batch.rows)
 
     def _answer_memory(
         self, size: int, reserved: int, device: BlockDevice | None
@@ -259,26 +289,9 @@ class Engine:
 
         The memory is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
         """
-        status = np.full(batch.rows, UNANSWERED, dtype=np.int8)
-        invalid = list(batch.invalid)
-        status[invalid] = INVALID
-        explain = self.query.kind == "mpe"
-        targets = self.router.targets
         memory = fresh(self._size(batch)) if memory is None else memory
-        memory = memory.view(np.float32 if self.query.precision == "single" else np.float64)
-        tables = {} if explain else posteriors_in(memory, targets, self.network.cardinalities, batch.rows)
-        # Nobody answers invalid rows: their numbers are set here.
-        for table in tables.values() if invalid else ():
-            table[invalid] = np.nan
-        return Answers(
-            targets,
-            status,
-            np.full(batch.rows, np.nan),
-            tables,
-            {v: np.full(batch.rows, -1, dtype=np.int32) for v in targets} if explain else {},
-            dict(batch.invalid),
-            None if explain else memory,
-        )
+        sizes = self.network.cardinalities
+        return unanswered(self.query, self.router.targets, sizes, batch.rows, batch.invalid, memory)
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self._programs.items()}

@@ -56,6 +56,12 @@ class Patterns:
         """Return the variables on which a pattern has likelihoods."""
         return frozenset(self.variables[self.hard + i] for i in np.flatnonzero(self.marks[pattern, self.hard :]))
 
+    def together(self) -> PatternGroup:
+        """Return all rows as one group, each of them with a tree of its own."""
+        sliced = set(self.variables[: self.hard]).intersection(*map(self.observed, range(len(self.counts))))
+        weighted = {self.variables[i] for i in np.flatnonzero(self.marks.any(axis=0))} - sliced
+        return PatternGroup(Pattern(frozenset(sliced), frozenset(weighted)), self.rows, len(self.counts), True)
+
     def exact(self, rows: Rows) -> list[PatternGroup]:
         """Return some of the rows (ascending) in groups of one pattern each."""
         numbers = self.numbers[np.searchsorted(self.rows, rows)]

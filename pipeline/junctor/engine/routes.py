@@ -20,12 +20,14 @@ from junctor_kernels.gpu.blocks import DEVICE_SHARE, CudaBlockDevice
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 
+from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import GPU_CHUNK_FORMATS, ladder_of
 from junctor.backends.plan_memory import BlockSizes, PlanMemory
 from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
+from junctor.engine.few_rows import FEW_ROWS, are_few, are_light
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
@@ -66,7 +68,6 @@ COMPILED_SECONDS = CPU.compiled_work
 # Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
 # are few enough for plans.
 TREE_SECONDS = 0.01
-FEW_ROWS = 64
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -84,6 +85,7 @@ class Backend(Enum):
     CPU = "cpu"
     GPU = "gpu"
     ROW_TREES = "row trees"
+    JOINT_TABLE = "joint table"
     CHUNKED_CPU = "chunked cpu"
     CHUNKED_GPU = "chunked gpu"
     CHUNKED_WORKERS = "chunked workers"
@@ -252,6 +254,8 @@ class Router:
     def groups(self, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the rows that share a plan, and those with a tree of their own; invalid rows are in none."""
         patterns = patterns_of(batch)
+        if self._goes_row_by_row(patterns, batch):
+            return [patterns.together()] if patterns.rows.size else []
         if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1:
@@ -310,6 +314,32 @@ class Router:
         tree = shared_seconds(work, rows, mixed=False) if group.tree else rows * alone_seconds(work)
         return replace(group, tree=False, per_row=False) if plan < tree else group
 
+    def _are_few(self, batch: EvidenceBatch) -> bool:
+        """Return True if all rows to come are known to be few."""
+        few = are_few(self.query, self.options.device, self.expected_rows)
+        return few and self.gpu is None and batch.rows <= self.expected_rows
+
+    def _goes_row_by_row(self, patterns: Patterns, batch: EvidenceBatch) -> bool:
+        """Return True if rows of a batch are few and their trees, or the joint table, are small."""
+        if not self._are_few(batch):
+            return False
+        if self.joint_table_for(batch) is not None:
+            return True
+        from junctor.backends.row_trees import room_bytes
+
+        allowed, fixed = self._beside_answers(batch), room_bytes(self.network, 0)
+        if self.working is not None:
+            allowed = min(allowed, self.working + fixed)
+        return are_light(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
+
+    def joint_table_for(self, batch: EvidenceBatch) -> JointTable | None:
+        """Return the joint table where it answers the rows of a batch."""
+        table = self.joint_table if self._are_few(batch) else None
+        return table if table is not None and table.nbytes <= self._beside_answers(batch) else None
+
+    def _beside_answers(self, batch: EvidenceBatch) -> int:
+        return self.allowed - batch.rows * answer_width(self.network, self.query)
+
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
         sizes = self.network.cardinalities
@@ -346,7 +376,8 @@ class Router:
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""
         if any(group.by_trees for group in groups):
-            return True
+            # A few rows load what they need by themselves, and no GPU.
+            return not (self._are_few(batch) and all(group.per_row for group in groups))
         seconds = 0.0
         for group in groups:
             row, once = self._plain_seconds(group.pattern, self.uses(group, batch))
@@ -407,7 +438,7 @@ class Router:
             # All rows instead: their answers have memory already.
             group, budget = (replace(group, unique=None), budget) if left is None else (group, left)
         if group.by_trees:
-            return self._row_tree_route(group, budget, kept)
+            return self._row_by_row(group, batch, budget, kept)
         plan, memory = self.plan(group.pattern, uses), self.plan_memory(group.pattern, uses)
         operations = plan.shared_operations + group.answered * plan.case_operations
         needed = memory.least + whole.reserved
@@ -448,9 +479,17 @@ class Router:
         small = taken <= UNIQUE_SHARE * (budget.free - least)
         return replace(budget, reserved=budget.reserved + taken) if small else None
 
-    def _row_tree_route(self, group: PatternGroup, budget: Budget, kept: Mapping[PlanKey, int]) -> Route:
+    def _row_by_row(
+        self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, kept: Mapping[PlanKey, int]
+    ) -> Route:
+        table = self.joint_table_for(batch)
+        if table is not None:
+            size = budget.reserved + table.nbytes
+            reason = "row by row: few rows, and few states of all variables together"
+            return Route(group, Backend.JOINT_TABLE, reason, MemoryUse(self.allowed, budget.reserved, size, size))
         memory = MemoryUse(self.allowed, budget.reserved, budget.reserved, self.allowed - sum(kept.values()))
-        reason = "row by row, a tree for each: their patterns have too little in common"
+        why = "too few rows for a plan" if self._are_few(batch) else "their patterns have too little in common"
+        reason = f"row by row, a tree for each: {why}"
         if group.tree:
             reason = "together on a tree made in compiled code: a plan would take longer than they do"
         return Route(group, Backend.ROW_TREES, reason, memory)
@@ -654,6 +693,15 @@ class Router:
 
             self.store.row_engines[key] = RowEngine(self.network, self.targets, *key)
         return self.store.row_engines[key]
+
+    @cached_property
+    def joint_table(self) -> JointTable | None:
+        """The table of all states together, of a network that is small enough for one."""
+        return JointTable(self.network, self.targets) if has_joint_table(self.network) else None
+
+    @cached_property
+    def _whole(self) -> Work:
+        return self.row_engine.work((), range(len(self.network.variables)))
 
     @cached_property
     def work(self) -> Callable[[Pattern], Work]:

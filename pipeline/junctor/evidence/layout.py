@@ -12,11 +12,10 @@ from typing import Literal, NoReturn
 import pyarrow as pa
 
 from junctor.evidence.columns import is_list, is_number, is_text
+from junctor.evidence.plain_cells import CASE_ID
 from junctor.evidence.states import StateCells
 from junctor.model.errors import EvidenceError, Place, nearest
 from junctor.model.network import Network
-
-CASE_ID = "case_id"
 
 # - The column named by `case_id=` is carried through; without that option a column called `case_id` is, unless the
 #   network has a variable of that name.

@@ -60,6 +60,9 @@ class StateCells:
 
     def code(self, cell: Cell) -> int:
         """Return the state that `cell` names, UNOBSERVED, or UNKNOWN."""
+        # By far the most common, and the first rule.
+        if type(cell) is str and cell in self._codes:
+            return self._codes[cell]
         # NaN alone differs from itself.
         if cell is None or cell != cell:
             return UNOBSERVED

@@ -80,6 +80,51 @@ class SampledAnswers(Answers):
         self.reasons[row] = reason
 
 
+def unanswered(
+    query: Query,
+    targets: tuple[int, ...],
+    cardinalities: Sequence[int],
+    rows: int,
+    invalid: Mapping[int, str],
+    memory: npt.NDArray[Any],
+) -> Answers:
+    """Return answers to be written, their posteriors in one piece of memory for compiled code.
+
+    query: what is asked.
+    targets: variable indices, in the order asked.
+    cardinalities: number of states of every variable.
+    rows: number of rows.
+    invalid: row -> reason.
+    memory: uint8, `posterior_bytes`; not cleared, since whoever answers a row writes all of it.
+    """
+    status = np.full(rows, UNANSWERED, dtype=np.int8)
+    bad = list(invalid)
+    if bad:
+        status[bad] = INVALID
+    explain = query.kind == "mpe"
+    numbers: npt.NDArray[Any] = memory.view(np.float32 if query.precision == "single" else np.float64)
+    tables = {} if explain else posteriors_in(numbers, targets, cardinalities, rows)
+    # Nobody answers invalid rows: their numbers are set here.
+    for table in tables.values() if bad else ():
+        table[bad] = np.nan
+    return Answers(
+        targets,
+        status,
+        np.full(rows, np.nan),
+        tables,
+        {v: np.full(rows, -1, dtype=np.int32) for v in targets} if explain else {},
+        dict(invalid),
+        None if explain else numbers,
+    )
+
+
+def posterior_bytes(query: Query, targets: Sequence[int], cardinalities: Sequence[int], rows: int) -> int:
+    """Return the bytes of the posteriors of so many rows."""
+    if query.kind == "mpe":
+        return 0
+    return (4 if query.precision == "single" else 8) * rows * sum(cardinalities[v] for v in targets)
+
+
 def posteriors_in(
     memory: npt.NDArray[Any], targets: Sequence[int], cardinalities: Sequence[int], rows: int
 ) -> dict[int, npt.NDArray[Any]]:

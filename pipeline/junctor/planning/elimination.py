@@ -260,24 +260,13 @@ class GreedyElimination:
     @cached_property
     def _compiled(self) -> Callable[[str], list[int]]:
         """The elimination of what is left in compiled code, by a criterion; scores are rounded to integers there."""
-        import numpy as np
-        from junctor_kernels.orders import greedy, sparse
+        from junctor_kernels.orders.sparse import eliminations
 
-        criteria = (greedy.MIN_WEIGHT, greedy.MIN_NEIGHBOURS, greedy.MIN_FILL, greedy.WEIGHTED_MIN_FILL)
         left = self.left
         number = {v: i for i, v in enumerate(left)}
         rows = [sorted(map(number.__getitem__, around)) for around in self._around.values()]
-        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        graph = sparse.SparseGraph(starts, np.array([u for row in rows for u in row], dtype=np.int32))
-        weights = greedy.weights_of([self._cardinalities[v] for v in left])
-        work, state = sparse.sparse_work(graph), np.zeros(1, dtype=np.uint64)
-
-        def order(criterion: str) -> list[int]:
-            numbers, everything = np.empty(len(left), dtype=np.int64), np.ones(len(left), dtype=np.bool_)
-            sparse.greedy(graph, everything, weights, criteria[CRITERIA.index(criterion)], 0.0, state, work, numbers)
-            return [left[i] for i in numbers.tolist()]
-
-        return order
+        eliminate = eliminations(rows, [self._cardinalities[v] for v in left])
+        return lambda criterion: [left[i] for i in eliminate(criterion)]
 
     def _total_with(self, order: Sequence[int], cliques: Sequence[frozenset[int]]) -> float:
         """Return the total table size of the eliminations so far and of an order of what is left."""

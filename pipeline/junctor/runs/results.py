@@ -1,24 +1,25 @@
 """Answers as an Arrow table: one row a case, one column a target, and the metadata of its schema.
 
-Main functions: `answers_table` and `write_answers`, called by partitions of runs and by the API.
+Main functions: `answers_table` and `write_answers`, called by partitions of runs. Main class: AnswerTables, kept by the
+API from call to call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import parquet
 
 from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers, answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
-from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
+from junctor.runtime.arrow import list_array, list_arrays, number_array, reason_array, string_array
 
 # Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
 # state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
@@ -39,6 +40,9 @@ PART_KEY = b"junctor.part"
 PARTITION_ROWS = 65_536
 SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 64 * 2**20
+
+# Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
+KEPT_SCHEMAS = 64
 
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
@@ -125,24 +129,54 @@ def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query:
     network, query: of the answers.
     The metadata under `junctor.part` has the number of rows of each status.
     """
-    schema = answers_schema(network, query, case_ids.type)
-    bad = answers.status != OK
-    columns = [case_ids]
-    for variable in answers.targets:
-        if query.kind == "posteriors":
-            columns.append(list_array(answers.posteriors[variable], bad))
-            if isinstance(answers, SampledAnswers):
-                columns.append(list_array(answers.errors[variable], bad))
-        else:
-            names = string_array(network.variables[variable].states)
-            columns.append(pa.DictionaryArray.from_arrays(number_array(answers.states[variable], bad), names))
-    statuses = status_names(query)
-    columns.append(number_array(answers.log_value, bad))
-    if isinstance(answers, SampledAnswers):
-        columns += _sampled_columns(answers, bad)
-    columns += [status_array(answers.status, statuses), reason_array(answers.reasons, len(bad))]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    return table.replace_schema_metadata({**(schema.metadata or {}), **part_metadata(answers.status, statuses)})
+    return AnswerTables(network, query).table(answers, case_ids)
+
+
+class AnswerTables:
+    """Makes tables of the answers to one query; keeps schemas, which take longer than the numbers of a few rows."""
+
+    def __init__(self, network: Network, query: Query) -> None:
+        self._network = network
+        self._query = query
+        self._statuses = status_names(query)
+        # By the type of case ids, and the number of rows of each status: only numbers change from call to call.
+        self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
+        self._schema_of_part = lru_cache(KEPT_SCHEMAS)(self._with_counts)
+        self._all_ok = lru_cache(KEPT_SCHEMAS)(lambda rows: self._outcomes(np.zeros(rows, dtype=np.int8), {}))
+
+    def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
+        """Return the answers to one batch as a table; arguments as of `answers_table`."""
+        counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
+        schema = self._schema_of_part(case_ids.type, counts)
+        bad = answers.status != OK if counts[OK] < len(answers.status) else None
+        columns = [case_ids, *self._targets(answers, bad), number_array(answers.log_value, bad)]
+        if isinstance(answers, SampledAnswers):
+            columns += _sampled_columns(answers, bad)
+        plain = bad is None and not answers.reasons
+        columns += self._all_ok(len(answers.status)) if plain else self._outcomes(answers.status, answers.reasons)
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
+        schema = self._schema(case_id_type)
+        return schema.with_metadata({**(schema.metadata or {}), **_part_metadata(counts, self._statuses)})
+
+    def _outcomes(self, status: npt.NDArray[np.int8], reasons: Mapping[int, str]) -> list[pa.Array]:
+        return [status_array(status, self._statuses), reason_array(reasons, len(status))]
+
+    def _targets(self, answers: Answers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
+        if self._query.kind == "mpe":
+            return [self._named(variable, answers.states[variable], bad) for variable in answers.targets]
+        if isinstance(answers, SampledAnswers):
+            pairs = [(answers.posteriors[variable], answers.errors[variable]) for variable in answers.targets]
+            return [list_array(numbers, bad) for pair in pairs for numbers in pair]
+        if answers.memory is None:
+            return [list_array(answers.posteriors[variable], bad) for variable in answers.targets]
+        sizes = [self._network.cardinalities[variable] for variable in answers.targets]
+        return list_arrays(answers.memory, sizes, len(answers.status), bad)
+
+    def _named(self, variable: int, states: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
+        names = string_array(self._network.variables[variable].states)
+        return pa.DictionaryArray.from_arrays(number_array(states, bad), names)
 
 
 def status_array(status: npt.NDArray[np.int8], names: Sequence[str]) -> pa.Array:
@@ -152,15 +186,19 @@ def status_array(status: npt.NDArray[np.int8], names: Sequence[str]) -> pa.Array
 
 def part_metadata(status: npt.NDArray[np.int8], names: Sequence[str]) -> dict[bytes, bytes]:
     """Return the metadata of one part: the number of rows of each status."""
-    counts = np.bincount(status, minlength=len(names)).tolist()
+    return _part_metadata(np.bincount(status, minlength=len(names)).tolist(), names)
+
+
+def _part_metadata(counts: Sequence[int], names: Sequence[str]) -> dict[bytes, bytes]:
     return {PART_KEY: json.dumps({"statuses": dict(zip(names, counts, strict=True))}).encode()}
 
 
-def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_]) -> list[pa.Array]:
+def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
     methods = pa.DictionaryArray.from_arrays(number_array(answers.sampled.astype(np.int8), bad), string_array(METHODS))
+    exact = ~answers.sampled
     return [
         number_array(answers.log_error, bad),
-        number_array(answers.effective, bad | ~answers.sampled),
+        number_array(answers.effective, exact if bad is None else bad | exact),
         number_array(answers.samples, bad),
         methods,
     ]
@@ -168,6 +206,8 @@ def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_]) -> lis
 
 def write_answers(table: pa.Table, path: Path) -> None:
     """Write a result table as Parquet."""
+    from pyarrow import parquet
+
     # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
     # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]

@@ -28,6 +28,31 @@ def list_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = No
     return pa.Array.from_buffers(pa.list_(numbers.type, size), rows, [_validity(null)], children=[numbers])
 
 
+def list_arrays(
+    memory: npt.NDArray[Any], sizes: Sequence[int], rows: int, null: npt.NDArray[np.bool_] | None = None
+) -> list[pa.Array]:
+    """Return columns of fixed-size lists that lie one after the other in memory, which they share.
+
+    memory: numbers of all columns, contiguous.
+    sizes: numbers of a list of each column.
+    rows: of a column.
+    null: bool [rows], rows that are null in all columns.
+    """
+    validity, numbers = _validity(null), pa.py_buffer(memory)
+    kind, width = pa.from_numpy_dtype(memory.dtype), memory.itemsize * rows
+    columns, start = [], 0
+    for size in sizes:
+        # A piece of the buffer: an array with an offset would be written and sent with all of it.
+        values = pa.Array.from_buffers(kind, rows * size, [None, numbers.slice(start, width * size)], 0)
+        if validity is None:
+            # The faster of two ways.
+            columns.append(pa.FixedSizeListArray.from_arrays(values, size))
+        else:
+            columns.append(pa.Array.from_buffers(pa.list_(kind, size), rows, [validity], children=[values]))
+        start += width * size
+    return columns
+
+
 def string_array(values: Sequence[str | None]) -> pa.Array:
     """Return a column of strings, null for None."""
     encoded = [b"" if value is None else value.encode() for value in values]

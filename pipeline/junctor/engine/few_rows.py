@@ -1,0 +1,141 @@
+"""A few rows, answered one by one: neither a plan nor a batch pays for them.
+
+Main class: FewRows; called by the API. The router sends a few rows the same way, by `are_few` and `are_light`, so that
+runs and calls give the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from junctor.backends.joint_table import JointTable, has_joint_table
+from junctor.engine.patterns import Patterns, patterns_of
+from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.model.answers import Answers, posterior_bytes, unanswered
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.query import Query, target_names
+from junctor.planning.shape import Pattern
+
+if TYPE_CHECKING:
+    from junctor.backends.row_trees import RowEngine
+    from junctor.engine.pattern_prices import Work
+
+# Rows that are few: a plan takes as long as a hundred rows with trees of their own, or longer.
+FEW_ROWS = 64
+# Multiply-adds of all of them together, up to which that holds for large trees too.
+FEW_OPERATIONS = 5e8
+# Entries of messages whose memory stays from call to call.
+KEPT_ENTRIES = 1 << 21
+# Patterns whose work is known at the next call.
+KEPT_WORK = 512
+
+
+def are_few(query: Query, device: DeviceChoice, rows: int) -> bool:
+    """Return True if so many rows in all are answered one by one, unless their trees are large."""
+    # There are no trees for explanations, nor in log space; a GPU that is asked for is used.
+    exact = query.kind == "posteriors" and query.method == "exact" and query.precision != "log"
+    return exact and device != "gpu" and 0 < rows <= FEW_ROWS
+
+
+def are_light(
+    patterns: Callable[[], Patterns], rows: int, whole: Work, work: Callable[[Pattern], Work], entries: float
+) -> bool:
+    """Return True if the trees of a few rows are small enough for rows to be answered one by one.
+
+    patterns: returns those of a batch.
+    rows: of all batches together.
+    whole: work of a row that has likelihoods everywhere.
+    work: of a row of a pattern.
+    entries: that fit the memory.
+    """
+    # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
+    if rows * whole[0] <= FEW_OPERATIONS and whole[1] <= entries:
+        return True
+    found = patterns()
+    works = [work(Pattern(found.observed(p), found.soft(p))) for p in range(len(found.counts))]
+    operations = sum(count * each[0] for count, each in zip(found.counts.tolist(), works, strict=True))
+    share = found.rows.size / rows
+    return operations <= share * FEW_OPERATIONS and all(each[1] <= entries for each in works)
+
+
+class FewRows:
+    """Answers a few rows of one query, in one thread at a time.
+
+    network, query: what is asked; raises EvidenceError for unknown targets.
+    options: what the process may use; of a CPU only.
+    """
+
+    def __init__(self, network: Network, query: Query, options: ComputeOptions) -> None:
+        self._network = network
+        self._query = query
+        self._options = options
+        self._targets = tuple(network.index[name] for name in target_names(network, query))
+
+    @property
+    def held(self) -> int:
+        """Bytes that stay between calls, about."""
+        if "_trees" not in self.__dict__:
+            return 0
+        return self._fixed + 8 * self._trees.held
+
+    def answer(self, batch: EvidenceBatch, rows: int, allowed: Callable[[], int]) -> Answers | None:
+        """Return the answers to a batch; None where a row has too large a tree, or needs another number format.
+
+        batch: evidence.
+        rows: of all batches together.
+        allowed: returns the bytes for everything, at first need.
+        """
+        sizes = self._network.cardinalities
+        memory = np.empty(posterior_bytes(self._query, self._targets, sizes, batch.rows), dtype=np.uint8)
+        answers = unanswered(self._query, self._targets, sizes, batch.rows, batch.invalid, memory)
+        valid = np.delete(np.arange(batch.rows), list(batch.invalid)) if batch.invalid else np.arange(batch.rows)
+        joint, limit = self._joint, self._options.memory
+        # Without a limit nobody asks: there is always as little as that.
+        if joint is not None and (limit is None or joint.nbytes + answers.nbytes <= limit):
+            left = joint.answer(batch, valid, answers)
+        else:
+            left = self._by_trees(batch, valid, answers, rows, allowed() - answers.nbytes)
+        return None if left.size else answers
+
+    def _by_trees(self, batch: EvidenceBatch, valid: Rows, answers: Answers, rows: int, allowed: int) -> Rows:
+        """Write the answers to the valid rows and return those that are left."""
+        trees, working = self._trees, self._options.device_memory
+        allowed = allowed if working is None else min(allowed, working + self._fixed)
+        entries = (allowed - self._fixed) // 8
+        light = are_light(lambda: patterns_of(batch), rows, self._whole, self._work, entries)
+        trees.allow(allowed)
+        left = trees.answer(batch, valid, answers) if light else valid
+        # Larger memory goes.
+        trees.allow(self._fixed + 8 * KEPT_ENTRIES)
+        return left
+
+    @cached_property
+    def _joint(self) -> JointTable | None:
+        return JointTable(self._network, self._targets) if has_joint_table(self._network) else None
+
+    @cached_property
+    def _trees(self) -> RowEngine:
+        # Imported here: it loads compiled code.
+        from junctor.backends.row_trees import RowEngine
+
+        # One thread: so few rows are one call of compiled code.
+        return RowEngine(self._network, self._targets, self._fixed)
+
+    @cached_property
+    def _whole(self) -> Work:
+        return self._trees.work((), range(len(self._network.variables)))
+
+    @cached_property
+    def _work(self) -> Callable[[Pattern], Work]:
+        return lru_cache(KEPT_WORK)(lambda pattern: self._trees.work(pattern.sliced, pattern.weighted))
+
+    @cached_property
+    def _fixed(self) -> int:
+        from junctor.backends.row_trees import room_bytes
+
+        return room_bytes(self._network, 0)

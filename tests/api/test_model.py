@@ -1,0 +1,285 @@
+"""Models: what a call prepares serves the next one, in any thread, within bounds, and goes with its network."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import junctor
+import numpy as np
+import pytest
+from helpers.files import ASIA
+from junctor import api
+from junctor.engine.engine import Engine
+from junctor.engine.few_rows import FewRows
+from junctor.evidence.encode import as_arrow
+from junctor.generate import evidence_table, grid, random_network, sample
+from junctor.model.network import Network
+
+LARGER = random_network(40, seed=3, zeros=0.1)
+ROWS = evidence_table(LARGER, sample(LARGER, 100, seed=1), 0.3, "random", seed=1)
+
+
+@pytest.fixture
+def network() -> Network:
+    return junctor.read_network(ASIA)
+
+
+def few(count: int) -> list[dict[str, Any]]:
+    return ROWS.slice(0, count).to_pylist()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was prepared, in its order."""
+    found: list[str] = []
+    for kind in (Engine, FewRows):
+        first = kind.__init__
+
+        def noted(self: Any, *args: Any, kind: type = kind, first: Any = first, **more: Any) -> None:
+            found.append(kind.__name__)
+            first(self, *args, **more)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+    return found
+
+
+def test_a_model_answers_as_the_functions_do(network: Network) -> None:
+    model = junctor.Model(ASIA)
+    assert model.network.digest == network.digest
+    for evidence in ([{"smoke": "yes"}], {"xray": ["yes", None], "case_id": ["a", "b"]}, [{"smoke": [0.5, 2.0]}]):
+        assert model.posteriors(evidence).equals(junctor.posteriors(network, evidence), check_metadata=True)
+        found = model.most_probable(evidence, "lung")
+        assert found.equals(junctor.most_probable(network, evidence, "lung"), check_metadata=True)
+    sampled = {"method": "sampling", "samples": 1000, "seed": 3}
+    assert model.posteriors([{}], **sampled).equals(junctor.posteriors(network, [{}], **sampled))
+
+
+def test_the_next_call_uses_what_was_prepared(network: Network, made: list[str]) -> None:
+    rows = as_arrow([{"smoke": "yes"}] * 100)
+    for _ in range(3):
+        junctor.posteriors(network, [{"smoke": "yes"}])
+        junctor.Model(network).posteriors([{"xray": "yes"}])
+    assert made == ["FewRows"]
+    for _ in range(3):
+        junctor.posteriors(network, rows)
+    assert made == ["FewRows", "Engine"]
+    # Another question, other options, another network of the same content: each has its own.
+    junctor.posteriors(network, [{}], ["lung"])
+    junctor.posteriors(network, [{}], threads=1)
+    junctor.posteriors(junctor.read_network(ASIA), [{}])
+    junctor.posteriors(ASIA, [{}])
+    assert made == ["FewRows", "Engine", *["FewRows"] * 4]
+
+
+def test_answers_do_not_depend_on_earlier_calls() -> None:
+    asked = [(ROWS, {}), (few(3), {}), (few(20), {}), (ROWS.slice(0, 70), {}), (few(5), {"precision": "log"})]
+    asked += [(few(4), {"memory": "1GiB"}), (ROWS.slice(3, 66), {"precision": "single"})]
+    alone = [junctor.posteriors(pickle.loads(pickle.dumps(LARGER)), rows, **how) for rows, how in asked]
+    model = junctor.Model(LARGER)
+    for order in (range(len(asked)), reversed(range(len(asked)))):
+        for i in order:
+            rows, how = asked[i]
+            assert model.posteriors(rows, **how).equals(alone[i]), i
+
+
+def test_an_engine_for_another_amount_of_memory_is_made_anew(
+    network: Network, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, allowed = as_arrow([{"smoke": "yes"}] * 100), [1 << 30]
+    monkeypatch.setattr(api, "_allowed", lambda _: allowed[-1])
+    monkeypatch.setattr("junctor.engine.routes.available_memory", lambda: allowed[-1] / 0.6 + 1)
+    expected = junctor.posteriors(network, rows)
+    counts = []
+    for size in (1 << 30, (1 << 30) - 1000, 1 << 32, 1 << 29):
+        allowed.append(size)
+        assert junctor.posteriors(network, rows).equals(expected)
+        counts.append(made.count("Engine"))
+    assert counts == [1, 1, 2, 3]
+
+
+def test_what_was_prepared_goes_with_its_network() -> None:
+    def answered() -> list[weakref.ref[Any]]:
+        network = junctor.read_network(ASIA)
+        model = junctor.Model(network)
+        model.posteriors([{"smoke": "yes"}])
+        model.posteriors(as_arrow([{"smoke": "yes"}] * 100))
+        model.most_probable([{"smoke": "yes"}])
+        prepared = api._networks[network]
+        engines = [idle._engine for idle in prepared._idle if idle._engine is not None]
+        assert len(engines) == 2
+        return [weakref.ref(each) for each in (network, model, prepared, *engines)]
+
+    before = len(api._networks)
+    left = answered()
+    gc.collect()
+    assert [each() for each in left] == [None] * len(left)
+    assert len(api._networks) <= before
+
+
+def test_little_is_kept(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "KEPT_QUERIES", 3)
+    names = [variable.name for variable in network.variables]
+    for name in names:
+        junctor.posteriors(network, [{}], [name])
+    idle = api._networks[network]._idle
+    assert [each.question[0].targets for each in idle] == [(name,) for name in names[-3:]]
+    # A question that is asked again is the youngest.
+    junctor.posteriors(network, [{}], names[-3:-2])
+    assert [each.question[0].targets for each in idle] == [(names[-2],), (names[-1],), (names[-3],)]
+
+
+def test_programs_and_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = random_network(30, seed=5)
+    model = junctor.Model(network)
+    names = [variable.name for variable in network.variables]
+    for count in range(6):
+        model.most_probable([dict.fromkeys(names[:count], 0)])
+    idle = model._prepared._idle[0]
+    assert idle._engine is not None
+    assert len(idle._engine.programs) == len(idle._engine.router.store.plans) == 6
+    held = idle.held
+    monkeypatch.setattr(api, "KEPT_BYTES", held // 2)
+    model.most_probable([dict.fromkeys(names[:2], 0)])
+    assert 0 < idle.held <= held // 2
+    assert len(idle._engine.router.store.plans) < 6
+    # Nothing stays where a single program is too large, and calls go on.
+    monkeypatch.setattr(api, "KEPT_BYTES", 1)
+    assert model.most_probable([{}])["status"].to_pylist() == ["ok"]
+    assert idle.held == 0
+
+
+def test_large_tables_leave_no_memory_behind() -> None:
+    network = grid(6, 6, 3, seed=1)
+    model = junctor.Model(network)
+    model.posteriors([{}])
+    assert model._prepared._idle[0].held < 1 << 26
+
+
+def test_a_bad_call_changes_nothing(network: Network, made: list[str]) -> None:
+    model = junctor.Model(network)
+    expected = model.posteriors([{"smoke": "yes"}])
+    for evidence, message in (
+        ([{"smok": "yes"}], "unknown column 'smok', did you mean 'smoke'"),
+        ({"smoke": "yes"}, "expected a list of cells"),
+        ([{"smoke": "maybe"}], "unknown state 'maybe'"),
+    ):
+        with pytest.raises(junctor.EvidenceError, match=message):
+            model.posteriors(evidence, strict=True)
+    for arguments, message in (
+        ({"targets": ["lungs"]}, "unknown target 'lungs', did you mean 'lung'"),
+        ({"precision": ["double"]}, "found precision"),
+        ({"sampler": "best"}, "found sampler 'best'"),
+        ({"memory": "much"}, "found the size 'much'"),
+        ({"device": "tpu"}, "found device 'tpu'"),
+    ):
+        with pytest.raises(junctor.JunctorError, match=message):
+            model.posteriors([{}], **arguments)  # type: ignore[arg-type]
+    assert model.posteriors([{"smoke": "yes"}]).equals(expected)
+    assert made.count("FewRows") == 2
+    table = model.posteriors([{"smoke": "maybe"}, {"smoke": "yes"}])
+    assert table["status"].to_pylist() == ["invalid", "ok"]
+    assert table["reason"].to_pylist() == ["column 'smoke': unknown state 'maybe'; states are yes, no", None]
+    with pytest.raises(junctor.ModelError, match="nowhere"):
+        junctor.Model("nowhere.bif")
+
+
+def test_messages_do_not_run_out(network: Network) -> None:
+    # A reader of a file stops suggesting names after a thousand; each call is a file of its own.
+    model = junctor.Model(network)
+    for i in range(1100):
+        reason = model.posteriors([{"smoke": f"ye{i}"}], ["lung"])["reason"][0].as_py()
+    assert "did you mean 'yes'" not in reason
+    assert "did you mean 'yes'" in model.posteriors([{"smoke": "yess"}], ["lung"])["reason"][0].as_py()
+
+
+def test_a_model_is_pickled_without_what_it_prepared(network: Network) -> None:
+    model = junctor.Model(network)
+    expected = model.posteriors([{"smoke": "yes"}])
+    again = pickle.loads(pickle.dumps(model))
+    assert again.network.digest == network.digest
+    assert again.posteriors([{"smoke": "yes"}]).equals(expected)
+    assert repr(model) == f"Model({network!r})"
+
+
+def test_tables_of_answers_do_not_change_with_the_next_call() -> None:
+    model = junctor.Model(LARGER)
+    rows = [few(3)[i : i + 1] for i in range(3)]
+    tables = [model.posteriors(row) for row in rows]
+    copies = [table.to_pylist() for table in tables]
+    for row in rows * 3:
+        model.posteriors(row)
+        model.posteriors(ROWS)
+    assert [table.to_pylist() for table in tables] == copies
+
+
+THREADS = 8
+TURNS = 6
+
+
+def test_threads_share_a_model() -> None:
+    model = junctor.Model(pickle.loads(pickle.dumps(LARGER)))
+    asked: list[tuple[str, Any, dict[str, Any]]] = [("posteriors", few(20)[i : i + 1], {}) for i in range(20)]
+    asked += [("posteriors", ROWS, {}), ("posteriors", ROWS.slice(0, 80), {"threads": 2})]
+    asked += [("posteriors", few(4), {"precision": precision}) for precision in ("single", "log")]
+    asked += [("most_probable", few(6)[i : i + 1], {}) for i in range(6)]
+    expected = [getattr(junctor.Model(pickle.loads(pickle.dumps(LARGER))), kind)(r, **how) for kind, r, how in asked]
+    begin = threading.Barrier(THREADS)
+
+    def work(seed: int) -> list[int]:
+        order = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(asked)), TURNS))
+        begin.wait()
+        wrong = []
+        for i in order.tolist():
+            kind, rows, how = asked[i]
+            if not getattr(model, kind)(rows, **how).equals(expected[i], check_metadata=True):
+                wrong.append(i)
+        return wrong
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(work, range(THREADS))) == [[]] * THREADS
+    idle = model._prepared._idle
+    assert len(idle) <= api.KEPT_QUERIES
+    assert len({id(each) for each in idle}) == len(idle)
+
+
+def test_threads_begin_with_a_network_at_once() -> None:
+    network = pickle.loads(pickle.dumps(LARGER))
+    expected = junctor.posteriors(LARGER, few(1))
+    begin = threading.Barrier(THREADS)
+
+    def work(_: int) -> bool:
+        begin.wait()
+        return bool(junctor.posteriors(network, few(1)).equals(expected))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(work, range(THREADS)))
+
+
+def loaded(code: str) -> set[str]:
+    told = "import atexit, json, sys\natexit.register(lambda: print('\\n' + ' '.join(sys.modules)))\n"
+    done = subprocess.run([sys.executable, "-c", told + code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_a_call_for_a_row_loads_little() -> None:
+    begin = "import junctor\nnetwork = junctor.read_network"
+    found = loaded(f"{begin}({ASIA!r})\njunctor.posteriors(network, [{{'smoke': 'yes'}}])")
+    rest = {"numba", "pandas", "scipy", "pyarrow.compute", "pyarrow.parquet", "psutil", "junctor.engine.engine"}
+    assert "junctor.engine.few_rows" in found
+    assert not found & rest
+    assert "numba" not in loaded(f"import junctor\njunctor.Model({ASIA!r})")
+
+
+def test_a_model_of_a_larger_network_loads_compiled_code(tmp_path: Any) -> None:
+    path = str(tmp_path / "larger.bif")
+    junctor.write_network(LARGER, path)
+    found = loaded(f"import junctor\njunctor.Model({path!r})")
+    assert "junctor_kernels.row_trees.propagate" in found
+    assert not found & {"pandas", "junctor.engine.engine", "prefect", "dask"}

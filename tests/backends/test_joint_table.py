@@ -1,0 +1,97 @@
+"""The table of all joint states against full enumeration, and which networks have one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import oracle, strategies
+from helpers.engine_cases import markov
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from junctor.backends.joint_table import MOST_NUMBERS, JointTable, has_joint_table
+from junctor.evidence.batch import EvidenceBatch, SoftEvidence
+from junctor.generate import chain, random_network
+from junctor.model.answers import IMPOSSIBLE, OK, Answers, posterior_bytes, unanswered
+from junctor.model.network import Network
+from junctor.model.query import Query
+
+
+def blank(network: Network, batch: EvidenceBatch, targets: tuple[int, ...], query: Query | None = None) -> Answers:
+    query, sizes = query or Query(), network.cardinalities
+    memory = np.full(posterior_bytes(query, targets, sizes, batch.rows), 255, np.uint8)
+    return unanswered(query, targets, sizes, batch.rows, batch.invalid, memory)
+
+
+@given(data=st.data())
+def test_rows_equal_enumeration(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=6, max_joint=512))
+    assume(has_joint_table(network))
+    batch = data.draw(strategies.evidence_batches(network, max_rows=6, invalid=False))
+    variables = range(len(network.variables))
+    targets = tuple(data.draw(st.lists(st.sampled_from(variables), unique=True, min_size=1)))
+    answers = blank(network, batch, targets)
+    left = JointTable(network, targets).answer(batch, np.arange(batch.rows), answers)
+    for row in range(batch.rows):
+        if row in left:
+            assert answers.status[row] == -1
+            continue
+        log_evidence, expected = oracle.enumerate_posteriors(network, *strategies.row_evidence(batch, row))
+        assert answers.status[row] == (IMPOSSIBLE if np.isneginf(log_evidence) else OK)
+        assert (row in answers.reasons) == np.isneginf(log_evidence)
+        assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
+        for v in targets if answers.status[row] == OK else []:
+            np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+
+
+@given(data=st.data())
+def test_a_row_has_the_same_bytes_among_others_and_alone(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=5, max_joint=256))
+    assume(has_joint_table(network))
+    batch = data.draw(strategies.evidence_batches(network, min_rows=1, max_rows=6, invalid=False))
+    targets = tuple(range(len(network.variables)))
+    together, alone = blank(network, batch, targets), blank(network, batch, targets)
+    table = JointTable(network, targets)
+    left = table.answer(batch, np.arange(batch.rows), together)
+    assert left.tolist() == [row for row in range(batch.rows) if table.answer(batch, np.array([row]), alone).size]
+    assert together.log_value.tobytes() == alone.log_value.tobytes()
+    assert together.memory is not None
+    assert alone.memory is not None
+    assert together.memory.tobytes() == alone.memory.tobytes()
+
+
+def test_single_precision_is_rounded_at_the_end() -> None:
+    network = random_network(4, seed=1)
+    batch = EvidenceBatch(1, {0: np.zeros(1, np.int32)})
+    targets = tuple(range(4))
+    double, single = blank(network, batch, targets), blank(network, batch, targets, Query(precision="single"))
+    for answers in (double, single):
+        assert not JointTable(network, targets).answer(batch, np.arange(1), answers).size
+    for v in targets:
+        assert single.posteriors[v].dtype == np.float32
+        np.testing.assert_array_equal(single.posteriors[v], double.posteriors[v].astype(np.float32))
+
+
+def test_likelihoods_that_leave_the_range_are_left_to_others() -> None:
+    network = markov((("a", "b"), [[1.0, 2.0], [3.0, 4.0]]))
+    tiny, spread = [[1e-300, 3e-300]], [[1e300, 1e-300]]
+    for values, expected in ((tiny, []), (spread, [0])):
+        batch = EvidenceBatch(1, {}, {0: SoftEvidence(np.arange(1), np.array(values))})
+        answers = blank(network, batch, (0, 1))
+        assert JointTable(network, (0, 1)).answer(batch, np.arange(1), answers).tolist() == expected
+        if not expected:
+            # 1 and 3 times rows of 3 and 7.
+            np.testing.assert_allclose(answers.posteriors[0][0], [3 / 24, 21 / 24], rtol=1e-15)
+            assert answers.log_value[0] == pytest.approx(np.log(24) + np.log(1e-300), rel=1e-15)
+
+
+def test_small_networks_of_moderate_numbers_have_one() -> None:
+    assert has_joint_table(chain(6, 2, 1))
+    assert not has_joint_table(chain(1000, 2, 1))
+    # The bound counts what a row sums up.
+    states = 181
+    assert states * states <= MOST_NUMBERS < (states + 1) * (states + 1)
+    assert has_joint_table(chain(1, states, 1))
+    assert not has_joint_table(chain(1, states + 1, 1))
+    # Products of these would be subnormal, or infinite.
+    assert not has_joint_table(markov((("a",), [1.0, 1e-200]), (("a",), [1.0, 1e-200])))
+    assert not has_joint_table(markov((("a",), [1.0, 1e200]), (("a",), [1.0, 1e200])))

@@ -1,0 +1,127 @@
+"""Rows that are few: who answers them, and that runs and calls give the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import strategies
+from helpers.engine_cases import assert_same, check_posteriors
+from helpers.options import on_cpu
+from hypothesis import given
+from hypothesis import strategies as st
+from junctor.engine.engine import Engine
+from junctor.engine.few_rows import FEW_ROWS, FewRows
+from junctor.engine.routes import Backend
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import grid, random_network, sample
+from junctor.model.network import Network
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+
+ROOM = 1 << 28
+OPTIONS = on_cpu(ROOM)
+
+
+def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:
+    states = sample(network, rows, seed).astype(np.int32)
+    states[np.random.default_rng(seed).random(states.shape) < 0.6] = UNOBSERVED
+    return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(states.shape[1])})
+
+
+def only(batch: EvidenceBatch, row: int) -> EvidenceBatch:
+    return EvidenceBatch(1, {v: column[row : row + 1] for v, column in batch.states.items()})
+
+
+@given(data=st.data())
+def test_answers_equal_enumeration_and_those_of_the_engine(data: st.DataObject) -> None:
+    network = data.draw(strategies.networks(max_variables=6, max_joint=1024))
+    batch = data.draw(strategies.evidence_batches(network, min_rows=1, max_rows=5))
+    query = Query(precision=data.draw(st.sampled_from(["double", "single"])))
+    answers = FewRows(network, query, OPTIONS).answer(batch, batch.rows, lambda: ROOM)
+    engine = Engine(network, query, OPTIONS, expected_rows=batch.rows)
+    if answers is not None:
+        check_posteriors(network, batch, answers, 1e-12 if query.precision == "double" else 1e-6)
+        assert_same(engine.answer(batch), answers)
+        assert {route.backend for route in engine.routes(batch)} <= {Backend.JOINT_TABLE, Backend.ROW_TREES}
+    else:
+        # Rows that others have to answer are answered all the same.
+        check_posteriors(network, batch, engine.answer(batch), 1e-12 if query.precision == "double" else 1e-5)
+
+
+@pytest.mark.parametrize("network", [random_network(6, seed=2), random_network(40, seed=3)], ids=["joint", "trees"])
+def test_a_row_has_the_same_bytes_among_others_and_alone(network: Network) -> None:
+    batch = random_batch(network, 12)
+    few = FewRows(network, Query(), OPTIONS)
+    together = few.answer(batch, 12, lambda: ROOM)
+    assert together is not None
+    for row in range(12):
+        alone = few.answer(only(batch, row), 1, lambda: ROOM)
+        assert alone is not None
+        assert alone.log_value[0].tobytes() == together.log_value[row].tobytes()
+        for v in together.targets:
+            assert alone.posteriors[v][0].tobytes() == together.posteriors[v][row].tobytes()
+
+
+def backends(network: Network, batch: EvidenceBatch, rows: int, query: Query | None = None, **options: object) -> set:
+    engine = Engine(network, query or Query(), ComputeOptions(ROOM, 1, **{"device": "cpu", **options}), None, rows)
+    return {route.backend for route in engine.routes(batch)}
+
+
+def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
+    small, large = random_network(6, seed=2), random_network(40, seed=3)
+    one = EvidenceBatch(1, {0: np.zeros(1, np.int32)})
+    alone = {Backend.JOINT_TABLE, Backend.ROW_TREES}
+    assert backends(small, one, 1) == {Backend.JOINT_TABLE}
+    assert backends(large, one, FEW_ROWS) == {Backend.ROW_TREES}
+    # More rows are to come, nobody knows, or there is no such way.
+    for rows in (0, FEW_ROWS + 1):
+        assert not backends(large, one, rows) & alone
+    for query in (Query("mpe"), Query(precision="log"), Query(method="auto")):
+        assert not backends(small, one, 1, query) & alone
+    assert not backends(large, random_batch(large, FEW_ROWS + 1), FEW_ROWS + 1) & {Backend.JOINT_TABLE}
+
+
+def test_rows_with_large_trees_get_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = grid(4, 4, 3, seed=1)
+    nothing, most = EvidenceBatch(2), EvidenceBatch(2, {v: np.zeros(2, np.int32) for v in range(12)})
+    assert backends(network, nothing, 2) == {Backend.ROW_TREES}
+    engine = Engine(network, Query(), OPTIONS, expected_rows=2)
+    light, heavy = (2 * engine.router.row_engine.work(seen).operations for seen in (range(12), ()))
+    assert light < heavy
+    # At the limit, and one operation below it.
+    for limit, expected in ((heavy, True), (heavy - 1, False)):
+        monkeypatch.setattr("junctor.engine.few_rows.FEW_OPERATIONS", limit)
+        assert (backends(network, nothing, 2) == {Backend.ROW_TREES}) == expected
+        assert (FewRows(network, Query(), OPTIONS).answer(nothing, 2, lambda: ROOM) is not None) == expected
+        assert backends(network, most, 2) == {Backend.ROW_TREES}
+
+
+def test_memory_is_kept_to() -> None:
+    network = random_network(40, seed=3)
+    batch = random_batch(network, 3)
+    few = FewRows(network, Query(), OPTIONS)
+    assert few.answer(batch, 3, lambda: 1000) is None
+    assert few.answer(batch, 3, lambda: ROOM) is not None
+    # A limit of the user's counts for the joint table as well.
+    small = random_network(6, seed=2)
+    assert FewRows(small, Query(), on_cpu(1000)).answer(random_batch(small, 3), 3, lambda: 1000) is None
+
+
+def test_memory_of_large_trees_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = grid(7, 7, 3, seed=1)
+    few = FewRows(network, Query(), OPTIONS)
+    assert few.held == 0
+    assert few.answer(EvidenceBatch(1), 1, lambda: ROOM) is not None
+    kept = few.held
+    monkeypatch.setattr("junctor.engine.few_rows.KEPT_ENTRIES", 10)
+    assert few.answer(EvidenceBatch(1), 1, lambda: ROOM) is not None
+    assert few.held < kept
+
+
+def test_invalid_rows_are_nobodys() -> None:
+    network = random_network(6, seed=2)
+    batch = EvidenceBatch(3, {0: np.zeros(3, np.int32)}, {}, {1: "bad"})
+    answers = FewRows(network, Query(), OPTIONS).answer(batch, 3, lambda: ROOM)
+    assert answers is not None
+    check_posteriors(network, batch, answers, 1e-12)
+    assert np.isnan(answers.posteriors[0][1]).all()

@@ -1,0 +1,52 @@
+"""Compiled code on disk: used by the next process without the compiler, and done without where it cannot be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MODULE = """
+from junctor_kernels.cpu.jit import jit
+
+@jit
+def inner(values):
+    total = 0.0
+    for i in range(values.size):
+        total += values[i]
+    return total
+
+@jit
+def outer(values, more):
+    return inner(values) + more[0]
+"""
+CALLS = """
+import sys
+import numpy as np
+hits = lambda: sum(outer.stats.cache_hits.values())
+print(outer(np.array([1.0, 8.0]), (1, 2)), hits(), "numba.np.arraymath" in sys.modules)
+print(outer(np.array([1.0, 8.0], np.float32), (1, 2)), hits())
+"""
+
+
+def run(folder: Path, code: str) -> list[str]:
+    path = os.pathsep.join([str(folder), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_code_of_another_process_is_loaded_without_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    code = f"from module import outer\n{CALLS}"
+    assert run(tmp_path, f"{code.rpartition('print')[0]}") == ["10.0", "0", "True"]
+    # Then types of its own, which nobody compiled before.
+    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "1"]
+    assert run(tmp_path, code) == ["10.0", "1", "False", "10.0", "2"]
+
+
+def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run(tmp_path, MODULE + CALLS) == ["10.0", "0", "True", "10.0", "0"]
+    assert not (tmp_path / "cache").exists()
