@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers
+from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, posterior_bytes, unanswered
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query, target_names
@@ -13,6 +13,7 @@ from junctor.runs.export import write_csv
 from junctor.runs.results import (
     PARTITION_BYTES,
     PARTITION_ROWS,
+    AnswerTables,
     answer_width,
     answers_schema,
     answers_table,
@@ -168,3 +169,46 @@ def test_arrays_are_what_pyarrow_would_make() -> None:
     assert string_array([]).equals(pa.array([], pa.string()))
     for array in (number_array(numbers[:, 0], null), list_array(numbers, null), string_array(words)):
         array.validate(full=True)
+
+
+def answered(network: Network, query: Query, rows: int, seed: int) -> Answers:
+    """Rows that are all answered, by numbers of no meaning, in one piece of memory."""
+    targets = tuple(network.index[name] for name in target_names(network, query))
+    memory = np.zeros(posterior_bytes(query, targets, network.cardinalities, rows), np.uint8)
+    answers = unanswered(query, targets, network.cardinalities, rows, {}, memory)
+    rng = np.random.default_rng(seed)
+    answers.status[:] = OK
+    answers.log_value[:] = rng.random(rows)
+    assert answers.memory is not None
+    answers.memory[:] = rng.random(answers.memory.size)
+    return answers
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+@pytest.mark.parametrize("precision", ["double", "single", "log"])
+@pytest.mark.parametrize("targets", [None, ("grass", "rain"), ("grass",)])
+def test_tables_from_a_template_are_tables_of_columns(
+    rows: int, precision: str, targets: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, query = make_network(), Query("posteriors", targets, precision)  # type: ignore[arg-type]
+    tables, few = AnswerTables(network, query), [answered(network, query, rows, seed) for seed in range(3)]
+    ids = [number_array(np.arange(rows) + 10 * n) for n in range(3)]
+    found = [tables.table(answers, case_ids) for answers, case_ids in zip(few, ids, strict=True)]
+    monkeypatch.setattr("junctor.runs.results.TEMPLATE_NUMBERS", 0)
+    for table, answers, case_ids in zip(found, few, ids, strict=True):
+        table.validate(full=True)
+        expected = answers_table(answers, case_ids, network, query)
+        assert table.equals(expected, check_metadata=True)
+        assert [field.nullable for field in table.schema] == [field.nullable for field in expected.schema]
+
+
+def test_one_maker_of_tables_serves_all_batches() -> None:
+    network, query = make_network(), Query()
+    tables = AnswerTables(network, query)
+    for case_ids in (pa.array([1, 2, 3, 4]), pa.array(["a", "b", "c", "d"]), pa.array([1, None, 3, 4])):
+        for answers in (answered(network, query, 4, 1), make_answers(query), answered(network, query, 4, 2)):
+            expected = answers_table(answers, case_ids, network, query)
+            assert tables.table(answers, case_ids).equals(expected, check_metadata=True)
+    reasons = answered(network, query, 1, 1)
+    reasons.reasons[0] = "a word"
+    assert tables.table(reasons, pa.array([1]))["reason"].to_pylist() == ["a word"]

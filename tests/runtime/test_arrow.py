@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from helpers.files import ASIA
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.runtime.arrow import numbers_of, string_list_array
+from junctor.runtime.arrow import BatchTemplate, list_array, list_arrays, number_array, numbers_of, string_list_array
 from pyarrow import parquet
 
 
@@ -29,6 +30,58 @@ def test_lists_of_strings_come_back(cells: list[list[str] | None]) -> None:
     column = string_list_array(cells)
     column.validate(full=True)
     assert column.equals(pa.array(cells, pa.list_(pa.string())))
+
+
+@given(data=st.data())
+def test_lists_in_one_piece_of_memory(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([np.float32, np.float64]))
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    rows = data.draw(st.integers(0, 5))
+    memory = np.arange(rows * sum(sizes), dtype=kind)
+    null = data.draw(st.none() | st.lists(st.booleans(), min_size=rows, max_size=rows).map(np.array))
+    ends = np.cumsum([0, *sizes]) * rows
+    found = list_arrays(memory, sizes, rows, None if null is None else null.astype(np.bool_))
+    for column, size, start, end in zip(found, sizes, ends[:-1], ends[1:], strict=True):
+        column.validate(full=True)
+        expected = list_array(memory[start:end].reshape(rows, size), None if null is None else null.astype(np.bool_))
+        assert column.equals(expected)
+        assert column.type == expected.type
+
+
+def test_a_column_is_sent_without_its_neighbours() -> None:
+    columns = list_arrays(np.zeros(100_000), [1, 99_999], 1)
+    assert len(pickle.dumps(columns[0])) < 1000
+
+
+def batch_of(numbers: np.ndarray, sizes: list[int], rows: int, first: np.ndarray) -> pa.RecordBatch:
+    columns = [number_array(first), *list_arrays(numbers, sizes, rows)]
+    return pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_templates_are_batches_of_other_numbers(rows: int, kind: type) -> None:
+    rng, sizes = np.random.default_rng(rows), [2, 4, 6, 1]
+    empty = batch_of(np.zeros(rows * sum(sizes), kind), sizes, rows, np.zeros(rows, np.int64))
+    if kind is np.float32 and rows % 2:
+        # Four bytes of the last column are alone.
+        sizes = sizes[:-1]
+        empty = batch_of(np.zeros(rows * sum(sizes), kind), sizes, rows, np.zeros(rows, np.int64))
+    template = BatchTemplate(empty, (1, len(sizes)))
+    kept = []
+    for _ in range(3):
+        numbers, first = rng.random(rows * sum(sizes)).astype(kind), rng.integers(0, 9, rows)
+        kept.append((template.filled(first, numbers), batch_of(numbers, sizes, rows, first)))
+    for found, expected in kept:
+        found.validate(full=True)
+        assert found.equals(expected)
+
+
+def test_a_template_needs_columns_without_gaps() -> None:
+    batch = batch_of(np.zeros(4, np.float32), [1, 3], 1, np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="gaps"):
+        BatchTemplate(batch, (1, 2))
+    BatchTemplate(batch, (1, 1, 1))
 
 
 def test_a_run_does_not_import_pandas(tmp_path: Path) -> None:

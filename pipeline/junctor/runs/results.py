@@ -19,7 +19,15 @@ import pyarrow as pa
 from junctor.model.answers import OK, SAMPLED_STATUS_NAMES, STATUS_NAMES, Answers, SampledAnswers, answer_width
 from junctor.model.network import Network
 from junctor.model.query import Query, target_names
-from junctor.runtime.arrow import list_array, list_arrays, number_array, reason_array, string_array
+from junctor.runtime.arrow import (
+    BatchTemplate,
+    list_array,
+    list_arrays,
+    number_array,
+    numbers_of,
+    reason_array,
+    string_array,
+)
 
 # Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
 # state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
@@ -43,6 +51,9 @@ PARTITION_BYTES = 64 * 2**20
 
 # Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
 KEPT_SCHEMAS = 64
+# Templates of tables that are kept for the next one, for so many counts of rows, and their most numbers.
+KEPT_TEMPLATES = 8
+TEMPLATE_NUMBERS = 1 << 16
 
 # How a row was answered, by `SampledAnswers.sampled`.
 METHODS = ("exact", "sampling")
@@ -143,18 +154,54 @@ class AnswerTables:
         self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: answers_schema(network, query, kind))
         self._schema_of_part = lru_cache(KEPT_SCHEMAS)(self._with_counts)
         self._all_ok = lru_cache(KEPT_SCHEMAS)(lambda rows: self._outcomes(np.zeros(rows, dtype=np.int8), {}))
+        self._template = lru_cache(KEPT_TEMPLATES)(self._template_of)
 
     def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
         """Return the answers to one batch as a table; arguments as of `answers_table`."""
         counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
         schema = self._schema_of_part(case_ids.type, counts)
         bad = answers.status != OK if counts[OK] < len(answers.status) else None
+        plain = bad is None and not answers.reasons
+        table = self._from_template(answers, case_ids, schema) if plain else None
+        if table is not None:
+            return table
         columns = [case_ids, *self._targets(answers, bad), number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
             columns += _sampled_columns(answers, bad)
-        plain = bad is None and not answers.reasons
         columns += self._all_ok(len(answers.status)) if plain else self._outcomes(answers.status, answers.reasons)
         return pa.Table.from_arrays(columns, schema=schema)
+
+    def _from_template(self, answers: Answers, case_ids: pa.Array, schema: pa.Schema) -> pa.Table | None:
+        """Return the table of rows that are all answered, None where there is no template for it."""
+        if answers.memory is None or case_ids.type != pa.int64() or case_ids.null_count:
+            return None
+        template = self._template(len(case_ids))
+        if template is None:
+            return None
+        batch = template.filled(numbers_of(case_ids, 0), answers.memory, answers.log_value)
+        status, reason = self._all_ok(len(case_ids))
+        table = pa.Table.from_batches([batch]).append_column(schema[-2], status)
+        return table.append_column(schema[-1], reason)
+
+    def _template_of(self, rows: int) -> BatchTemplate | None:
+        """Return the template of so many rows, without the two columns that are no numbers; None for many."""
+        names = target_names(self._network, self._query)
+        sizes = [self._network.cardinalities[self._network.index[name]] for name in names]
+        numbers = self._query.kind == "posteriors" and self._query.method == "exact"
+        if not numbers or not 0 < rows * sum(sizes) <= TEMPLATE_NUMBERS:
+            return None
+        kind = np.float32 if self._query.precision == "single" else np.float64
+        lists = list_arrays(np.zeros(rows * sum(sizes), dtype=kind), sizes, rows)
+        case_ids, logarithms = (number_array(np.zeros(rows, dtype=kind)) for kind in (np.int64, np.float64))
+        schema = self._schema_of_part(pa.int64(), (rows, *[0] * (len(self._statuses) - 1)))
+        schema = pa.schema(list(schema)[:-2], schema.metadata)
+        try:
+            return BatchTemplate(
+                pa.RecordBatch.from_arrays([case_ids, *lists, logarithms], schema=schema), (1, len(sizes), 1)
+            )
+        except ValueError:
+            # Arrow begins a column at a multiple of eight bytes, which those of single precision may not end at.
+            return None
 
     def _with_counts(self, case_id_type: pa.DataType, counts: tuple[int, ...]) -> pa.Schema:
         schema = self._schema(case_id_type)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,43 @@ def list_arrays(
             columns.append(pa.Array.from_buffers(pa.list_(kind, size), rows, [validity], children=[values]))
         start += width * size
     return columns
+
+
+class BatchTemplate:
+    """The bytes in which Arrow sends a record batch without nulls: batches like it differ in their numbers alone.
+
+    batch: columns of numbers, or of fixed-size lists of numbers.
+    blocks: how many columns each array of numbers fills, one after the other.
+
+    To read such bytes takes a fifth of the time that the columns take one by one. Raises ValueError where columns of a
+    block do not follow each other without a gap.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, blocks: Sequence[int]) -> None:
+        self._schema = batch.schema
+        self._bytes = np.frombuffer(batch.serialize(), dtype=np.uint8)
+        self._starts: list[int] = []
+        spans = iter(self._spans())
+        for count in blocks:
+            block = list(islice(spans, count))
+            if any(end != start for (_, end), (start, _) in pairwise(block)):
+                raise ValueError("found columns with gaps between their numbers")
+            self._starts.append(block[0][0])
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        """Yield where the numbers of each column begin and end."""
+        first = self._bytes.ctypes.data
+        for column in pa.ipc.read_record_batch(pa.py_buffer(self._bytes), self._schema).columns:
+            numbers = column.values if pa.types.is_fixed_size_list(column.type) else column
+            data = numbers.buffers()[1]
+            yield data.address - first, data.address - first + data.size
+
+    def filled(self, *blocks: npt.NDArray[Any]) -> pa.RecordBatch:
+        """Return a batch of these numbers."""
+        message = self._bytes.copy()
+        for start, numbers in zip(self._starts, blocks, strict=True):
+            message[start : start + numbers.nbytes] = numbers.view(np.uint8)
+        return pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
 
 
 def string_array(values: Sequence[str | None]) -> pa.Array:
