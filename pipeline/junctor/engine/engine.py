@@ -17,7 +17,7 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import INVALID, UNANSWERED, Answers, posteriors_in
+from junctor.model.answers import IMPOSSIBLE, INVALID, UNANSWERED, Answers, posteriors_in
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
@@ -112,10 +112,12 @@ class Engine:
         """
         return tuple(self.router.routes(batch, reserved, self._fixed()))
 
-    def answer(self, batch: EvidenceBatch, reserved: int = 0) -> Answers:
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
         """Return the answers to all rows of `batch`, in its order.
 
+        batch: evidence.
         reserved: bytes of earlier answers.
+        explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
         groups = self.router.groups(batch)
@@ -128,6 +130,11 @@ class Engine:
         resources = _Resources(compiled, device)
         for group in groups:
             self._answer_group(group, batch, answers, budget, resources)
+        if explain and (answers.status == IMPOSSIBLE).any():
+            # Imported where rows are impossible: with it comes compiled code.
+            from junctor.backends.contradictions import give_reasons
+
+            give_reasons(self.network, batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
         left_out = np.flatnonzero(answers.status == UNANSWERED)
         if left_out.size:
@@ -165,7 +172,8 @@ class Engine:
             row_engine = self.router.row_engine
             row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
             left = row_engine.answer(batch, rows, answers)
-            # Rows whose tree does not fit: they get a plan, like any group.
+            left = self._settle_impossible(left, batch, answers, self._free(budget))
+            # Rows whose tree does not fit, or in doubt: they get a plan, like any group.
             for group in patterns_of(batch).exact(left) if left.size else []:
                 self._answer_group(group, batch, answers, budget, resources)
         else:
@@ -199,9 +207,21 @@ class Engine:
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             program = self._chunk_program(chunks, algebra, resources.device)
             rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
+            # Its memory goes first.
+            del program
+            rows = self._settle_impossible(rows, batch, answers, free)
             if not rows.size:
                 return
             chunks = None
+
+    def _settle_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
+        """Answer the impossible ones among rows in doubt, and return the others."""
+        if not rows.size:
+            return rows
+        # Imported where rows are in doubt: with it comes compiled code.
+        from junctor.backends.impossibility import settle_impossible
+
+        return settle_impossible(self.network, batch, rows, answers, free, self.router.threads)
 
     def _chunk_program(self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None) -> SingleCaseProgram:
         """Return what answers rows in chunks: all workers, all GPUs or this process."""
@@ -262,6 +282,11 @@ class Engine:
             dict(batch.invalid),
             None if explain else memory,
         )
+
+    def _free(self, budget: Budget) -> int:
+        """Return the bytes of a budget that neither programs nor row trees hold."""
+        trees = sum(8 * row_engine.held for row_engine in self.router.store.row_engines.values())
+        return budget.free - sum(self._fixed().values()) - trees
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self._programs.items()}
