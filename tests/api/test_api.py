@@ -130,3 +130,11 @@ def test_what_is_no_device_is_refused(asia: junctor.Network) -> None:
         junctor.posteriors(asia, [{}], device="tpu")
     with pytest.raises(JunctorError, match="found device 'tpu', expected cpu or gpu or auto"):
         junctor.most_probable(asia, [{}], device="tpu")
+
+
+def test_impossible_rows_say_which_findings_contradict_each_other(asia: junctor.Network) -> None:
+    evidence = {"lung": ["yes", "yes", "no"], "smoke": ["no", "yes", "no"], "either": ["no", "yes", None]}
+    table = junctor.posteriors(asia, evidence, ["xray"])
+    assert table["status"].to_pylist() == ["impossible", "ok", "ok"]
+    assert table["reason"].to_pylist() == ["impossible: lung = yes with either = no", None, None]
+    assert junctor.most_probable(asia, evidence)["reason"].to_pylist() == table["reason"].to_pylist()

@@ -39,4 +39,6 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     assert "no calibrated cliques" in missing.stderr
     impossible = junctor_cli("calibrate", ASIA, "--keep-cliques", kept, "--given", "either=no", "--given", "lung=yes")
     assert "log P(e) = -inf" in impossible.stdout
-    assert junctor_cli("ask", kept, "smoke").exit_code == 3
+    asked = junctor_cli("ask", kept, "smoke")
+    assert asked.exit_code == 3
+    assert "impossible: lung = yes with either = no" in asked.stderr

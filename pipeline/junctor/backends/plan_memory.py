@@ -89,6 +89,17 @@ class BlockSizes:
         free = self.allowed - beside
         return max(1, min(free // case, BLOCK_BYTES // case, MOST_CASES, self.scratch, self.rows))
 
+    @property
+    def runs_compiled(self) -> bool:
+        """Return True if compiled code answers blocks, or contracts over entries."""
+        return bool(self.lanes or self.entry_threads)
+
+    @property
+    def spare(self) -> int:
+        """Return the bytes that are free between two number formats."""
+        # Scratch and blocks of NumPy come and go; compiled code keeps its memory.
+        return max(0, self.allowed - self.memory.fixed - self.entry_room - self.room)
+
     def projected(self, itemsize: int) -> int:
         """Return the peak bytes of a run with blocks of `cases(itemsize)`."""
         entries = ENTRIES_BYTES + self.entry_threads * ENTRIES_THREAD_BYTES if self.entry_threads else 0

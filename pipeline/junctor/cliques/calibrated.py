@@ -16,6 +16,7 @@ from junctor_kernels.tables import stored
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.views import view, whole
 
+from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
 from junctor.model.network import Variable
 
@@ -33,6 +34,7 @@ class CalibratedCliques:
     table: returns the flat table of a clique; it is P(clique, e) up to a factor of its own.
     algebra: of those numbers.
     log_evidence: the natural log of P(e), -inf for impossible evidence.
+    reason: why the evidence is impossible, if it is.
     """
 
     variables: tuple[Variable, ...]
@@ -40,6 +42,7 @@ class CalibratedCliques:
     table: Callable[[int], npt.NDArray[Any]]
     algebra: Algebra
     log_evidence: float
+    reason: str = NO_PROBABILITY
 
     def posterior(self, *names: str) -> npt.NDArray[np.float64]:
         """Return P(names | e), one axis a variable in the order given; no further propagation.
@@ -51,7 +54,7 @@ class CalibratedCliques:
         if len(set(wanted)) != len(wanted):
             raise EvidenceError(f"found a variable twice in {list(names)}, expected each once")
         if self.log_evidence == -math.inf:
-            raise EvidenceError("the evidence is impossible, so nothing has a posterior")
+            raise EvidenceError(f"{self.reason}, so nothing has a posterior")
         scope, table = self._smallest(wanted)
         sizes = [variable.cardinality for variable in self.variables]
         shape = [sizes[v] for v in wanted]
@@ -85,6 +88,7 @@ class CalibratedCliques:
             "format_version": FORMAT_VERSION,
             "numbers": self.algebra.name,
             "log_evidence": None if self.log_evidence == -math.inf else self.log_evidence,
+            "reason": self.reason,
             "variables": {variable.name: variable.states for variable in self.variables},
             "cliques": self.scopes,
         }
@@ -131,4 +135,6 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
         lambda i: np.load(home / f"clique-{i}.npy", mmap_mode="r"),
         _ALGEBRAS[index["numbers"]],
         -math.inf if log_evidence is None else log_evidence,
+        # Indices of earlier versions have none.
+        index.get("reason", NO_PROBABILITY),
     )

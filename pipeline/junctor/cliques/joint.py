@@ -128,7 +128,8 @@ class JointQuestions:
 
     def by_messages(self) -> JointPosteriors:
         """Answer by messages, all questions as one batch."""
-        answers = self._engine.answer(self._batch)
+        # Most impossible rows are configurations that nobody asked about by themselves.
+        answers = self._engine.answer(self._batch, explain=False)
         posteriors = []
         log_evidence = -math.inf
         parts = zip(self._questions, self._answered, self._conditions, self._rows, strict=True)
@@ -136,7 +137,10 @@ class JointQuestions:
             logs = answers.log_value[rows]
             log_evidence = float(np.logaddexp.reduce(logs))
             if log_evidence == -math.inf:
-                raise EvidenceError("the evidence is impossible, so nothing has a posterior")
+                from junctor.backends.contradictions import reason_of
+
+                reason = reason_of(self.network, self._likelihoods, self._engine.allowed)
+                raise EvidenceError(f"{reason}, so nothing has a posterior")
             # Rows of impossible configurations have no posterior, but a probability: 0.
             possible = np.isfinite(logs)
             shares = np.where(possible[:, None], answers.posteriors[own][rows], 0.0).astype(np.float64)

@@ -7,6 +7,7 @@ no further propagation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from junctor.cliques.host import (
 )
 from junctor.cliques.streamed import PipelineName, StreamedExecutor, StreamLayout, lay_out
 from junctor.cliques.streaming_choice import Streaming, streamings
+from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import BudgetError, EvidenceError, JunctorError, nearest
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions, DeviceChoice
@@ -117,7 +119,13 @@ class StoredTree:
             outcome = self._opened(algebra).propagate(likelihoods)
             if not outcome.lost:
                 break
-        return self._result(algebra, outcome)
+        reason = NO_PROBABILITY
+        if outcome.log_evidence == -math.inf:
+            # Imported where evidence is impossible: with it comes compiled code.
+            from junctor.backends.contradictions import reason_of
+
+            reason = reason_of(self.network, likelihoods, self._budget.free - self.projected(algebra, 1))
+        return self._result(algebra, outcome, reason)
 
     def projected(self, algebra: Algebra, copies: int) -> int:
         """Return the bytes that `copies` of all tables take on this machine, with messages and the work on them."""
@@ -198,7 +206,7 @@ class StoredTree:
             advice = "allow more memory, or ask for posteriors without stored cliques"
             raise self._budget.refuse(needed, f"storing {len(self.plan.cliques)} cliques", advice)
 
-    def _result(self, algebra: Algebra, outcome: CliqueOutcome) -> CalibratedCliques:
+    def _result(self, algebra: Algebra, outcome: CliqueOutcome, reason: str) -> CalibratedCliques:
         case = self._case
 
         # A result of an earlier case must not answer with the tables of this one.
@@ -208,7 +216,7 @@ class StoredTree:
             return self._executor[1].table(clique)
 
         scopes = tuple(clique.layout for clique in self.plan.cliques)
-        return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence)
+        return CalibratedCliques(self.network.variables, scopes, table, algebra, outcome.log_evidence, reason)
 
 
 def likelihoods_of(network: Network, evidence: Evidence) -> dict[int, npt.NDArray[np.float64]]:

@@ -73,6 +73,10 @@ class CpuConstants(DeviceConstants):
     # Times as long as where rows differ in what they observe: they are sorted, and messages copied. As above.
     lane_mixed: float = 2.5
 
+    # Seconds of an operation on a word of 64 cases, for the choice of blocks. Measured on diabetes and munin2, good to
+    # a factor of two; 2026-11-22.
+    word_operation: float = 1e-9
+
     # Limits.
     # Seconds of work in NumPy from which compiled code, ten times as fast, is loaded. Loading takes half a second
     # (docs/design.md), some more the first time on a machine; 2026-11-21.

@@ -18,7 +18,7 @@ from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import UNANSWERED, Answers, posterior_bytes, unanswered
+from junctor.model.answers import IMPOSSIBLE, UNANSWERED, Answers, posterior_bytes, unanswered
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
@@ -136,10 +136,12 @@ class Engine:
         """
         return tuple(self.router.routes(batch, reserved, self._fixed()))
 
-    def answer(self, batch: EvidenceBatch, reserved: int = 0) -> Answers:
+    def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
         """Return the answers to all rows of `batch`, in its order.
 
+        batch: evidence.
         reserved: bytes of earlier answers.
+        explain: whether reasons of impossible rows name findings that contradict each other.
         Raises BudgetError where rows would have to go in chunks only because of earlier answers.
         """
         groups = self.router.groups(batch)
@@ -159,6 +161,11 @@ class Engine:
                 self._answer_group(group, batch, answers, budget, resources)
         if trees:
             self._answer_trees(trees, batch, answers, budget, resources)
+        if explain and (answers.status == IMPOSSIBLE).any():
+            # Imported where rows are impossible: with it comes compiled code.
+            from junctor.backends.contradictions import give_reasons
+
+            give_reasons(self.network, batch, answers, self._free(budget), self.router.threads)
         # Memory of answers is not cleared: a row that nobody wrote would pass for an answer.
         left_out = np.flatnonzero(answers.status == UNANSWERED)
         if left_out.size:
@@ -199,6 +206,7 @@ class Engine:
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
         left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)
+        left = self._settle_impossible(left, batch, answers, self._free(budget))
         self._answer_left(left, batch, answers, budget, resources)
 
     def _execute(
@@ -249,9 +257,21 @@ class Engine:
             logger.info("%d rows in chunks, about %.2g s each", len(rows), chunks.seconds)
             program = self._chunk_program(chunks, algebra, resources.device)
             rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
+            # Its memory goes first.
+            del program
+            rows = self._settle_impossible(rows, batch, answers, free)
             if not rows.size:
                 return
             chunks = None
+
+    def _settle_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
+        """Answer the impossible ones among rows in doubt, and return the others."""
+        if not rows.size:
+            return rows
+        # Imported where rows are in doubt: with it comes compiled code.
+        from junctor.backends.impossibility import settle_impossible
+
+        return settle_impossible(self.network, batch, rows, answers, free, self.router.threads)
 
     def _chunk_program(self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None) -> SingleCaseProgram:
         """Return what answers rows in chunks: all workers, all GPUs or this process."""
@@ -292,6 +312,11 @@ class Engine:
         memory = fresh(self._size(batch)) if memory is None else memory
         sizes = self.network.cardinalities
         return unanswered(self.query, self.router.targets, sizes, batch.rows, batch.invalid, memory)
+
+    def _free(self, budget: Budget) -> int:
+        """Return the bytes of a budget that neither programs nor row trees hold."""
+        trees = sum(8 * row_engine.held for row_engine in self.router.store.row_engines.values())
+        return budget.free - sum(self._fixed().values()) - trees
 
     def _fixed(self) -> dict[PlanKey, int]:
         return {key: program.memory.fixed for key, program in self._programs.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.engine.patterns import Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch, Rows
-from junctor.model.answers import Answers, posterior_bytes, unanswered
+from junctor.model.answers import IMPOSSIBLE, Answers, posterior_bytes, unanswered
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query, target_names
@@ -100,7 +100,14 @@ class FewRows:
             left = joint.answer(batch, valid, answers)
         else:
             left = self._by_trees(batch, valid, answers, rows, allowed() - answers.nbytes)
-        return None if left.size else answers
+        if left.size:
+            return None
+        if (answers.status == IMPOSSIBLE).any():
+            # As in a batch; imported where rows are impossible, with compiled code of its own.
+            from junctor.backends.contradictions import give_reasons
+
+            give_reasons(self._network, batch, answers, allowed() - answers.nbytes, 1)
+        return answers
 
     def _by_trees(self, batch: EvidenceBatch, valid: Rows, answers: Answers, rows: int, allowed: int) -> Rows:
         """Write the answers to the valid rows and return those that are left."""

@@ -1,0 +1,404 @@
+"""Rows with P(e) = 0, decided exactly from the zeros of the network, whatever number format doubts them.
+
+Main functions: `settle_impossible`, called for the doubtful rows of every backend, and `decide`, which the search for
+contradictions calls as well. Constraint satisfaction by bucket elimination (Dechter 1999).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.orders.greedy import weights_of
+from junctor_kernels.orders.sparse import moral_graph
+from junctor_kernels.row_trees import plan as rowplan
+from junctor_kernels.row_trees import possible as words
+
+from junctor.cost.constants import CPU
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
+from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, Answers
+from junctor.model.network import Network
+from junctor.runtime.threads import in_threads
+
+Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+
+# Rows whose evidence is in memory as codes at a time.
+MOST_ROWS = 4096
+# Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
+SAMPLED_SHARE, MOST_SAMPLES = 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a decision may take; what it finds does not depend on threads.
+
+    memory: bytes.
+    threads: number of threads.
+    operations: word operations; where about more are needed, nothing is decided.
+    """
+
+    memory: int
+    threads: int = 1
+    operations: float = math.inf
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Zeros:
+    """The zeros of a network.
+
+    supports: of all factors, each over the variables that its zeros depend on.
+    constrained: bool [variables], where some state can be impossible; findings elsewhere contradict nothing.
+    masks: uint8, states that the codes of hard findings, and of none, allow: [states + 1, states] for each variable.
+    starts: int64 [variables], where the masks of a variable begin.
+    """
+
+    supports: words.Supports
+    constrained: Mask
+    masks: Bytes
+    starts: npt.NDArray[np.int64]
+
+
+# Kept as long as the network: the next batch, and every block of this one, asks again.
+_ZEROS: WeakKeyDictionary[Network, Zeros] = WeakKeyDictionary()
+
+
+def zeros_of(network: Network) -> Zeros:
+    """Return the zeros of a network, the same object at every call."""
+    if network not in _ZEROS:
+        _ZEROS[network] = _zeros(network)
+    return _ZEROS[network]
+
+
+def _zeros(network: Network) -> Zeros:
+    directed = network.kind == "bayes"
+    tables = [
+        # Factor v of a Bayesian network keeps v, and with it its place among the relevant ones.
+        _reduced(factor.scope, factor.table > 0, v if directed else None)
+        for v, factor in enumerate(network.factors)
+    ]
+    scopes = [scope for scope, _ in tables]
+    constrained = np.zeros(len(network.variables), dtype=np.bool_)
+    for scope, above in tables:
+        if not above.all():
+            constrained[list(scope)] = True
+    strides = [math.prod(above.shape[axis + 1 :]) for _, above in tables for axis in range(above.ndim)]
+    begins = np.cumsum([0, *map(len, scopes)], dtype=np.int64)
+    flat = np.array([v for scope in scopes for v in scope], dtype=np.int64)
+    factors = rowplan.Factors(
+        cards=np.array(network.cardinalities, dtype=np.int64),
+        starts=begins,
+        scopes=flat,
+        strides=np.array(strides, dtype=np.int64),
+        places=np.cumsum([0, *(above.size for _, above in tables)], dtype=np.int64),
+        values=np.zeros(0),
+        directed=int(directed),
+        graph=moral_graph(len(network.variables), begins, flat),
+        weights=weights_of(network.cardinalities),
+        means=np.array(network.cardinalities, dtype=np.float64),
+    )
+    # `ravel` copies tables that are not in C order.
+    entries = [np.zeros(0, dtype=np.bool_), *(above.ravel() for _, above in tables)]
+    supports = words.Supports(factors, np.concatenate(entries).astype(np.uint8))
+    masks = [np.vstack([np.eye(size), np.ones(size)]).astype(np.uint8).ravel() for size in network.cardinalities]
+    starts = np.cumsum([0, *map(len, masks)], dtype=np.int64)[:-1]
+    return Zeros(supports, constrained, np.concatenate(masks), starts)
+
+
+def _reduced(scope: Sequence[int], above: Mask, child: int | None) -> tuple[tuple[int, ...], Mask]:
+    """Return a support over the variables that it depends on, and `child`."""
+    kept = list(scope)
+    # Most tables have no zeros at all.
+    all_above = bool(above.all())
+    for v in scope:
+        axis = kept.index(v)
+        first = above.take([0], axis=axis)
+        if v != child and (all_above or (above == first).all()):
+            above = first.squeeze(axis)
+            kept.remove(v)
+    return tuple(kept), above
+
+
+class FindingColumns:
+    """The findings of a batch that can contradict something, in the codes of the kernel.
+
+    zeros: of the network.
+    batch: its evidence.
+    """
+
+    # A likelihood counts by the states that it allows; one that allows all states is no finding.
+
+    def __init__(self, zeros: Zeros, batch: EvidenceBatch) -> None:
+        self._batch = batch
+        variables = [v for v in sorted(batch.states.keys() | batch.likelihoods.keys()) if zeros.constrained[v]]
+        self.variables = np.array(variables, dtype=np.int64)
+        self.sizes: npt.NDArray[np.int32] = zeros.supports.factors.cards[self.variables].astype(np.int32)
+        self._number = len(zeros.constrained)
+        self._masks, self._starts = zeros.masks, zeros.starts[self.variables]
+        # Column of a variable with likelihoods -> codes of all rows.
+        self._soft: dict[int, npt.NDArray[np.int32]] = {}
+        for column, v in enumerate(variables):
+            if v in batch.likelihoods:
+                self._add_likelihoods(column, batch.likelihoods[v])
+
+    def _add_likelihoods(self, column: int, soft: SoftEvidence) -> None:
+        """Give the likelihoods of a column codes after those of its states."""
+        above, size, start = soft.values > 0, int(self.sizes[column]), self._starts[column]
+        different, numbers = np.unique(above, axis=0, return_inverse=True)
+        self._soft[column] = np.full(self._batch.rows, size, dtype=np.int32)
+        self._soft[column][soft.rows] = np.where(above.all(axis=1), size, size + 1 + numbers.ravel())
+        hard = self._masks[start : start + (size + 1) * size]
+        self._starts[column] = len(self._masks)
+        self._masks = np.concatenate([self._masks, hard, different.ravel().astype(np.uint8)])
+
+    def codes(self, column: int, rows: Rows) -> npt.NDArray[np.int32]:
+        """Return the codes of a column in some rows."""
+        size, states = self.sizes[column], self._batch.states.get(int(self.variables[column]))
+        soft = self._soft[column][rows] if column in self._soft else np.full(len(rows), size, dtype=np.int32)
+        if states is None:
+            return soft
+        observed = states[rows]
+        return np.where(observed == UNOBSERVED, soft, observed).astype(np.int32, copy=False)
+
+    def of_rows(self, rows: Rows) -> words.Findings:
+        """Return the findings of some rows."""
+        codes = np.empty((len(self.variables), len(rows)), dtype=np.int32)
+        for column in range(len(codes)):
+            codes[column] = self.codes(column, rows)
+        return self.of_codes(codes)
+
+    def of_codes(self, codes: npt.NDArray[np.int32], columns: Sequence[int] | slice = slice(None)) -> words.Findings:
+        """Return the findings with some codes, int32 [columns, cases], of all columns or of some (ascending)."""
+        variables = self.variables[columns]
+        column = np.full(self._number, -1, dtype=np.int64)
+        column[variables] = np.arange(len(variables))
+        return words.Findings(variables, codes, self._masks, self._starts[columns], column)
+
+    def rows_at_a_time(self, memory: int) -> int:
+        """Return the rows whose findings, and their copies, take at most a part of some bytes."""
+        return max(1, min(MOST_ROWS, memory // 4 // (16 * max(1, len(self.variables)))))
+
+
+def settle_impossible(
+    network: Network, batch: EvidenceBatch, rows: Rows, answers: Answers, memory: int, threads: int
+) -> Rows:
+    """Answer the impossible ones among some rows, and return the others, and those whose tree exceeds the memory.
+
+    network: the network.
+    batch: evidence.
+    rows: int64, rows of the batch.
+    answers: of the batch, written here.
+    memory: bytes that this may take.
+    threads: number of threads.
+    """
+    impossible = impossible_rows(network, batch, rows, Limits(memory, threads))
+    at = rows[impossible]
+    answers.status[at], answers.log_value[at] = IMPOSSIBLE, -np.inf
+    for table in answers.posteriors.values():
+        table[at] = np.nan
+    for row in at.tolist():
+        answers.reasons[row] = NO_PROBABILITY
+    return rows[~impossible]
+
+
+def impossible_rows(network: Network, batch: EvidenceBatch, rows: Rows, limits: Limits) -> Mask:
+    """Return which of some rows have P(e) = 0, bool [rows]; False also where that takes more than allowed."""
+    impossible = np.zeros(len(rows), dtype=np.bool_)
+    # A byte of its support, and as many while it is made, for every entry of the network.
+    entries = sum(factor.table.size for factor in network.factors)
+    if 2 * entries > limits.memory:
+        return impossible
+    zeros = zeros_of(network)
+    if zeros.supports.above.all():
+        return impossible
+    columns = FindingColumns(zeros, batch)
+    limits = replace(limits, memory=limits.memory - entries)
+    step = columns.rows_at_a_time(limits.memory)
+    for start in range(0, len(rows), step):
+        here = slice(start, start + step)
+        decision = decide(zeros.supports, columns.of_rows(rows[here]), limits)
+        impossible[here] = decision.found == words.IMPOSSIBLE
+    return impossible
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Decision:
+    """What is found of some cases.
+
+    found: uint8 [cases], IMPOSSIBLE, POSSIBLE or TOO_LARGE of the kernel.
+    culprits: uint8 [cases, columns], 1 for findings of impossible cases that are impossible together; no rows where
+        nobody asked.
+    operations: word operations that it took.
+    """
+
+    found: Bytes
+    culprits: Bytes
+    operations: int = 0
+
+
+def decide(supports: words.Supports, findings: words.Findings, limits: Limits, accuse: bool = False) -> Decision:
+    """Decide which cases are possible.
+
+    supports: of the network.
+    findings: of the cases.
+    limits: what this may take.
+    accuse: whether culprits are asked for.
+    """
+    columns, cases = findings.codes.shape
+    found = np.full(cases, words.TOO_LARGE, dtype=np.uint8)
+    culprits = np.zeros((cases if accuse else 0, columns), dtype=np.uint8)
+    factors = supports.factors
+    fixed = words.room_bytes(len(factors.cards), len(factors.starts) - 1, columns)
+    free = limits.memory - 3 * findings.codes.nbytes - 2 * culprits.nbytes
+    if not cases or fixed > free:
+        return Decision(found, culprits)
+    order, patterns = _by_pattern(findings.codes, factors.cards[findings.variables])
+    arranged = findings._replace(codes=np.ascontiguousarray(findings.codes[:, order]))
+    blocks = _Blocks(supports, arranged, replace(limits, memory=free), fixed, Decision(found, culprits))
+    operations = blocks.decide(patterns)
+    # Back from the order of patterns.
+    result = Decision(np.empty_like(found), np.empty_like(culprits), operations)
+    result.found[order] = found
+    if accuse:
+        result.culprits[order] = culprits
+    return result
+
+
+def _by_pattern(codes: npt.NDArray[np.int32], sizes: npt.NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """Return the cases in an order in which equal patterns are neighbours, and where each pattern begins and ends."""
+    seen = codes != sizes[:, None]
+    cases = seen.shape[1]
+    differs = seen.any(axis=1) & ~seen.all(axis=1)
+    if not differs.any():
+        return np.arange(cases), np.array([0, cases])
+    packed = np.ascontiguousarray(np.packbits(seen[differs], axis=0).T)
+    keys = packed.view(f"V{packed.shape[1]}").ravel()
+    _, numbers = np.unique(keys, return_inverse=True)
+    order = np.argsort(numbers.ravel(), kind="stable")
+    numbers = numbers.ravel()[order]
+    return order, np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1], [True]]))
+
+
+@dataclass(slots=True)
+class _Price:
+    """Approximate seconds and word operations of some blocks, and the most words of messages of one of them."""
+
+    seconds: float = 0.0
+    operations: int = 0
+    words: int = 0
+
+
+class _Blocks:
+    """Cases, arranged by patterns, on their way through the kernel in blocks.
+
+    supports, findings, limits: as of `decide`.
+    fixed: bytes of a thread without messages.
+    decision: written.
+    """
+
+    def __init__(
+        self, supports: words.Supports, findings: words.Findings, limits: Limits, fixed: int, decision: Decision
+    ) -> None:
+        self._supports = supports
+        self._findings = findings
+        self._limits = limits
+        self._fixed = fixed
+        self._decision = decision
+        self._rooms: dict[int, words.Room] = {}
+
+    def decide(self, patterns: Rows) -> int:
+        """Decide all cases in the cheapest blocks, and return the word operations; patterns: begins and end of each."""
+        cuts = self._cuts(patterns)
+        # A single block has no choice.
+        best, starts = _Price() if len(cuts) == 1 else _Price(math.inf), cuts[-1]
+        for cut in cuts if len(cuts) > 1 else []:
+            price = self._price(cut, len(patterns) - 1, best.seconds)
+            if price.seconds < best.seconds:
+                best, starts = price, cut
+        if best.operations > self._limits.operations:
+            return 0
+        threads = min(self._limits.threads, self._limits.memory // (self._fixed + 8 * best.words))
+        most = (self._limits.memory // max(1, threads) - self._fixed) // 8
+        # Small blocks go several in a task.
+        edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.MOST_CASES)) + 1).tolist(), len(starts) - 1]
+        tasks = [starts[first : end + 1] for first, end in pairwise(edges)]
+        large = in_threads(lambda task, place: self._run(task, most, place), tasks, threads)
+        operations = sum(int(room.spent[0]) for room in self._rooms.values())
+        if threads > 1 and any(large):
+            # Blocks too large for the share of one thread may fit where one thread has all memory.
+            self._rooms.clear()
+            most = (self._limits.memory - self._fixed) // 8
+            for begin, end in (block for blocks in large for block in blocks):
+                self._run(np.array([begin, end]), most, 0)
+            operations += int(self._room(0).spent[0])
+        return operations
+
+    def _cuts(self, patterns: Rows) -> list[Rows]:
+        """Return ways to cut the cases into blocks: where these begin, and the end."""
+        cases, sizes = len(self._decision.found), (words.MOST_CASES, words.BITS)
+        # Blocks of several patterns: what only some of their cases observe enters as a likelihood.
+        cuts = [_cut(np.array([0, cases]), size) for size in sizes]
+        cuts += [_cut(patterns, size) for size in sizes]
+        return list({len(starts): starts for starts in cuts}.values())
+
+    def _run(self, starts: Rows, most: int, place: int) -> list[tuple[int, int]]:
+        """Decide some blocks in a thread whose messages may take `most` words; return those that take more."""
+        found, culprits = self._decision.found, self._decision.culprits
+        operations, block = self._limits.operations, 0
+        large: list[tuple[int, int]] = []
+        while True:
+            room = self._room(place)
+            block = words.decide(self._supports, self._findings, starts, block, operations, room, found, culprits)
+            if block == len(starts) - 1:
+                return large
+            begin, end = int(starts[block]), int(starts[block + 1])
+            needed = self._needed(room, begin, end)
+            if needed > most:
+                large.append((begin, end))
+                block += 1
+            else:
+                # A quarter more than needed, so that not every following block reallocates.
+                self._rooms[place] = room._replace(arena=np.zeros(min(most, needed + needed // 4), dtype=np.uint64))
+
+    def _price(self, starts: Rows, patterns: int, bound: float) -> _Price:
+        """Return the price of all blocks by some of them, infinite seconds where it exceeds a bound."""
+        blocks, price = len(starts) - 1, _Price()
+        # Blocks of one pattern are alike.
+        count = min(patterns, 1 + blocks // SAMPLED_SHARE, MOST_SAMPLES)
+        for sample in range(count):
+            block, room = sample * blocks // count, self._room(0)
+            begin, end = starts[block], starts[block + 1]
+            is_planned = words.plan_block(self._supports.factors, self._findings, begin, end, room)
+            needed = self._needed(room, begin, end)
+            if not is_planned or self._fixed + 8 * needed > self._limits.memory:
+                return _Price(math.inf)
+            operations = int(room.tree.nodes.counts[rowplan.OPERATIONS]) * int(words.words_for(end - begin))
+            tables = int(room.tree.nodes.counts[rowplan.TABLES])
+            price.seconds += (operations * CPU.word_operation + tables * CPU.tree_table) * blocks / count
+            price.operations += operations * blocks // count
+            price.words = max(price.words, needed)
+            if price.seconds > bound:
+                return _Price(math.inf)
+        return price
+
+    def _needed(self, room: words.Room, begin: int, end: int) -> int:
+        return int(room.tree.nodes.counts[rowplan.ARENA]) * int(words.words_for(end - begin))
+
+    def _room(self, place: int) -> words.Room:
+        """Return the memory of a thread."""
+        if place not in self._rooms:
+            factors = self._supports.factors
+            columns = len(self._findings.variables)
+            self._rooms[place] = words.room(len(factors.cards), len(factors.starts) - 1, columns, 1)
+        return self._rooms[place]
+
+
+def _cut(patterns: Rows, most: int) -> Rows:
+    """Return where blocks of at most so many cases begin that keep within one pattern, and the end."""
+    pieces = [np.arange(begin, end, most) for begin, end in pairwise(patterns)]
+    return np.concatenate([*pieces, patterns[-1:]])
