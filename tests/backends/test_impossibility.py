@@ -18,6 +18,7 @@ from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, UNANSWERED, An
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Kind, Network, build_network
 from junctor.model.query import Query
+from junctor_kernels.orders.sparse import moral_graph
 from junctor_kernels.row_trees import possible as words
 
 LIMITS = Limits(1 << 28)
@@ -65,7 +66,7 @@ def test_blocks_of_any_cut_find_the_same(question: tuple[Network, EvidenceBatch]
     starts = np.array([0, *sorted(edges), batch.rows] if batch.rows else [0], dtype=np.int64)
     findings = FindingColumns(zeros, batch).of_rows(rows)
     found, columns = np.zeros(batch.rows, dtype=np.uint8), len(findings.variables)
-    room = words.room(len(network.variables), len(network.factors), columns, 1 << 14)
+    room = words.room(zeros.supports.factors.graph, len(network.factors), columns, 1 << 14)
     culprits = np.zeros((0, columns), dtype=np.uint8)
     assert words.decide(zeros.supports, findings, starts, 0, np.inf, room, found, culprits) == len(starts) - 1
     np.testing.assert_array_equal(found == words.IMPOSSIBLE, expected(network, batch)[rows])
@@ -127,8 +128,11 @@ def test_threads_and_memory_change_nothing_that_is_decided() -> None:
 
 def test_memory_is_what_it_says() -> None:
     for variables, factors, columns in ((1, 1, 0), (40, 40, 7), (700, 900, 300)):
-        projected = words.room_bytes(variables, factors, columns)
-        taken = bytes_of(words.room(variables, factors, columns, 0))
+        scopes = [(v, v + 1) for v in range(variables - 1)] or [(0,)]
+        starts = np.cumsum([0, *map(len, scopes)], dtype=np.int64)
+        graph = moral_graph(variables, starts, np.array([v for scope in scopes for v in scope], dtype=np.int64))
+        projected = words.room_bytes(graph, factors, columns)
+        taken = bytes_of(words.room(graph, factors, columns, 0))
         assert taken <= projected <= 1.2 * taken
 
 

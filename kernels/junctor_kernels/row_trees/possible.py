@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.jit import jit
-from junctor_kernels.orders.greedy import NUMBERS, WEIGHTED_MIN_FILL
-from junctor_kernels.orders.greedy import words_for as words_of_set
+from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.orders.sparse import SparseGraph
 from junctor_kernels.row_trees.plan import (
     ARENA,
@@ -141,13 +140,14 @@ def room(graph: SparseGraph, factors: int, columns: int, words: int) -> Room:
     )
 
 
-def room_bytes(variables: int, factors: int, columns: int) -> int:
+def room_bytes(graph: SparseGraph, factors: int, columns: int) -> int:
     """Return the bytes of the memory of a thread without those of messages."""
+    variables = len(graph.starts) - 1
     tables = 2 * (factors + columns) + 3 * variables + 2
-    # Of a block, of a table, of a variable; the graph of an elimination has a bit for each pair of variables.
-    block, table, variable = MOST_CASES * (MOST_WORDS + 2), MOST_AXES + COLUMNS + MOST_WORDS + 3, NUMBERS + 8
-    graph = (variables + 1) * words_of_set(variables)
-    return 8 * (block + tables * table + variables * variable + columns + graph + 10 * MOST_AXES + MOST_WORDS + 8)
+    # Of a block, of a table, and of a variable, with its part of the work on eliminations.
+    block, table, variable = MOST_CASES * (MOST_WORDS + 2), MOST_AXES + COLUMNS + MOST_WORDS + 4, 40
+    pool = 2 * len(graph.neighbours)
+    return 8 * (block + tables * table + variables * variable + columns + pool + 10 * MOST_AXES + MOST_WORDS + 24)
 
 
 @jit

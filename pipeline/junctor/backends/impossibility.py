@@ -253,7 +253,7 @@ def decide(supports: words.Supports, findings: words.Findings, limits: Limits, a
     found = np.full(cases, words.TOO_LARGE, dtype=np.uint8)
     culprits = np.zeros((cases if accuse else 0, columns), dtype=np.uint8)
     factors = supports.factors
-    fixed = words.room_bytes(len(factors.cards), len(factors.starts) - 1, columns)
+    fixed = words.room_bytes(factors.graph, len(factors.starts) - 1, columns)
     free = limits.memory - 3 * findings.codes.nbytes - 2 * culprits.nbytes
     if not cases or fixed > free:
         return Decision(found, culprits)
@@ -394,7 +394,7 @@ class _Blocks:
         if place not in self._rooms:
             factors = self._supports.factors
             columns = len(self._findings.variables)
-            self._rooms[place] = words.room(len(factors.cards), len(factors.starts) - 1, columns, 1)
+            self._rooms[place] = words.room(factors.graph, len(factors.starts) - 1, columns, 1)
         return self._rooms[place]
 
 
