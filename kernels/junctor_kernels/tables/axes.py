@@ -10,6 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+# Contractions that are remembered.
+REMEMBERED = 8192
 
 # Offsets are separable (A_k depends on s alone, R_k on r alone), so nothing of the size of a clique is ever tabulated.
 
@@ -55,11 +59,19 @@ def contraction(
     scopes: the axis labels of each operand, in its C order.
     sizes: the length of each axis.
     """
+    # Labels are replaced by numbers: the plans of a network have most of their contractions in common.
+    number = {label: i for i, label in enumerate((*kept, *eliminated))}
+    numbered = tuple(tuple(number.setdefault(label, len(number)) for label in scope) for scope in scopes)
+    return _numbered(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
+
+
+@lru_cache(REMEMBERED)
+def _numbered(kept: int, eliminated: int, scopes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> Contraction:
     # Axes of length 1 vanish, and neighbouring axes that every operand walks through as one are merged: fewer axes make
     # longer inner loops.
     operands = [row_major(scope, sizes) for scope in scopes]
-    kept_sizes, kept_strides = _merged(kept, operands, sizes)
-    eliminated_sizes, eliminated_strides = _merged(eliminated, operands, sizes)
+    kept_sizes, kept_strides = _merged(range(kept), operands, sizes)
+    eliminated_sizes, eliminated_strides = _merged(range(kept, kept + eliminated), operands, sizes)
     return Contraction(
         kept_sizes,
         eliminated_sizes,
@@ -93,7 +105,7 @@ def row_major(scope: Sequence[int], sizes: Mapping[int, int] | Sequence[int]) ->
 
 
 def _merged(
-    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
+    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     merged_sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in operands]
