@@ -218,6 +218,23 @@ def _listed(bits: Bits, terms: int) -> Terms:
     return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(parts))
 
 
+def walked(walk: TileWalk, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    """Return the offset of every kept entry in the order of a walk, int64, read-only.
+
+    walk: order of the entries.
+    sizes, strides: of the kept axes.
+    """
+    find = _small_walked if walk.order.size <= SMALL_CONTRACTION else _walked
+    return find(walk, sizes, strides)
+
+
+def _walked(walk: TileWalk, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    return offsets(sizes, strides)[walk.order]
+
+
+_small_walked = lru_cache(maxsize=REMEMBERED)(_walked)
+
+
 def offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
     """Return the offset of every index over `sizes` (C order), int64: A_k or R_k of a contraction, read-only."""
     # Short ones are cached and shared: most of them occur many times.
