@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 # Contractions that are remembered.
@@ -33,21 +33,25 @@ class Contraction:
     kept: sizes of the kept axes, slowest first.
     eliminated: sizes of the eliminated axes, slowest first.
     operands: strides of every operand along both.
+    kept_entries: entries of the result for one case.
+    eliminated_entries: terms that are summed (or maximised) over for each entry of the result.
     """
 
     kept: tuple[int, ...]
     eliminated: tuple[int, ...]
     operands: tuple[Strides, ...]
+    # Computed once, as the hash: contractions are shared by many steps, and looked up for each of them.
+    kept_entries: int = field(init=False, repr=False, compare=False)
+    eliminated_entries: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def kept_entries(self) -> int:
-        """Entries of the result for one case."""
-        return math.prod(self.kept)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_entries", math.prod(self.kept))
+        object.__setattr__(self, "eliminated_entries", math.prod(self.eliminated))
+        object.__setattr__(self, "_hash", hash((self.kept, self.eliminated, self.operands)))
 
-    @property
-    def eliminated_entries(self) -> int:
-        """Terms that are summed (or maximised) over for each entry of the result."""
-        return math.prod(self.eliminated)
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def contraction(

@@ -291,8 +291,7 @@ class Lowering:
         walks = tiles.walks(what, tuple(rows), one_factor, self._shapes, every=not dense)
         if dense:
             return walks[0], self._span.add([0, what.eliminated_entries]), 0
-        masks = [self._program.support.tables[operand] for operand in lowered.operands]
-        walk, terms = tiles.cheapest(what, walks, masks)
+        walk, terms = tiles.cheapest(what, walks, self._program.support, lowered.operands)
         return walk, self._span_of(terms), 1
 
     def _span_of(self, terms: tiles.Terms) -> int:
