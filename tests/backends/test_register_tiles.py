@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from junctor.backends import register_tiles as tiles
+from junctor.backends.sparsity import NonzeroSupport
 from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
 from junctor_kernels.tables.axes import Contraction, contraction
 
@@ -48,7 +49,7 @@ def test_the_cheapest_walk_lists_the_terms_of_its_tiles(
     what, masks = drawn
     rows = (1,) if factor else (0, 1)
     walks = tiles.walks(what, rows, factor, shapes)
-    walk, terms = tiles.cheapest(what, walks, masks)
+    walk, terms = tiles.cheapest(what, walks, NonzeroSupport(dict(enumerate(masks))), range(len(masks)))
     costs = []
     for each in walks:
         listed = [terms_of(what, masks, entries) for entries in each.order.reshape(-1, each.size).tolist()]

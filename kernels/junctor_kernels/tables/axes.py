@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+# Contractions that are remembered.
+REMEMBERED = 8192
 
 # Offsets are separable (A_k depends on s alone, R_k on r alone), so nothing of the size of a clique is ever tabulated.
 
@@ -29,21 +33,25 @@ class Contraction:
     kept: sizes of the kept axes, slowest first.
     eliminated: sizes of the eliminated axes, slowest first.
     operands: strides of every operand along both.
+    kept_entries: entries of the result for one case.
+    eliminated_entries: terms that are summed (or maximised) over for each entry of the result.
     """
 
     kept: tuple[int, ...]
     eliminated: tuple[int, ...]
     operands: tuple[Strides, ...]
+    # Computed once, as the hash: contractions are shared by many steps, and looked up for each of them.
+    kept_entries: int = field(init=False, repr=False, compare=False)
+    eliminated_entries: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def kept_entries(self) -> int:
-        """Entries of the result for one case."""
-        return math.prod(self.kept)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept_entries", math.prod(self.kept))
+        object.__setattr__(self, "eliminated_entries", math.prod(self.eliminated))
+        object.__setattr__(self, "_hash", hash((self.kept, self.eliminated, self.operands)))
 
-    @property
-    def eliminated_entries(self) -> int:
-        """Terms that are summed (or maximised) over for each entry of the result."""
-        return math.prod(self.eliminated)
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def contraction(
@@ -55,11 +63,19 @@ def contraction(
     scopes: the axis labels of each operand, in its C order.
     sizes: the length of each axis.
     """
+    # Labels are replaced by numbers: the plans of a network have most of their contractions in common.
+    number = {label: i for i, label in enumerate((*kept, *eliminated))}
+    numbered = tuple(tuple(number.setdefault(label, len(number)) for label in scope) for scope in scopes)
+    return _numbered(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
+
+
+@lru_cache(REMEMBERED)
+def _numbered(kept: int, eliminated: int, scopes: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> Contraction:
     # Axes of length 1 vanish, and neighbouring axes that every operand walks through as one are merged: fewer axes make
     # longer inner loops.
     operands = [row_major(scope, sizes) for scope in scopes]
-    kept_sizes, kept_strides = _merged(kept, operands, sizes)
-    eliminated_sizes, eliminated_strides = _merged(eliminated, operands, sizes)
+    kept_sizes, kept_strides = _merged(range(kept), operands, sizes)
+    eliminated_sizes, eliminated_strides = _merged(range(kept, kept + eliminated), operands, sizes)
     return Contraction(
         kept_sizes,
         eliminated_sizes,
@@ -93,7 +109,7 @@ def row_major(scope: Sequence[int], sizes: Mapping[int, int] | Sequence[int]) ->
 
 
 def _merged(
-    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
+    labels: Sequence[int], operands: Sequence[Mapping[int, int]], sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     merged_sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in operands]

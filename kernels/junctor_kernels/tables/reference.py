@@ -48,7 +48,11 @@ class Algebra:
     @property
     def tiny(self) -> float:
         """The smallest normal number; 0 on logarithms, where nothing underflows."""
-        return 0.0 if self.combine is np.add else float(np.finfo(self.dtype).tiny)
+        return 0.0 if self.combine is np.add else TINY[self.dtype]
+
+
+# Looked up by type: NumPy's own record takes longer to find than a small table to scale.
+TINY = {np.dtype(kind): float(np.finfo(kind).tiny) for kind in (np.float32, np.float64)}
 
 
 def _sum(block: Array, into: Array | None) -> Array:

@@ -44,6 +44,36 @@ class ArrayPool:
         return np.concatenate(self._parts) if self.size else np.zeros(1, self._dtype)
 
 
+class OffsetPool:
+    """Offsets that are concatenated to one array: parts of equal tables share theirs until then."""
+
+    def __init__(self) -> None:
+        self._parts: list[npt.NDArray[np.int64]] = []
+        self._places: list[int] = []
+        self._widths: list[int] = []
+        self.size = 0
+
+    def add(self, offsets: npt.NDArray[np.int64], place: int, width: int) -> int:
+        """Append `place + offsets * width` and return where it begins."""
+        at = self.size
+        self._parts.append(offsets)
+        self._places.append(place)
+        self._widths.append(width)
+        self.size += offsets.size
+        return at
+
+    def joined(self) -> npt.NDArray[np.int64]:
+        """Return all offsets as one array, of at least one element: compiled code takes no empty arrays."""
+        if not self.size:
+            return np.zeros(1, np.int64)
+        # All products at once: there are some ten thousand small parts.
+        lengths = [part.size for part in self._parts]
+        result = np.concatenate(self._parts)
+        result *= np.repeat(self._widths, lengths)
+        result += np.repeat(self._places, lengths)
+        return result
+
+
 class NumberTables:
     """Which tables the numbers of a `Bytecode` come from: everything else in it is the same in all number formats.
 
@@ -134,7 +164,7 @@ class Lowering:
         self._trace: list[tuple[int, ...]] = []
         self._traced: list[tuple[int, ...]] = []
         self._variables: list[tuple[int, int]] = []
-        self._offsets = ArrayPool(np.int64)
+        self._offsets = OffsetPool()
         self._span = ArrayPool(np.int64)
         self._terms = ArrayPool(np.int32)
         # Terms are compared by identity: equal lists of small contractions come from one cache.
@@ -232,14 +262,14 @@ class Lowering:
         factors = [k for k, operand in enumerate(lowered.operands) if operand in self._program.shared]
         walk, span, stride = self._walk(table, lowered, rows)
         first = len(self._operands)
-        self._operands.append((*(self._factor(lowered, factors, walk.order) if factors else (-1, -1)), -1))
+        self._operands.append((*(self._factor(lowered, factors, walk) if factors else (-1, -1)), -1))
         for k in walk.rows:
             operand = lowered.operands[k]
             at = self._place[operand] * self._cases
             slot = self._slot(operand) if operand in self._program.lowered else -1
-            self._operands.append((*self._both_offsets(what, what.operands[k], walk.order, at, self._cases), slot))
+            self._operands.append((*self._both_offsets(what, what.operands[k], walk, at, self._cases), slot))
         row = self._place[table] * self._cases
-        out = self._offsets.add(row + walk.order * self._cases)
+        out = self._offsets.add(walk.order, row, self._cases)
         count = len(self._operands) - first
         terms = what.eliminated_entries
         counts = terms, parents, len(lowered.operands), first, count
@@ -261,8 +291,7 @@ class Lowering:
         walks = tiles.walks(what, tuple(rows), one_factor, self._shapes, every=not dense)
         if dense:
             return walks[0], self._span.add([0, what.eliminated_entries]), 0
-        masks = [self._program.support.tables[operand] for operand in lowered.operands]
-        walk, terms = tiles.cheapest(what, walks, masks)
+        walk, terms = tiles.cheapest(what, walks, self._program.support, lowered.operands)
         return walk, self._span_of(terms), 1
 
     def _span_of(self, terms: tiles.Terms) -> int:
@@ -271,34 +300,32 @@ class Lowering:
             self._spans[terms] = self._span.add(self._terms.add(terms.listed) + terms.begins)
         return self._spans[terms]
 
-    def _factor(
-        self, lowered: LoweredContraction, factors: Sequence[int], order: npt.NDArray[np.int64]
-    ) -> tuple[int, int]:
+    def _factor(self, lowered: LoweredContraction, factors: Sequence[int], walk: tiles.TileWalk) -> tuple[int, int]:
         """Append the offsets of the shared operand, or of the product of several, which is computed here.
 
         lowered: the reduction.
         factors: indices of the shared operands.
-        order: kept entries in the order of the walk.
+        walk: order of the kept entries.
         """
         what = lowered.contraction
         if len(factors) == 1:
             at = self._shared_at(lowered.operands[factors[0]])
-            return self._both_offsets(what, what.operands[factors[0]], order, at, 1)
+            return self._both_offsets(what, what.operands[factors[0]], walk, at, 1)
         strides, product = _product(what, factors)
         at = self._add_shared(product.kept_entries, product, [lowered.operands[k] for k in factors])
-        return self._both_offsets(what, strides, order, at, 1)
+        return self._both_offsets(what, strides, walk, at, 1)
 
     def _both_offsets(
-        self, what: Contraction, strides: Strides, order: npt.NDArray[np.int64], place: int, width: int
+        self, what: Contraction, strides: Strides, walk: tiles.TileWalk, place: int, width: int
     ) -> tuple[int, int]:
-        kept = tiles.offsets(what.kept, strides.kept)[order]
-        return self._offsets.add(place + kept * width), self._terms_at(what.eliminated, strides.eliminated, width)
+        kept = tiles.walked(walk, what.kept, strides.kept)
+        return self._offsets.add(kept, place, width), self._terms_at(what.eliminated, strides.eliminated, width)
 
     def _terms_at(self, sizes: tuple[int, ...], strides: tuple[int, ...], width: int) -> int:
         """Append the offsets along eliminated axes, equal ones once, and return their position."""
         name = sizes, strides, width
         if name not in self._eliminated:
-            self._eliminated[name] = self._offsets.add(tiles.offsets(sizes, strides) * width)
+            self._eliminated[name] = self._offsets.add(tiles.offsets(sizes, strides), 0, width)
         return self._eliminated[name]
 
     def _add_parents(self, operands: Sequence[int]) -> int:
@@ -328,7 +355,7 @@ class Lowering:
             per_case = operand not in self._program.shared
             width = self._cases if per_case else 1
             place = self._place[operand] * width if per_case else self._shared_at(operand)
-            at = self._offsets.add(np.array(strides.kept, dtype=np.int64) * width)
+            at = self._offsets.add(np.array(strides.kept, dtype=np.int64), 0, width)
             terms = self._terms_at(what.eliminated, strides.eliminated, width)
             self._traced.append((place, int(per_case), at, terms))
         count = len(self._traced) - first

@@ -171,12 +171,15 @@ class Program:
         self.columns: dict[int, _Columns] = {}
         self.shared: dict[int, ScaledTable] = {}
         self.lowered: dict[int, LoweredContraction] = {}
+        self._means: dict[tuple[int, tuple[int, ...]], float] = {}
         self._constants = [self._as_columns(network.factors[i]) for i in plan.constants]
         # Shared tables are computed in double precision: done once, it costs little and keeps the error of P(e) small.
         self._wide = reference.DOUBLE if algebra.combine is np.multiply else algebra
         for step in plan.steps:
             self._bind(step, network)
         self._narrow()
+        # Rounded tables have other means.
+        self._means.clear()
 
     @cached_property
     def support(self) -> NonzeroSupport:
@@ -373,10 +376,13 @@ class Program:
     def _potential(self, step: Potential, network: Network) -> ScaledTable:
         """Return the product of factors, each of them scaled before."""
         factors = [scaled_to(network.factors[i].table.reshape(-1, 1), self._wide) for i in step.factors]
-        lowered = contraction(
-            self.plan.tables[step.out].scope, (), [network.factors[i].scope for i in step.factors], self._sizes
-        )
-        product = self.contract(lowered, [factor.table for factor in factors], self._wide)
+        scopes, scope = [network.factors[i].scope for i in step.factors], self.plan.tables[step.out].scope
+        if scopes == [scope]:
+            # Most cliques have one factor, and many of these their axes in its order.
+            product = factors[0].table
+        else:
+            lowered = contraction(scope, (), scopes, self._sizes)
+            product = self.contract(lowered, [factor.table for factor in factors], self._wide)
         scaled = reference.rescale(product, self._wide)
         log_scale = sum((factor.log_scale for factor in factors), scaled.log_scale)
         here = lost_here(factors, 1, scaled, self._wide)
@@ -413,21 +419,24 @@ class Program:
             return float(terms)
         best = 1.0
         for operand in step.operands:
-            if operand in self.columns:
-                fixed, lost = (
-                    self.columns[operand].table,
-                    float(lost_below(self.columns[operand].least, self.algebra).max()),
-                )
-            elif operand in self.shared and operand not in self.closed:
-                fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
-            else:
-                continue
-            scope = self.plan.tables[operand].scope
-            summed = tuple(axis for axis, v in enumerate(scope) if v in step.eliminated)
-            grid = fixed.reshape(*(self._sizes[v] for v in scope), fixed.shape[1])
-            mean = float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed)
-            best = min(best, mean + lost)
+            if self.is_fixed(operand):
+                summed = tuple([axis for axis, v in enumerate(self.plan.tables[operand].scope) if v in step.eliminated])
+                # Several messages of a clique sum over the same axes of a factor.
+                if (operand, summed) not in self._means:
+                    self._means[operand, summed] = self._mean(operand, summed)
+                best = min(best, self._means[operand, summed])
         return terms * best
+
+    def _mean(self, operand: int, summed: tuple[int, ...]) -> float:
+        """Return the largest mean of a fixed operand over some of its axes, with what it may have lost."""
+        if operand in self.columns:
+            columns = self.columns[operand]
+            fixed, lost = columns.table, float(lost_below(columns.least, self.algebra).max())
+        else:
+            fixed, lost = self.shared[operand].table, float(self.shared[operand].lost.max())
+        grid = fixed.reshape(*map(self._sizes.__getitem__, self.plan.tables[operand].scope), fixed.shape[1])
+        mean: float = float(grid.sum(axis=summed).max()) / math.prod(grid.shape[axis] for axis in summed)
+        return mean + lost
 
     def _trace(
         self, step: Reduce, values: Mapping[int, ScaledTable], states: dict[int, npt.NDArray[np.int64]], cases: int

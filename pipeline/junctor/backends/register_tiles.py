@@ -16,7 +16,7 @@ from junctor_kernels.cpu.bytecode import LINES, PAIRS, PRODUCTS
 from junctor_kernels.cpu.contract import TILE
 from junctor_kernels.tables.axes import Contraction
 
-from junctor.backends.sparsity import LISTING_ENTRIES, REMEMBERED, SMALL_CONTRACTION, Mask
+from junctor.backends.sparsity import LISTING_ENTRIES, REMEMBERED, SMALL_CONTRACTION, Mask, NonzeroSupport
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -158,16 +158,19 @@ def _padding(what: Contraction, first: int, shape: tuple[int, int]) -> float:
     return -(-lines // shape[0]) * shape[0] / lines * (-(-entries // shape[1]) * shape[1] / entries)
 
 
-def cheapest(what: Contraction, walks: tuple[TileWalk, ...], masks: Sequence[Mask]) -> tuple[TileWalk, Terms]:
+def cheapest(
+    what: Contraction, walks: tuple[TileWalk, ...], support: NonzeroSupport, operands: Sequence[int]
+) -> tuple[TileWalk, Terms]:
     """Return the walk with the cheapest terms, and the lists of terms that can differ from zero.
 
     what: the contraction.
     walks: to choose from.
-    masks: for each operand, bool [entries], entries that can differ from zero.
+    support: entries that can differ from zero.
+    operands: tables of the contraction.
     """
     if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
-        return _small_cheapest(what, walks, tuple(mask.tobytes() for mask in masks))
-    return _cheapest(what, walks, masks)
+        return _small_cheapest(what, walks, tuple(map(support.name, operands)))
+    return _cheapest(what, walks, [support.tables[operand] for operand in operands])
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -216,6 +219,23 @@ def _listed(bits: Bits, terms: int) -> Terms:
         part = np.unpackbits(bits[start : start + step], axis=1, count=terms)
         parts.append(np.nonzero(part)[1].astype(np.int32))
     return Terms(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)]), np.concatenate(parts))
+
+
+def walked(walk: TileWalk, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    """Return the offset of every kept entry in the order of a walk, int64, read-only.
+
+    walk: order of the entries.
+    sizes, strides: of the kept axes.
+    """
+    find = _small_walked if walk.order.size <= SMALL_CONTRACTION else _walked
+    return find(walk, sizes, strides)
+
+
+def _walked(walk: TileWalk, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:
+    return offsets(sizes, strides)[walk.order]
+
+
+_small_walked = lru_cache(maxsize=REMEMBERED)(_walked)
 
 
 def offsets(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Ints:

@@ -44,6 +44,23 @@ class NonzeroSupport:
 
     tables: dict[int, Mask] = field(default_factory=dict)
     terms: dict[int, int] = field(default_factory=dict)
+    _names: dict[int, bytes] = field(default_factory=dict)
+
+    def name(self, table: int) -> bytes:
+        """Return the entries of a table as bytes, for caches."""
+        if table not in self._names:
+            self._names[table] = self.tables[table].tobytes()
+        return self._names[table]
+
+    def add(self, table: int, what: Contraction, operands: Sequence[int], contract: Contract) -> int:
+        """Add the table of a contraction and return its number of terms that can differ from zero."""
+        if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
+            names = tuple(map(self.name, operands))
+            self.tables[table], self._names[table], terms = _small_support(what, names)
+            return terms
+        counts = _counts(what, [self.tables[operand] for operand in operands], contract)
+        self.tables[table] = counts > 0
+        return int(counts.sum())
 
 
 @collector_paused()
@@ -81,29 +98,25 @@ def support_of(
         elif isinstance(step, Potential):
             factors = [network.factors[i] for i in step.factors]
             what = contraction(plan.tables[step.out].scope, (), [factor.scope for factor in factors], sizes)
-            support.tables[step.out] = _terms(what, [factor.table.ravel() > 0 for factor in factors], contract) > 0
+            support.tables[step.out] = _counts(what, [factor.table.ravel() > 0 for factor in factors], contract) > 0
         else:
             what, operands = lowered[step.out]
-            counts = _terms(what, [support.tables[operand] for operand in operands], contract)
-            support.tables[step.out] = counts > 0
+            terms = support.add(step.out, what, operands, contract)
             if step.out not in shared:
-                support.terms[step.out] = int(counts.sum())
+                support.terms[step.out] = terms
     return support
 
 
-def _terms(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
-    """Return the number of terms of each kept entry that can differ from zero: a contraction of zeros and ones."""
-    if what.kept_entries * what.eliminated_entries <= SMALL_CONTRACTION:
-        return _small_counts(what, tuple(mask.tobytes() for mask in masks))
-    return _counts(what, masks, contract)
-
-
 @lru_cache(maxsize=REMEMBERED)
-def _small_counts(what: Contraction, masks: tuple[bytes, ...]) -> npt.NDArray[np.floating]:
-    return _counts(what, [np.frombuffer(mask, dtype=np.bool_) for mask in masks], reference.reduce)
+def _small_support(what: Contraction, names: tuple[bytes, ...]) -> tuple[Mask, bytes, int]:
+    """Return the entries of a contraction that can differ from zero, also as bytes, and the number of such terms."""
+    counts = _counts(what, [np.frombuffer(name, dtype=np.bool_) for name in names], reference.reduce)
+    mask = counts > 0
+    return mask, mask.tobytes(), int(counts.sum())
 
 
 def _counts(what: Contraction, masks: Sequence[Mask], contract: Contract) -> npt.NDArray[np.floating]:
+    """Return the number of terms of each kept entry that can differ from zero: a contraction of zeros and ones."""
     # Counted by the contraction itself, in doubles: exact up to 2^53 terms.
     ones = [mask.astype(np.float64)[:, None] for mask in masks]
     return contract(what, ones, reference.DOUBLE)[:, 0]
