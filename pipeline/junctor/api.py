@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from junctor.backends.joint_table import has_joint_table
-from junctor.engine.few_rows import FewRows, are_few
+from junctor.engine.few_rows import FewRows, are_few, load_trees
 from junctor.evidence.plain_cells import PlainCells
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
@@ -140,7 +140,7 @@ class Model:
         self.network = _read(network)
         self._prepared = _prepared(self.network)
         if not has_joint_table(self.network):
-            import junctor.backends.row_trees  # noqa: F401
+            load_trees()
 
     def __repr__(self) -> str:
         return f"Model({self.network!r})"

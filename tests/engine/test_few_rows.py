@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import strategies
@@ -10,7 +12,7 @@ from helpers.options import on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.engine.engine import Engine
-from junctor.engine.few_rows import FEW_ROWS, FewRows
+from junctor.engine.few_rows import FEW_OF_A_PATTERN, FEW_ROWS, FewRows
 from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import grid, random_network, sample
@@ -62,38 +64,46 @@ def test_a_row_has_the_same_bytes_among_others_and_alone(network: Network) -> No
             assert alone.posteriors[v][0].tobytes() == together.posteriors[v][row].tobytes()
 
 
-def backends(network: Network, batch: EvidenceBatch, rows: int, query: Query | None = None, **options: object) -> set:
-    engine = Engine(network, query or Query(), ComputeOptions(ROOM, 1, **{"device": "cpu", **options}), None, rows)
-    return {route.backend for route in engine.routes(batch)}
+def backend(network: Network, batch: EvidenceBatch, rows: int, query: Query | None = None, **more: object) -> Any:
+    """How the rows go if they go one by one, all of them; None otherwise."""
+    engine = Engine(network, query or Query(), ComputeOptions(ROOM, 1, **{"device": "cpu", **more}), None, rows)
+    (route,) = engine.routes(batch)
+    return route.backend if route.group.per_row else None
 
 
 def test_few_rows_that_are_known_to_be_few_go_one_by_one() -> None:
     small, large = random_network(6, seed=2), random_network(40, seed=3)
     one = EvidenceBatch(1, {0: np.zeros(1, np.int32)})
-    alone = {Backend.JOINT_TABLE, Backend.ROW_TREES}
-    assert backends(small, one, 1) == {Backend.JOINT_TABLE}
-    assert backends(large, one, FEW_ROWS) == {Backend.ROW_TREES}
+    assert backend(small, one, 1) is Backend.JOINT_TABLE
+    assert backend(large, one, FEW_ROWS) is Backend.ROW_TREES
+    assert backend(large, random_batch(large, FEW_ROWS), FEW_ROWS) is Backend.ROW_TREES
+    # Rows of one pattern share a tree, unless they are very few; the joint table has none.
+    for rows in (FEW_OF_A_PATTERN, FEW_OF_A_PATTERN + 1):
+        same = EvidenceBatch(rows, {0: np.zeros(rows, np.int32)})
+        alone = rows == FEW_OF_A_PATTERN
+        assert (backend(large, same, rows) is Backend.ROW_TREES) == alone
+        assert (FewRows(large, Query(), OPTIONS).answer(same, rows, lambda: ROOM) is not None) == alone
+        assert backend(small, same, rows) is Backend.JOINT_TABLE
     # More rows are to come, nobody knows, or there is no such way.
     for rows in (0, FEW_ROWS + 1):
-        assert not backends(large, one, rows) & alone
+        assert backend(small, one, rows) is backend(large, one, rows) is None
     for query in (Query("mpe"), Query(precision="log"), Query(method="auto")):
-        assert not backends(small, one, 1, query) & alone
-    assert not backends(large, random_batch(large, FEW_ROWS + 1), FEW_ROWS + 1) & {Backend.JOINT_TABLE}
+        assert backend(small, one, 1, query) is None
 
 
-def test_rows_with_large_trees_get_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_large_trees_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     network = grid(4, 4, 3, seed=1)
     nothing, most = EvidenceBatch(2), EvidenceBatch(2, {v: np.zeros(2, np.int32) for v in range(12)})
-    assert backends(network, nothing, 2) == {Backend.ROW_TREES}
+    assert backend(network, nothing, 2) is Backend.ROW_TREES
     engine = Engine(network, Query(), OPTIONS, expected_rows=2)
     light, heavy = (2 * engine.router.row_engine.work(seen).operations for seen in (range(12), ()))
     assert light < heavy
     # At the limit, and one operation below it.
     for limit, expected in ((heavy, True), (heavy - 1, False)):
         monkeypatch.setattr("junctor.engine.few_rows.FEW_OPERATIONS", limit)
-        assert (backends(network, nothing, 2) == {Backend.ROW_TREES}) == expected
+        assert (backend(network, nothing, 2) is Backend.ROW_TREES) == expected
         assert (FewRows(network, Query(), OPTIONS).answer(nothing, 2, lambda: ROOM) is not None) == expected
-        assert backends(network, most, 2) == {Backend.ROW_TREES}
+        assert backend(network, most, 2) is Backend.ROW_TREES
 
 
 def test_memory_is_kept_to() -> None:

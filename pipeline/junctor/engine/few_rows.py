@@ -1,6 +1,6 @@
 """A few rows, answered one by one: neither a plan nor a batch pays for them.
 
-Main class: FewRows; called by the API. The router sends a few rows the same way, by `are_few` and `are_light`, so that
+Main class: FewRows; called by the API. The router sends a few rows the same way, by `are_few` and `take_own_trees`, so that
 runs and calls give the same answers.
 """
 
@@ -16,7 +16,7 @@ from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.engine.patterns import Patterns, patterns_of
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.model.answers import IMPOSSIBLE, Answers, posterior_bytes, unanswered
-from junctor.model.network import Network
+from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.model.query import Query, target_names
 from junctor.planning.shape import Pattern
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from junctor.backends.row_trees import RowEngine
     from junctor.engine.pattern_prices import Work
 
-# Rows that are few: a plan takes as long as a hundred rows with trees of their own, or longer.
+# Rows that are few. A tree that all rows of a pattern share, and what chooses it, takes longer than trees of their own
+# for so many rows of different patterns, or so many of one.
 FEW_ROWS = 64
+FEW_OF_A_PATTERN = 8
 # Multiply-adds of all of them together, up to which that holds for large trees too.
 FEW_OPERATIONS = 5e8
 # Entries of messages whose memory stays from call to call.
@@ -42,10 +44,10 @@ def are_few(query: Query, device: DeviceChoice, rows: int) -> bool:
     return exact and device != "gpu" and 0 < rows <= FEW_ROWS
 
 
-def are_light(
+def take_own_trees(
     patterns: Callable[[], Patterns], rows: int, whole: Work, work: Callable[[Pattern], Work], entries: float
 ) -> bool:
-    """Return True if the trees of a few rows are small enough for rows to be answered one by one.
+    """Return True if each of a few rows gets a tree of its own: they differ in pattern, or are very few, and it is small.
 
     patterns: returns those of a batch.
     rows: of all batches together.
@@ -54,13 +56,27 @@ def are_light(
     entries: that fit the memory.
     """
     # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
-    if rows * whole[0] <= FEW_OPERATIONS and whole[1] <= entries:
+    small = rows * whole[0] <= FEW_OPERATIONS and whole[1] <= entries
+    if small and rows <= FEW_OF_A_PATTERN:
         return True
     found = patterns()
+    if found.rows.size > FEW_OF_A_PATTERN * len(found.counts):
+        return False
+    if small:
+        return True
     works = [work(Pattern(found.observed(p), found.soft(p))) for p in range(len(found.counts))]
     operations = sum(count * each[0] for count, each in zip(found.counts.tolist(), works, strict=True))
     share = found.rows.size / rows
     return operations <= share * FEW_OPERATIONS and all(each[1] <= entries for each in works)
+
+
+def load_trees() -> None:
+    """Load the compiled code for rows with trees of their own, which otherwise the first of them does."""
+    # A row of any network needs all of it.
+    network = Network("", (Variable("a", ("0",)),), (Factor((0,), np.ones(1)),))
+    rows = FewRows(network, Query(), ComputeOptions())
+    rows._joint = None
+    rows.answer(EvidenceBatch(1, {0: np.zeros(1, dtype=np.int32)}), 1, lambda: 1 << 30)
 
 
 class FewRows:
@@ -75,6 +91,7 @@ class FewRows:
         self._query = query
         self._options = options
         self._targets = tuple(network.index[name] for name in target_names(network, query))
+        self._joint = JointTable(network, self._targets) if has_joint_table(network) else None
 
     @property
     def held(self) -> int:
@@ -114,16 +131,12 @@ class FewRows:
         trees, working = self._trees, self._options.device_memory
         allowed = allowed if working is None else min(allowed, working + self._fixed)
         entries = (allowed - self._fixed) // 8
-        light = are_light(lambda: patterns_of(batch), rows, self._whole, self._work, entries)
+        light = take_own_trees(lambda: patterns_of(batch), rows, self._whole, self._work, entries)
         trees.allow(allowed)
         left = trees.answer(batch, valid, answers) if light else valid
         # Larger memory goes.
         trees.allow(self._fixed + 8 * KEPT_ENTRIES)
         return left
-
-    @cached_property
-    def _joint(self) -> JointTable | None:
-        return JointTable(self._network, self._targets) if has_joint_table(self._network) else None
 
     @cached_property
     def _trees(self) -> RowEngine:

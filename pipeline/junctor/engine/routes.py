@@ -27,7 +27,7 @@ from junctor.cost.constants import CPU, GPU
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
-from junctor.engine.few_rows import FEW_ROWS, are_few, are_light
+from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
@@ -330,7 +330,7 @@ class Router:
         allowed, fixed = self._beside_answers(batch), room_bytes(self.network, 0)
         if self.working is not None:
             allowed = min(allowed, self.working + fixed)
-        return are_light(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
+        return take_own_trees(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
 
     def joint_table_for(self, batch: EvidenceBatch) -> JointTable | None:
         """Return the joint table where it answers the rows of a batch."""
