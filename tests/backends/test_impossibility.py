@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -134,6 +136,22 @@ def test_memory_is_what_it_says() -> None:
         projected = words.room_bytes(graph, factors, columns)
         taken = bytes_of(words.room(graph, factors, columns, 0))
         assert taken <= projected <= 1.2 * taken
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 1 << 22, 1 << 26])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_more_memory_is_taken(memory: int, threads: int) -> None:
+    network = random_network(60, states=3, seed=4, zeros=0.4)
+    batch = zeros_and_gaps(network, 3000, seed=4)
+    rows = np.arange(3000)
+    # Compiled code and the zeros of the network are there before.
+    impossible_rows(network, batch, rows[:100], LIMITS)
+    tracemalloc.start()
+    found = impossible_rows(network, batch, rows, Limits(memory, threads))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= memory
+    assert found.any() or memory == 1 << 20
 
 
 def bytes_of(record: object) -> int:

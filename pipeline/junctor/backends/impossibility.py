@@ -28,8 +28,8 @@ from junctor.runtime.threads import in_threads
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
-# Rows whose evidence is in memory as codes at a time.
-MOST_ROWS = 4096
+# Rows whose evidence is in memory as codes at a time: blocks for many threads.
+MOST_ROWS = 1 << 14
 # Blocks that are planned to learn the price of a way to cut rows into blocks: a share of them, and at most so many.
 SAMPLED_SHARE, MOST_SAMPLES = 8, 16
 
@@ -320,12 +320,13 @@ class _Blocks:
             price = self._price(cut, len(patterns) - 1, best.seconds)
             if price.seconds < best.seconds:
                 best, starts = price, cut
-        if best.operations > self._limits.operations:
+        # Without a price nothing is begun that has a limit.
+        if (math.inf if math.isinf(best.seconds) else best.operations) > self._limits.operations:
             return 0
         threads = min(self._limits.threads, self._limits.memory // (self._fixed + 8 * best.words))
         most = (self._limits.memory // max(1, threads) - self._fixed) // 8
         # Small blocks go several in a task.
-        edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.MOST_CASES)) + 1).tolist(), len(starts) - 1]
+        edges = [0, *(np.flatnonzero(np.diff(starts[:-1] // words.BITS)) + 1).tolist(), len(starts) - 1]
         tasks = [starts[first : end + 1] for first, end in pairwise(edges)]
         large = in_threads(lambda task, place: self._run(task, most, place), tasks, threads)
         operations = sum(int(room.spent[0]) for room in self._rooms.values())
