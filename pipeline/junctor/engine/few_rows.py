@@ -1,7 +1,7 @@
 """A few rows, answered one by one: neither a plan nor a batch pays for them.
 
-Main class: FewRows; called by the API. The router sends a few rows the same way, by `are_few` and `take_own_trees`, so that
-runs and calls give the same answers.
+Main class: FewRows; called by the API. The router sends a few rows the same way, by `are_few` and `take_own_trees`, so
+that runs and calls give the same answers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def are_few(query: Query, device: DeviceChoice, rows: int) -> bool:
 def take_own_trees(
     patterns: Callable[[], Patterns], rows: int, whole: Work, work: Callable[[Pattern], Work], entries: float
 ) -> bool:
-    """Return True if each of a few rows gets a tree of its own: they differ in pattern, or are very few, and it is small.
+    """Return True if each of a few rows gets a tree of its own: patterns differ, or rows are very few, and trees small.
 
     patterns: returns those of a batch.
     rows: of all batches together.
