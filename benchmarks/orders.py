@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 from junctor.formats import read_network
-from junctor.planning.elimination import eliminate, moral_graph, sizes_of
+from junctor.planning.elimination import GreedyElimination, moral_graph
 from junctor.planning.shape import Shape, mask_of, shape_of
 from junctor_kernels.orders.annealing import SECOND, search
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, Words, greedy, pack, weights_of, work_for
@@ -24,9 +24,9 @@ from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL, Words, greedy, pack
 def measure(shape: Shape, seed: int) -> list[str]:
     n = len(shape.cardinalities)
     neighbours = moral_graph(n, shape.scopes)
-    everything = (1 << n) - 1
-    start = eliminate(neighbours, everything, sizes_of(shape.cardinalities), "min-weight").variables
-    graph, members = pack(neighbours, n), pack([everything], n)[0]
+    everything = set(range(n))
+    start = GreedyElimination(neighbours, everything, shape.cardinalities).by("min-weight").variables
+    graph, members = pack([*map(mask_of, neighbours)], n), pack([mask_of(everything)], n)[0]
     # Without steps only the greedy criteria are left.
     cells = [f"{search(graph, members, shape.cardinalities, start, 0, seed)[1]:,.0f}"]
     for seconds in (1, 10):

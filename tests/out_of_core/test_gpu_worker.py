@@ -15,6 +15,7 @@ import junctor
 import numpy as np
 import pytest
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
+from junctor.engine import routes
 from junctor.engine.routes import Router
 from junctor.generate import grid
 from junctor.model.errors import DeviceError
@@ -186,6 +187,7 @@ def test_a_run_over_workers_with_gpus(
     job = Job(str(tmp_path / "grid.uai"), str(tmp_path / "evidence.csv"), str(tmp_path / "out"))
     monkeypatch.setattr(chunk_crew, "has_gpu", lambda: True)
     monkeypatch.setattr(Router, "in_chunks", lambda *_: True)
+    monkeypatch.setattr(routes, "are_few", lambda *_: False)
     on_gpu: list[bool] = []
     functions = chunk_cluster.TaskFunctions
     monkeypatch.setattr(chunk_cluster, "TaskFunctions", lambda *given: on_gpu.append(bool(given)) or functions(*given))

@@ -55,18 +55,24 @@ class Contraction:
 
 
 def contraction(
-    kept: Sequence[int], eliminated: Sequence[int], scopes: Iterable[Sequence[int]], sizes: Mapping[int, int]
+    kept: Sequence[int],
+    eliminated: Sequence[int],
+    scopes: Iterable[Sequence[int]],
+    sizes: Mapping[int, int],
+    remember: bool = True,
 ) -> Contraction:
     """Return the contraction of labelled axes, with as few axes as possible.
 
     kept, eliminated: axis labels, slowest first.
     scopes: the axis labels of each operand, in its C order.
     sizes: the length of each axis.
+    remember: False in searches, which ask for many contractions once.
     """
     # Labels are replaced by numbers: the plans of a network have most of their contractions in common.
     number = {label: i for i, label in enumerate((*kept, *eliminated))}
     numbered = tuple(tuple(number.setdefault(label, len(number)) for label in scope) for scope in scopes)
-    return _numbered(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
+    make = _numbered if remember else _numbered.__wrapped__
+    return make(len(kept), len(eliminated), numbered, tuple(map(sizes.__getitem__, number)))
 
 
 @lru_cache(REMEMBERED)

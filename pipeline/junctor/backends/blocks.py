@@ -29,10 +29,10 @@ MOST_DOUBTFUL = 0.5
 def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
     """Answer `rows` in the first number format of the ladder, and those in doubt that are possible in the next."""
     for algebra in prepared.ladder:
-        rows = answer_in(prepared, algebra, batch, rows, answers)
         if not rows.size:
             return
-        if algebra is prepared.ladder[0] and prepared.sizes.runs_compiled:
+        rows = answer_in(prepared, algebra, batch, rows, answers)
+        if rows.size and algebra is prepared.ladder[0] and prepared.sizes.runs_compiled:
             # Imported here: compiled code takes longer to load than a few rows to climb.
             from junctor.backends.impossibility import settle_impossible
 

@@ -206,6 +206,11 @@ def gpu_seconds(router: Router, route: Route, gpu: CostModel) -> float:
 
     gpu: cost model of that GPU, which need not be the router's.
     """
+    if route.backend is Backend.ROW_TREES:
+        # There a plan answers them; its tree is about theirs, with evidence that some lack as likelihoods.
+        work = router.row_engine.work(route.group.pattern.sliced, route.group.pattern.weighted)
+        operation, table = gpu.coefficients[router.gpu_backend].row
+        return route.rows * (work.operations * operation + work.tables * table + CPU.row)
     if route.plan is None or route.chunks is not None or router.query.kind == "mpe":
         return route.seconds
     return _plan_on_gpu(route.plan, router.ladder[0], route.group.answered, gpu) + route.rows * CPU.row

@@ -276,10 +276,7 @@ class Router:
         if not self._has_row_trees or self.takes_gpu or not patterns.rows.size:
             return False
         rows = self.to_come(batch, patterns.rows.size)
-        # Without a plan, which may take longer than the rows: each entry of a factor counts once.
-        entries = sum(factor.table.size for factor in self.network.factors)
-        heavy = rows * entries * CPU.numpy_entry > TREE_SECONDS
-        if not heavy and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
+        if not self._is_heavy(rows) and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
             return False
         from junctor.backends.row_trees import BLOCK_BYTES, room_bytes
 
@@ -287,6 +284,12 @@ class Router:
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
         needed = 2 * self.threads * (BLOCK_BYTES + room_bytes(self.network, 0))
         return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
+
+    def _is_heavy(self, rows: int) -> bool:
+        """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
+        # Each entry of a factor counts once.
+        entries = sum(factor.table.size for factor in self.network.factors)
+        return rows * entries * CPU.numpy_entry > TREE_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
@@ -301,6 +304,8 @@ class Router:
         """Return a group with a plan instead of a tree where its rows are worth one."""
         if not group.tree or group.patterns > 1:
             return group
+        if group.unique is not None and not self._is_heavy(self.uses(group, batch)):
+            return replace(group, tree=False, per_row=False)
         if group.answered < LANES:
             # Too few for the lanes of a vector.
             group = replace(group, tree=False, per_row=True)
@@ -653,8 +658,12 @@ class Router:
     @property
     def row_price(self) -> tuple[float, float]:
         """Seconds of an entry operation and of a table of the row engine's tree, for a row of a plan."""
-        backend = f"many-{'single' if self.query.precision == 'single' else 'double'}" if self.takes_gpu else "cpu"
-        return self.costs.coefficients[backend].row
+        return self.costs.coefficients[self.gpu_backend if self.takes_gpu else "cpu"].row
+
+    @property
+    def gpu_backend(self) -> str:
+        """The name in cost models of what answers many rows on a GPU."""
+        return f"many-{'single' if self.query.precision == 'single' else 'double'}"
 
     @property
     def takes_gpu(self) -> bool:

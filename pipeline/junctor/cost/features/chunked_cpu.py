@@ -104,4 +104,4 @@ def _lowered(chunks: ChunkPlan, step: Reduce, fixed: frozenset[int], sizes: Mapp
 
     tables = sorted(step.operands, key=lambda table: chunks.plan.tables[table].entries)
     scopes = [left(chunks.layout(table)) for table in tables]
-    return contraction(left(chunks.layout(step.out)), left(step.eliminated), scopes, sizes)
+    return contraction(left(chunks.layout(step.out)), left(step.eliminated), scopes, sizes, remember=False)
