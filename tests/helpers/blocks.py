@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.model.network import Network
 from junctor.planning.shape import Pattern
+from junctor_kernels.cpu.bytecode import GIVEN
 from junctor_kernels.tables.reference import Algebra
 
 from helpers import strategies
@@ -30,7 +31,7 @@ def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tupl
     sizes = network.cardinalities
     hard = {v: column for v, column in batch.states.items() if batch.rows and (column >= 0).all()}
     sliced = {} if likelihoods else hard
-    weighted = {}
+    weighted, seen = {}, {}
     for v in sorted((set(batch.states) | set(batch.likelihoods)) - set(sliced)):
         values = np.ones((sizes[v], batch.rows))
         for row in range(batch.rows):
@@ -40,8 +41,12 @@ def blocks_of(network: Network, batch: EvidenceBatch, likelihoods: bool) -> tupl
             if v in soft:
                 values[:, row] *= soft[v]
         weighted[v] = values
+        # States beside likelihoods of some variables, likelihoods alone of others: a batch may have either.
+        if v % 3:
+            seen[v] = batch.states.get(v, np.full(batch.rows, UNOBSERVED)).copy()
+            seen[v][batch.likelihoods[v].rows if v in batch.likelihoods else []] = GIVEN
     states = {v: column.astype(np.int64) for v, column in sliced.items()}
-    return Pattern(frozenset(states), frozenset(weighted)), EvidenceBlock(batch.rows, states, weighted)
+    return Pattern(frozenset(states), frozenset(weighted)), EvidenceBlock(batch.rows, states, weighted, seen)
 
 
 def compare(found: BlockOutcome, expected: BlockOutcome, algebra: Algebra) -> None:

@@ -18,9 +18,12 @@ LINES, PAIRS, PRODUCTS = 0, 1, 2
 # and LEAST_LIFT: sum over the operands, and the smallest above 0) ...
 KIND, SLOT, ROW, ENTRIES, TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT, HOW, TILES, OUT, SPAN, STRIDE = range(14)
 SIZE, LINES_OF_TILE, LIFT, LIFTED, LEAST_LIFT = 14, 15, 16, 17, 18
-# ... and for slices: number of columns, first observed variable and their number, offsets of columns and of facts.
+# ... and for slices: number of columns, first observed variable and their number, offsets of columns and of facts; for
+# likelihoods: row of the observed states, row of the likelihoods (OBSERVED and PLACE).
 COLUMNS, OBSERVED, VARIABLES, PLACE, FACTS = TERMS, FIRST_PARENT, PARENTS, FIRST, COUNT
 STEP_COLUMNS = 19
+# The state of a weighted variable where a case has likelihoods; -1 where it observes nothing.
+GIVEN = -2
 # Bytes of contractions over entries in addition to their tables: for all threads together, and for each.
 ENTRIES_BYTES = 1 << 24
 ENTRIES_THREAD_BYTES = 6 << 20

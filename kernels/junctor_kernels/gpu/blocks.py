@@ -74,7 +74,19 @@ FIELDS = (
 _NAMES = (
     *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),
     *("KIND", "SLOT", "ROW", "ENTRIES", "TERMS", "FIRST_PARENT", "PARENTS", "FIRST", "COUNT", "HOW", "TILES", "OUT"),
-    *("SPAN", "STRIDE", "SIZE", "LINES_OF_TILE", "COLUMNS", "OBSERVED", "VARIABLES", "PLACE", "FACTS", "STEP_COLUMNS"),
+    *(
+        "SPAN",
+        "STRIDE",
+        "SIZE",
+        "LINES_OF_TILE",
+        "COLUMNS",
+        "OBSERVED",
+        "VARIABLES",
+        "PLACE",
+        "FACTS",
+        "STEP_COLUMNS",
+        "GIVEN",
+    ),
 )
 _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),

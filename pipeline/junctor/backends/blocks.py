@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import GIVEN
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
-from junctor.evidence.batch import EvidenceBatch, Rows, span_of
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
@@ -158,8 +159,46 @@ def block_of(batch: EvidenceBatch, rows: Rows, pattern: Pattern, cardinalities: 
     """Cut the evidence of `rows` out of `batch` in the form that a plan for `pattern` takes."""
     at = span_of(rows)
     states = {v: batch.states[v][at] for v in sorted(pattern.sliced)}
-    likelihoods = {v: _likelihood(batch, rows, v, cardinalities[v]) for v in sorted(pattern.weighted)}
-    return EvidenceBlock(len(rows), states, likelihoods)
+    weighted = sorted(pattern.weighted)
+    likelihoods = _AtNeed(weighted, lambda v: _likelihood(batch, rows, v, cardinalities[v]))
+    return EvidenceBlock(len(rows), states, likelihoods, _AtNeed(weighted, lambda v: _seen(batch, rows, v)))
+
+
+class _AtNeed(Mapping[int, npt.NDArray[Any]]):
+    """Arrays by variable, made when they are asked for: a backend reads either states or likelihoods.
+
+    variables: that there are arrays of.
+    make: returns that of a variable.
+    """
+
+    def __init__(self, variables: Sequence[int], make: Callable[[int], npt.NDArray[Any]]) -> None:
+        self._variables = variables
+        self._make = make
+
+    def __getitem__(self, variable: int) -> npt.NDArray[Any]:
+        """Return the array of a variable, a new one each time."""
+        return self._make(variable)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the variables."""
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        """Return how many variables there are."""
+        return len(self._variables)
+
+
+def _seen(batch: EvidenceBatch, rows: Rows, variable: int) -> npt.NDArray[np.integer]:
+    """Return [rows]: the observed state, UNOBSERVED, or GIVEN where the evidence is soft."""
+    if variable in batch.states:
+        result = batch.states[variable][span_of(rows)]
+    else:
+        result = np.full(len(rows), UNOBSERVED, dtype=np.int32)
+    if variable in batch.likelihoods:
+        here, _ = batch.likelihoods[variable].among(rows)
+        result = result.copy()
+        result[here] = GIVEN
+    return result
 
 
 def _likelihood(batch: EvidenceBatch, rows: Rows, variable: int, cardinality: int) -> npt.NDArray[np.float64]:

@@ -66,7 +66,8 @@ class GpuProgram(GpuBlocks):
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
             sizes = self._plan.shape.cardinalities
-            sources = sources_of(answers.targets, sizes, self._posteriors, self._rows, self._shared_rows)
+            observed = {v: row for v, row in self._rows.items() if v in self._plan.pattern.sliced}
+            sources = sources_of(answers.targets, sizes, self._posteriors, observed, self._shared_rows)
             self._targets = self.device.put(_narrowed(sources))
         return self._targets
 
@@ -160,9 +161,9 @@ class _Place:
         Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
         """
         assert answers.memory is not None
-        host = self._take(block, rows)
-        # Only what the plan reads: small copies cost as much as kernels.
-        names = ["states"] * bool(self._rows) + ["likelihoods"] * bool(self._likelihoods) + ["rows"]
+        host, given = self._take(block, rows)
+        # Only what the kernels read: small copies cost as much as kernels.
+        names = ["states"] * bool(self._rows) + ["likelihoods"] * given + ["rows"]
         device = self._device
         with device.queue:
             self._tell(block.cases, host["found"].shape[1], answers, answers.memory.ctypes.data)
@@ -196,19 +197,20 @@ class _Place:
         for name, value in fields.items():
             record[FIELDS.index(name)] = value
 
-    def _take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-        """Bring the evidence of a block into the memory that is copied; returns that memory, as wide as the block.
+    def _take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64]) -> tuple[dict[str, npt.NDArray[Any]], bool]:
+        """Bring the evidence of a block into the memory that is copied.
 
-        Lanes beyond the last case repeat it.
+        Returns that memory, as wide as the block, and whether there are likelihoods. Lanes beyond the last case repeat
+        it.
         """
         lanes = -(-block.cases // self._chunk) * self._chunk
         host: dict[str, npt.NDArray[Any]] = {}
         for name, ((*lines, _), dtype) in self._shapes.items():
             size = math.prod(lines) * lanes * np.dtype(dtype).itemsize
             host[name] = self._host[name][:size].view(dtype).reshape(*lines, lanes)
-        block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
+        given = block.copy_to(host["states"], self._rows, host["likelihoods"], self._likelihoods)
         host["rows"][0, : block.cases] = rows
-        return host
+        return host, given
 
 
 def _narrowed(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

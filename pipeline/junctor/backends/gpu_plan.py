@@ -72,7 +72,9 @@ class GpuBlocks:
         self.many = most >= chunk and program.algebra is not LOG and not self._is_few(rows, stages.count, chunk)
         self.cases = _in_chunks(rows, most, chunk) if self.many else min(rows, most)
         self.chunk = chunk if self.many else 1
-        self._rows = {variable: row for row, variable in enumerate(sorted(self._plan.pattern.sliced))}
+        pattern = self._plan.pattern
+        # Of sliced variables, and of weighted ones: a state is a fraction of its likelihoods.
+        self._rows = {v: row for row, v in enumerate((*sorted(pattern.sliced), *sorted(pattern.weighted)))}
         self._lowering, self._code = self._lower(places)
         if not self.many and too_many_operands(self._code):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
@@ -145,7 +147,7 @@ class GpuBlocks:
         likelihoods = sum(sizes[v] for v in pattern.weighted)
         posteriors = sum(sizes[v] for v, _ in self._plan.marginals)
         return {
-            "states": ((max(1, len(pattern.sliced)), cases), STATES),
+            "states": ((max(1, len(pattern.sliced) + len(pattern.weighted)), cases), STATES),
             "likelihoods": ((max(1, likelihoods), cases), np.float64),
             "rows": ((1, cases), np.int64),
             "found": ((3, cases), np.float64),

@@ -125,7 +125,7 @@ class Lowering:
 
     program: the program.
     cases: cases of a block, lanes of its tables.
-    state_rows: variable -> row of the block's states.
+    state_rows: variable -> row of the block's states; of weighted variables where the backend reads them.
     shapes: tile shapes of the backend.
     places: (table -> row in the arena, rows of the arena); None for first fit in the order of the plan.
     likelihoods: variable -> first row of the block's likelihoods.
@@ -220,7 +220,8 @@ class Lowering:
             self._append(step.out, layout.SLICE, row, table.entries, *self._slice(step))
         elif isinstance(step, Likelihood):
             self.likelihoods[step.variable] = self.likelihood_rows
-            self._append(step.out, layout.LIKELIHOOD, row, table.entries, 0, 0, 0, self.likelihood_rows)
+            seen = self._state_rows.get(step.variable, 0)
+            self._append(step.out, layout.LIKELIHOOD, row, table.entries, 0, seen, 0, self.likelihood_rows)
             self.likelihood_rows += table.entries
         else:
             lowered = self._program.lowered[step.out]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from junctor_kernels.cpu.bytecode import GIVEN
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.axes import Contraction, contraction, unmerged
 from junctor_kernels.tables.reference import Algebra
@@ -54,31 +55,40 @@ class EvidenceBlock:
     cases: number of cases.
     states: sliced variable -> integers [cases].
     likelihoods: weighted variable -> float64 [cardinality, cases].
+    seen: weighted variable -> integers [cases], the state that a case observes, UNOBSERVED, or GIVEN where it has
+        likelihoods; of variables without an entry, all cases have.
     """
 
     cases: int
     states: Mapping[int, npt.NDArray[np.integer]]
     likelihoods: Mapping[int, Floats]
+    seen: Mapping[int, npt.NDArray[np.integer]] = field(default_factory=dict)
 
     def copy_to(
         self, states: Table, state_rows: Mapping[int, int], likelihoods: Table, likelihood_rows: Mapping[int, int]
-    ) -> None:
-        """Write the evidence into arrays of a backend.
+    ) -> bool:
+        """Write the evidence into arrays of a backend; returns whether there are likelihoods among it.
 
         states, likelihoods: [rows, lanes].
-        state_rows: variable -> its row of `states`.
+        state_rows: variable -> its row of `states`; of weighted variables where the backend reads states of them, and
+            likelihoods only where these are given.
         likelihood_rows: variable -> its first row of `likelihoods`.
         """
         # Lanes beyond the last case repeat it, so that kernels need no case for partial vectors.
-        for variable, column in self.states.items():
-            line = states[state_rows[variable]]
-            line[: self.cases] = column
-            line[self.cases :] = column[-1]
+        written = False
+        for variable, row in state_rows.items():
+            line = states[row]
+            line[: self.cases] = self.states[variable] if variable in self.states else self.seen.get(variable, GIVEN)
+            line[self.cases :] = line[self.cases - 1]
         for variable, row in likelihood_rows.items():
+            if variable in state_rows and not (states[state_rows[variable]] == GIVEN).any():
+                continue
+            written = True
             values = self.likelihoods[variable]
             lines = likelihoods[row : row + len(values)]
             lines[:, : self.cases] = values
             lines[:, self.cases :] = values[:, -1:]
+        return written
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -56,6 +56,8 @@ class CpuConstants(DeviceConstants):
     compiling_entry: float = 3e-8
     # Seconds a cell, to turn evidence into a likelihood. Median as above; 2026-11-21.
     likelihood: float = 1e-7
+    # Seconds a column of a pattern, to sort patterns by what they observe. munin2, 2,048 patterns; 2026-11-22.
+    pattern_mark: float = 7e-9
     # Seconds a row in addition to arithmetic: reading evidence, writing answers. Estimate; 2026-11-21.
     row: float = 5e-6
     # Seconds an entry operation of a row's own tree. Median of ten networks, good to a factor of two; 2026-11-22.

@@ -24,7 +24,7 @@ PLAIN_VARIABLE_SECONDS = CPU.numpy_variable
 ONCE_TABLE_SECONDS = CPU.compiling_table
 ONCE_ENTRY_SECONDS = CPU.compiling_entry
 # Patterns that are looked at for what a row of its own takes.
-SAMPLED_PATTERNS = 16
+SAMPLED_PATTERNS = 6
 
 
 def plain_seconds(plan: Plan) -> float:
@@ -64,7 +64,7 @@ def compiled_prices(
         return tables * ONCE_TABLE_SECONDS + entries * ONCE_ENTRY_SECONDS
 
     # Messages in double precision; a plan takes about as much for a single case.
-    return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row)
+    return PatternPricer(row, once, lambda pattern: work(pattern)[1] * 8 < allowed, per_row, CPU.pattern_mark)
 
 
 def row_tree_seconds(rows: RowEngine, patterns: Patterns) -> float:

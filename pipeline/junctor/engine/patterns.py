@@ -27,6 +27,8 @@ Mask = npt.NDArray[np.bool_]
 MOST_PATTERNS = 4096
 # Sets of loose columns that are tried.
 MOST_TRIALS = 24
+# The share of the rows from which on the most frequent pattern stands for all.
+TYPICAL_SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,12 +108,14 @@ class PatternPricer:
     once: to make that plan.
     fits: whether a plan for a pattern fits the memory.
     per_row: a row with a tree of its own, infinite where that cannot be.
+    mark: to look at a column of a pattern, which each trial of a search does.
     """
 
     row: Callable[[Pattern], float]
     once: Callable[[Pattern], float]
     fits: Callable[[Pattern], bool]
     per_row: float = math.inf
+    mark: float = 0.0
 
 
 def patterns_of(batch: EvidenceBatch) -> Patterns:
@@ -149,7 +153,7 @@ def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> 
 class PatternChoice:
     """The cheapest answers to the rows of a batch of several patterns: their `groups`, and `seconds` in all.
 
-    search: whether sets of loose columns are tried; each of them asks for some prices.
+    search: whether sets of loose columns are tried, where they may save more than that takes.
     """
 
     def __init__(self, patterns: Patterns, prices: PatternPricer, search: bool = False) -> None:
@@ -167,13 +171,21 @@ class PatternChoice:
         # Sampled patterns stand for all rows.
         self._scale = patterns.counts.sum() / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
+        self._share = patterns.counts @ patterns.marks / patterns.counts.sum()
         self.seconds = self._total(self._loose)
-        if search:
+        if search and self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
             self._search()
+
+    def _saving(self) -> float:
+        """Return the seconds that a search may save at the most: of rows of which all is cut out."""
+        seen = self._share > 0
+        return self.seconds - float(self._patterns.counts.sum()) * self._price(
+            seen & self._is_hard, seen & ~self._is_hard
+        )
 
     def _search(self) -> None:
         """Find columns that are better left loose: they cost little and are often missing."""
-        share = self._patterns.counts @ self._patterns.marks / self._patterns.counts.sum()
+        share = self._share
         # What is observed in fewer rows than not would only split groups.
         seldom = (share < 0.5) | ~self._is_hard
         order = self._by_price(seldom, share)
@@ -188,8 +200,8 @@ class PatternChoice:
     def groups(self) -> list[PatternGroup]:
         """Return the groups: patterns that are worth a plan, then the rest."""
         patterns, loose = self._patterns, self._loose
-        marks, counts, numbers = distinct(patterns.marks & ~loose, patterns.counts)
-        worth = self._worth(counts, self._seconds(marks[0], loose))
+        marks, counts, numbers = self._united(patterns.marks, patterns.counts, loose)
+        worth = self._worth(counts, self._seconds(self._typical(marks, counts, loose), loose))
         planned = [self._pattern(patterns.marks[numbers == p], loose) for p in range(worth)]
         # Sorted by counts: those worth a plan come first, and the last group takes the rest.
         group_of_pattern = np.minimum(numbers, worth)
@@ -218,15 +230,28 @@ class PatternChoice:
         return [int(often[i]) for i in np.argsort(added, kind="stable")]
 
     def _total(self, loose: Mask) -> float:
-        marks, counts, _ = distinct(self._marks & ~loose, self._counts)
-        seconds = self._seconds(marks[0], loose)
+        marks, counts, _ = self._united(self._marks, self._counts, loose)
+        seconds = self._seconds(self._typical(marks, counts, loose), loose)
         worth = self._worth(counts * self._scale, seconds)
         once, row = seconds
         planned = float(counts[:worth].sum())
         return float(self._scale) * (planned * row + float(counts[worth:].sum()) * self._rest) + worth * once
 
+    def _united(self, marks: Mask, counts: Rows, loose: Mask) -> tuple[Mask, Rows, Rows]:
+        """Return patterns without loose columns, as `distinct` does; they are distinct already where none is loose."""
+        return distinct(marks & ~loose, counts) if loose.any() else (marks, counts, np.arange(len(counts)))
+
+    def _typical(self, marks: Mask, counts: Rows, loose: Mask) -> Mask:
+        """Return the most frequent pattern or, where none is frequent, the columns that most rows observe.
+
+        Where all are rare, each batch would have another one first, and its price would be asked for anew.
+        """
+        frequent = counts[0] >= TYPICAL_SHARE * counts.sum()
+        often: Mask = (self._share >= 0.5) & ~loose
+        return marks[0] if frequent else often
+
     def _seconds(self, marks: Mask, loose: Mask) -> tuple[float, float]:
-        """Return the price of a plan, once and for each row: that of the most frequent pattern stands for all."""
+        """Return the price of a plan, once and for each row: that of a typical pattern stands for all."""
         pattern = self._pattern((marks | loose)[None, :], loose)
         if not self._prices.fits(pattern):
             return math.inf, math.inf

@@ -259,8 +259,12 @@ class Router:
         if self._shares_trees(patterns, batch):
             return self._tree_groups(patterns, batch)
         if len(patterns.counts) > 1:
-            choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
-            if choice.seconds * self.to_come(batch, batch.rows) > COMPILED_SECONDS * batch.rows:
+            rows = self.to_come(batch, patterns.rows.size)
+            choice = None
+            if not self._has_row_trees or not self._is_heavy(rows):
+                # Without compiled code.
+                choice = PatternChoice(patterns, plain_prices(self.plan, len(self.network.variables), self._fits))
+            if choice is None or choice.seconds * rows > COMPILED_SECONDS * patterns.rows.size:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
                 prices = compiled_prices(self.work, self.allowed, per_row, self.row_price)

@@ -41,25 +41,42 @@ template <int V> __device__ __forceinline__ void slice(const int *step, int firs
     set_bounds(step[SLOT], b, scale, least);
 }
 
+// What the cases say about state e of a weighted variable: 1 or 0 where they observe one, 1 where they observe none.
+template <int V>
+__device__ __forceinline__ Lanes<V, double> said(
+    const Lanes<V, short> &seen, int e, const double *given, bool any_given) {
+    Lanes<V, double> value = {};
+    if (any_given) value = load<V>(given + e * run.cases);
+    EACH_CASE if (seen.at[v] != GIVEN) value.at[v] = seen.at[v] < 0 || seen.at[v] == e ? 1 : 0;
+    return value;
+}
+
 template <int V> __device__ __forceinline__ void likelihood(const int *step, index_t b) {
     const double *given = run.likelihoods + (index_t)step[PLACE] * run.cases + b;
-    Lanes<V, double> largest = {}, scale;
+    const Lanes<V, short> seen = load<V>(run.states + step[OBSERVED] * run.cases + b);
+    bool any_given = false;
+    EACH_CASE any_given |= seen.at[v] == GIVEN;
+    Lanes<V, double> largest = {}, scale = {};
     Lanes<V> least;
-    double lowest[V];
-    EACH_CASE lowest[v] = 1.0 / 0.0;
-    // With few cases nothing else is under way while a number is loaded.
+    EACH_CASE largest.at[v] = least.at[v] = 1;
+    if (any_given) {
+        double lowest[V];
+        EACH_CASE largest.at[v] = 0;
+        EACH_CASE lowest[v] = 1.0 / 0.0;
+        // With few cases nothing else is under way while a number is loaded.
 #pragma unroll(V == 1 ? 8 : 4)
-    for (int e = 0; e < step[ENTRIES]; e++) {
-        const Lanes<V, double> value = load<V>(given + e * run.cases);
-        EACH_CASE largest.at[v] = value.at[v] > largest.at[v] ? value.at[v] : largest.at[v];
-        EACH_CASE lowest[v] = value.at[v] > 0 && value.at[v] < lowest[v] ? value.at[v] : lowest[v];
+        for (int e = 0; e < step[ENTRIES]; e++) {
+            const Lanes<V, double> value = said<V>(seen, e, given, any_given);
+            EACH_CASE largest.at[v] = value.at[v] > largest.at[v] ? value.at[v] : largest.at[v];
+            EACH_CASE lowest[v] = value.at[v] > 0 && value.at[v] < lowest[v] ? value.at[v] : lowest[v];
+        }
+        EACH_CASE scale.at[v] = log(largest.at[v]);
+        EACH_CASE if (!(largest.at[v] > 0)) largest.at[v] = 1;
+        EACH_CASE if (!LOSSLESS && lowest[v] < largest.at[v]) least.at[v] = (real)(lowest[v] / largest.at[v]);
     }
-    EACH_CASE scale.at[v] = log(largest.at[v]);
-    EACH_CASE if (!(largest.at[v] > 0)) largest.at[v] = 1;
-    EACH_CASE least.at[v] = !LOSSLESS && lowest[v] < largest.at[v] ? (real)(lowest[v] / largest.at[v]) : (real)1;
 #pragma unroll(V == 1 ? 8 : 4)
     for (int e = 0; e < step[ENTRIES]; e++) {
-        const Lanes<V, double> value = load<V>(given + e * run.cases);
+        const Lanes<V, double> value = said<V>(seen, e, given, any_given);
         Lanes<V> line;
         EACH_CASE line.at[v] = brought_in(value.at[v], largest.at[v]);
         store(run.arena + (index_t)(step[ROW] + e) * run.cases + b, line);
