@@ -106,7 +106,9 @@ def test_first_rows_tell_where_the_others_begin(share: float, compiled: bool, mo
     seen: dict[str, list[int]] = {}
     answer_in = blocks.answer_in
 
-    def watched(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+    def watched(
+        prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers
+    ) -> tuple[Rows, Rows]:
         seen[algebra.name] = rows.tolist()
         return answer_in(prepared, algebra, batch, rows, answers)
 

@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice, small_items
 from helpers.blocks import blocks_of, compare, questions
 from hypothesis import given, settings
-from junctor.backends import gpu_items
+from junctor.backends import blocks, gpu_items
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
@@ -25,7 +26,7 @@ from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import EvidenceBatch
+from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import Answers, posteriors_in
 from junctor.model.network import Network
@@ -205,6 +206,28 @@ def test_every_format_is_on_the_device(device: Callable[[], gpu.BlockDevice], mo
     monkeypatch.setattr(Program, "run", interpreted)
     answers = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
+
+
+@ON
+def test_few_rows_are_spent_on_a_format_that_will_not_do(
+    device: Callable[[], gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 300, 0.0)
+    expected = Engine(network, Query(), gpu=opened(device)).answer(batch)
+    monkeypatch.setattr(reference, "LOSS_TOLERANCE", {"double": 1.0, "single": -1.0})
+    seen: dict[str, list[int]] = {"single": [], "double": []}
+    answer = GpuProgram.answer
+
+    def watched(program: GpuProgram, block: EvidenceBlock, rows: Rows, *rest: Any) -> BlockOutcome:
+        seen[program._program.algebra.name].append(block.cases)
+        return answer(program, block, rows, *rest)
+
+    monkeypatch.setattr(GpuProgram, "answer", watched)
+    found = Engine(network, Query(precision="single"), gpu=opened(device)).answer(batch)
+    assert seen["single"] == [blocks.PROBED_ROWS]
+    assert sum(seen["double"]) > blocks.PROBED_ROWS
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
 
 
 @ON

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,7 +80,11 @@ def test_one_pattern_is_planned_for_all_rows_to_come_and_several_for_those_that_
     assert engine.router.uses(exact, batch) == 10 * len(exact.rows)
     several = engine.router.groups(batch)[-1]
     assert several.patterns > 1
-    assert engine.router.uses(several, batch) == len(several.rows)
+    # A group of all rows comes again, too.
+    again = len(several.rows) == batch.rows
+    assert engine.router.uses(several, batch) == (10 if again else 1) * len(several.rows)
+    part = replace(several, rows=several.rows[1:])
+    assert engine.router.uses(part, batch) == len(part.rows)
 
 
 def test_the_next_batch_of_the_same_kind_needs_no_new_plans(network: Network) -> None:

@@ -29,32 +29,39 @@ MOST_DOUBTFUL = 0.5
 
 def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
     """Answer `rows` in the first number format of the ladder, and those in doubt that are possible in the next."""
+    possible = rows[:0]
     for algebra in prepared.ladder:
         if not rows.size:
             return
-        rows = answer_in(prepared, algebra, batch, rows, answers)
-        if rows.size and algebra is prepared.ladder[0] and prepared.sizes.runs_compiled:
+        doubtful, later = answer_in(prepared, algebra, batch, rows, answers)
+        asked = np.setdiff1d(doubtful, possible, assume_unique=True)
+        if asked.size and prepared.sizes.runs_compiled:
             # Imported here: compiled code takes longer to load than a few rows to climb.
             from junctor.backends.impossibility import settle_impossible
 
-            rows = settle_impossible(
-                prepared.network, batch, rows, answers, prepared.sizes.spare, prepared.sizes.threads
-            )
+            sizes = prepared.sizes
+            left = settle_impossible(prepared.network, batch, asked, answers, sizes.spare, sizes.threads)
+            possible = np.union1d(possible, left)
+            doubtful = np.intersect1d(doubtful, possible, assume_unique=True)
+        rows = np.sort(np.concatenate([doubtful, later]))
 
 
-def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
-    """Write the answers to `rows` as one number format finds them; returns those for the next one.
+def answer_in(
+    prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, rows: Rows, answers: Answers
+) -> tuple[Rows, Rows]:
+    """Write the answers to `rows` as one number format finds them.
 
-    These are the doubtful ones or, where most of the first rows are doubtful, also all rows after the first.
+    Returns the doubtful ones and, where most of the first rows are doubtful, all rows after these: both are for the
+    next format.
     """
     backend = _backend(prepared, algebra, len(rows))
     pattern, sizes = prepared.plan.pattern, prepared.plan.shape.cardinalities
     first = FirstRows(prepared.tells_from_first(algebra))
 
-    def answer_block(start: int, place: int) -> Rows:
-        part = rows[start : start + backend.cases]
+    def answer_block(start: int, place: int, end: int = len(rows)) -> Rows:
+        part = rows[start : min(end, start + backend.cases)]
         if first.fail and start >= PROBED_ROWS:
-            return part
+            return part[:0]
         block = block_of(batch, part, pattern, sizes)
         outcome = backend.answer(block, part, answers, place)
         write(outcome, part, answers)
@@ -63,13 +70,18 @@ def answer_in(prepared: ProgramCache, algebra: Algebra, batch: EvidenceBatch, ro
         doubtful: Rows = part[outcome.doubtful]
         return doubtful
 
+    begin, found = 0, [rows[:0]]
+    if first.asked and backend.cases > PROBED_ROWS and prepared.has_large_blocks:
+        # Alone, or all others would be under way before it is known.
+        found.append(answer_block(0, 0, PROBED_ROWS))
+        begin = PROBED_ROWS
     # The size of blocks must not depend on threads: roundings follow it.
-    found = in_threads(answer_block, range(0, len(rows), backend.cases), backend.threads)
-    doubtful = np.concatenate([rows[:0], *found])
+    found += in_threads(answer_block, range(begin, len(rows), backend.cases), backend.threads)
+    doubtful = np.concatenate(found)
     if not first.fail:
-        return doubtful
+        return doubtful, rows[:0]
     # Blocks that were under way already make no difference: which rows climb depends on the first rows alone.
-    return np.concatenate([doubtful[np.isin(doubtful, rows[:PROBED_ROWS])], rows[PROBED_ROWS:]])
+    return doubtful[np.isin(doubtful, rows[:PROBED_ROWS])], rows[PROBED_ROWS:]
 
 
 class FirstRows:
@@ -80,6 +92,7 @@ class FirstRows:
     """
 
     def __init__(self, asked: bool) -> None:
+        self.asked = asked
         self._left = MOST_DOUBTFUL * PROBED_ROWS if asked else math.inf
         self._lock = Lock()
         self.fail = False

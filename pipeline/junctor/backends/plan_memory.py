@@ -376,9 +376,14 @@ class ProgramCache:
 
     def tells_from_first(self, algebra: Algebra) -> bool:
         """Return True if a number format's first rows may send all others to the next one."""
-        # Not to log space, which takes several times as long; not on a GPU, whose blocks are whole batches.
+        # Not to log space, which takes several times as long.
         number = self.ladder.index(algebra) + 1
-        return self._device is None and number < len(self.ladder) and self.ladder[number] is not reference.LOG
+        return number < len(self.ladder) and self.ladder[number] is not reference.LOG
+
+    @property
+    def has_large_blocks(self) -> bool:
+        """True if a block is about as large as a batch, as on a GPU."""
+        return self._device is not None
 
     def on_device(self, algebra: Algebra, rows: int) -> GpuProgram | None:
         """Return the program for the GPU, for so many rows at a time; None where there is none or it cannot do them."""

@@ -377,10 +377,12 @@ class Router:
     def uses(self, group: PatternGroup, batch: EvidenceBatch) -> int:
         """Return for how many rows the plan of a group is made.
 
-        Rows of one pattern come again with the next batches. A group of several is made of what this batch happens to
-        hold, and the next one may well choose other loose columns.
+        Rows of one pattern come again with the next batches, and so does a group of all rows, whatever they observe.
+        Another group of several is made of what this batch happens to hold, and the next one may well choose other
+        loose columns.
         """
-        return self.to_come(batch, group.answered) if group.patterns == 1 else group.answered
+        again = group.patterns == 1 or len(group.rows) == batch.rows - len(batch.invalid)
+        return self.to_come(batch, group.answered) if again else group.answered
 
     def loads_compiled(self, groups: Sequence[PatternGroup], batch: EvidenceBatch) -> bool:
         """Return True if the rows to come are worth loading the compiled backend for."""

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Literal
 
 from junctor.planning.shape import Pattern, Shape
@@ -84,7 +85,7 @@ class Free:
 Step = Potential | Slice | Likelihood | Reduce | Free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """The propagation of one evidence pattern.
 
@@ -125,12 +126,12 @@ class Plan:
             if isinstance(step, Reduce) and self.tables[step.out].per_case == per_case:
                 yield step
 
-    @property
+    @cached_property
     def case_operations(self) -> int:
         """Multiply-adds of one case."""
         return sum(self.work(step) for step in self.reductions(per_case=True))
 
-    @property
+    @cached_property
     def shared_operations(self) -> int:
         """Multiply-adds done once for the plan (messages that do not depend on evidence)."""
         return sum(self.work(step) for step in self.reductions(per_case=False))
