@@ -10,7 +10,8 @@ import pytest
 from helpers import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, patterns_of
+from hypothesis.extra.numpy import arrays
+from junctor.engine.patterns import PatternChoice, PatternGroup, PatternPricer, distinct, patterns_of, rows_that_observe
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.planning.shape import Pattern
 
@@ -95,6 +96,22 @@ def test_rows_of_one_pattern_each() -> None:
     found = patterns_of(batch_of(["01", "0", "01", "2"]))
     exact = found.exact(np.array([0, 2, 3]))
     assert [(sorted(g.pattern.sliced), g.rows.tolist()) for g in exact] == [([0, 1], [0, 2]), ([2], [3])]
+
+
+@given(marks=arrays(np.bool_, st.tuples(st.integers(0, 40), st.integers(0, 5))), data=st.data())
+def test_patterns_are_told_apart_whatever_their_hashes(marks: np.ndarray, data: st.DataObject) -> None:
+    counts = data.draw(arrays(np.int64, len(marks), elements=st.integers(1, 5)))
+    seen = {tuple(row): 0 for row in marks.tolist()}
+    for row, count in zip(marks.tolist(), counts.tolist(), strict=True):
+        seen[tuple(row)] += count
+    expected = sorted(seen.items(), key=lambda item: -item[1])
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans()):
+            patch.setattr("junctor.engine.patterns._hashes", lambda marks: np.zeros(len(marks), dtype=np.uint64))
+        found, totals, numbers = distinct(marks, counts)
+    assert [(tuple(row), count) for row, count in zip(found.tolist(), totals.tolist(), strict=True)] == expected
+    assert (found[numbers] == marks).all()
+    assert rows_that_observe(marks, counts).tolist() == (counts[:, None] * marks).sum(axis=0).tolist()
 
 
 def test_no_rows_and_no_columns() -> None:

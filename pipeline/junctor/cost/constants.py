@@ -163,6 +163,9 @@ class GpuConstants(DeviceConstants):
     # Choice of the device.
     # Seconds until a GPU is ready: CUDA, CuPy, a process. Estimate; 2026-11-21.
     start: float = 4.0
+    # Seconds a cell, to bring a state to the device and make a likelihood of it. munin2, 16,384 rows on an H200;
+    # 2026-11-22.
+    likelihood: float = 1.5e-9
     # Rows that a GPU answers in the time of one on a core. Estimate, for the search for orders; 2026-11-21.
     gain: int = 64
 

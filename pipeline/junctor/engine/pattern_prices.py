@@ -44,7 +44,11 @@ def plain_prices(plan: Callable[[Pattern], Plan], variables: int, fits: Callable
 
 
 def compiled_prices(
-    work: Callable[[Pattern], Work], allowed: int, per_row: float, coefficients: tuple[float, float]
+    work: Callable[[Pattern], Work],
+    allowed: int,
+    per_row: float,
+    coefficients: tuple[float, float],
+    likelihood: float = CPU.likelihood,
 ) -> PatternPricer:
     """Return prices from the trees of the row engine, which take a millisecond to build.
 
@@ -52,11 +56,12 @@ def compiled_prices(
     allowed: bytes of a plan.
     per_row: seconds of a row with a tree of its own, infinite where that cannot be.
     coefficients: seconds of an entry operation and of a table.
+    likelihood: seconds of a cell that enters as one.
     """
 
     def row(pattern: Pattern) -> float:
         operations, _, tables = work(pattern)
-        likelihoods = len(pattern.weighted) * CPU.likelihood
+        likelihoods = len(pattern.weighted) * likelihood
         return operations * coefficients[0] + tables * coefficients[1] + likelihoods
 
     def once(pattern: Pattern) -> float:

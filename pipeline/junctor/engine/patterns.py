@@ -135,7 +135,8 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
             distinguishing[column] = seen
     columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
     columns, counts, numbers = distinct(columns, np.ones(rows.size, dtype=np.int64))
-    marks = np.repeat(ever[None, :], len(columns), axis=0)
+    # Column by column in memory, as they are looked at.
+    marks = np.repeat(ever[:, None], len(columns), axis=1).T
     marks[:, list(distinguishing)] = columns
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
 
@@ -160,8 +161,11 @@ class PatternChoice:
         self._patterns = patterns
         self._prices = prices
         self._is_hard = np.arange(len(patterns.variables)) < patterns.hard
-        shared = self._pattern(patterns.marks, ~self._common(patterns.marks))
+        self._share = rows_that_observe(patterns.marks, patterns.counts) / patterns.counts.sum()
+        always = (self._share == 1) & self._is_hard
+        shared = self._named(always, (self._share > 0) & ~always)
         together = prices.row(shared) if prices.fits(shared) else math.inf
+        self._shared = shared
         self._per_row = prices.per_row < together
         # Price of a row that is not worth a plan of its pattern.
         self._rest = min(prices.per_row, together)
@@ -171,7 +175,6 @@ class PatternChoice:
         # Sampled patterns stand for all rows.
         self._scale = patterns.counts.sum() / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
-        self._share = patterns.counts @ patterns.marks / patterns.counts.sum()
         self.seconds = self._total(self._loose)
         if search and self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
             self._search()
@@ -210,8 +213,10 @@ class PatternChoice:
         members = [np.flatnonzero(group_of_pattern == g) for g in range(worth + 1)]
         groups = [PatternGroup(pattern, rows[g], len(members[g])) for g, pattern in enumerate(planned)]
         if members[-1].size:
-            marks = patterns.marks[members[-1]]
-            shared = self._pattern(marks, ~self._common(marks))
+            shared = self._shared
+            if worth:
+                marks = patterns.marks[members[-1]]
+                shared = self._pattern(marks, ~self._common(marks))
             groups.append(PatternGroup(shared, rows[-1], len(members[-1]), self._per_row))
         return groups
 
@@ -273,7 +278,9 @@ class PatternChoice:
     def _pattern(self, marks: Mask, loose: Mask) -> Pattern:
         """Return the pattern that serves all `marks`: columns of all are cut out unless loose, the others enter."""
         sliced = self._common(marks) & ~loose
-        weighted = marks.any(axis=0) & ~sliced
+        return self._named(sliced, marks.any(axis=0) & ~sliced)
+
+    def _named(self, sliced: Mask, weighted: Mask) -> Pattern:
         variables = np.array(self._patterns.variables, dtype=np.int64)
         return Pattern(frozenset(variables[sliced].tolist()), frozenset(variables[weighted].tolist()))
 
@@ -282,19 +289,53 @@ class PatternChoice:
         return common
 
 
+def rows_that_observe(marks: Mask, counts: Rows) -> Rows:
+    """Return int64 [columns], the rows of some patterns that have evidence in each column."""
+    # Far faster than a product, and rare patterns are often all there are.
+    if counts.size and counts.max() == 1:
+        return np.asarray(np.count_nonzero(marks, axis=0), dtype=np.int64)
+    seen: Rows = counts @ marks
+    return seen
+
+
 def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     """Return the distinct rows of `marks`, the most frequent first, their counts, and the number of each row's."""
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
-    # A leading bit keeps the key from being empty where there are no columns at all.
-    packed = np.packbits(np.pad(marks, ((0, 0), (1, 0))), axis=1)
-    keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
-    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    _, first, numbers = np.unique(_hashes(marks), return_index=True, return_inverse=True)
+    if not _are_equal(marks, first[numbers]):
+        _, first, numbers = np.unique(_packed(marks), return_index=True, return_inverse=True)
     numbers = numbers.ravel()
-    # Ties by their first row, so that the order does not depend on how bits are packed.
+    # Ties by their first row, so that the order does not depend on hashes or bits.
     totals = np.bincount(numbers, weights=counts, minlength=len(first)).astype(np.int64)
     order = np.lexsort((first, -totals))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    return marks[first[order]], totals[order], place[numbers]
+    chosen = first[order]
+    # All are distinct more often than not, and copies of large tables take long.
+    same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
+    return marks if same else marks[chosen], totals[order], place[numbers]
+
+
+def _hashes(marks: Mask) -> npt.NDArray[np.uint64]:
+    """Return a number for each row of `marks`, the same for equal rows (Zobrist 1970, with sums)."""
+    words: npt.NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(marks.shape[1],), dtype=np.uint64)
+    keys, term = np.zeros(len(marks), dtype=np.uint64), np.empty(len(marks), dtype=np.uint64)
+    for number in range(len(words)):
+        np.multiply(marks[:, number], words[number], out=term)
+        keys += term
+    return keys
+
+
+def _are_equal(marks: Mask, others: Rows) -> bool:
+    """Return True if each row of `marks` is equal to the one that it is compared with."""
+    twins = np.flatnonzero(others != np.arange(len(others)))
+    return not twins.size or all(np.array_equal(column[twins], column[others[twins]]) for column in marks.T)
+
+
+def _packed(marks: Mask) -> npt.NDArray[np.void]:
+    """Return the bits of each row of `marks`, which are compared as they are."""
+    # A leading bit keeps the key from being empty where there are no columns at all.
+    packed = np.packbits(np.pad(marks, ((0, 0), (1, 0))), axis=1)
+    return np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()

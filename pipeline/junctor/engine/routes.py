@@ -267,7 +267,8 @@ class Router:
             if choice is None or choice.seconds * rows > COMPILED_SECONDS * patterns.rows.size:
                 # Enough work for better prices, and the row engine, to pay for being loaded.
                 per_row = row_tree_seconds(self.row_engine, patterns) if self._has_row_trees else math.inf
-                prices = compiled_prices(self.work, self.allowed, per_row, self.row_price)
+                cell = (GPU if self.takes_gpu else CPU).likelihood
+                prices = compiled_prices(self.work, self.allowed, per_row, self.row_price, cell)
                 choice = PatternChoice(patterns, prices, search=True)
             return self._fitting(self._deduplicated(choice.groups(), batch), patterns, batch)
         if not len(patterns.counts):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from junctor.backends.row_trees import RowEngine, RowWork, block_rows
 from junctor.cost.constants import CPU
-from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct
+from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe
 from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
@@ -71,7 +71,7 @@ class TreeChoice:
         self._patterns = patterns
         self._engine = engine
         rows = int(patterns.counts.sum())
-        share = patterns.counts @ patterns.marks / rows
+        share = rows_that_observe(patterns.marks, patterns.counts) / rows
         hard = np.arange(len(patterns.variables)) < patterns.hard
         self._always = hard & (share == 1)
         self._sometimes = np.flatnonzero(hard & (share > 0) & (share < 1))
@@ -141,7 +141,7 @@ class TreeChoice:
         """Return what all rows of some patterns observe, and the share of them that observe what only some do."""
         patterns = self._patterns
         counts = patterns.counts[members]
-        share = counts @ patterns.marks[members][:, : patterns.hard] / counts.sum()
+        share = rows_that_observe(patterns.marks[members][:, : patterns.hard], counts) / counts.sum()
         observed = frozenset(patterns.variables[i] for i in np.flatnonzero(share == 1))
         return observed, {patterns.variables[i]: float(share[i]) for i in np.flatnonzero((share > 0) & (share < 1))}
 
