@@ -32,7 +32,6 @@ from junctor_kernels.row_trees.plan import (
     FIRST,
     LEFT,
     LENGTH,
-    LOOSE,
     MOST_AXES,
     ONES,
     PARENT,
@@ -936,30 +935,6 @@ def fill_states(cells: Any, variables: Any, picks: Any, states: Any) -> None:
         line, v = cells[column], variables[column]
         for i in range(picks.size):
             states[v, i] = line[picks[i]]
-
-
-@jit
-def common_states(states: Any, cards: Any, common: Any, means: Any) -> None:
-    """Find what rows that share a tree have in common.
-
-    states: int64 [variables, rows], -1 for unobserved.
-    cards: int64 [variables], numbers of states.
-    common: int64 [variables], written: 0 where all rows observe a variable, LOOSE where some do, else -1.
-    means: float64 [variables], written: mean number of states, 1 for rows that observe the variable.
-    """
-    rows = states.shape[1]
-    for v in range(cards.size):
-        seen = 0
-        for row in range(rows):
-            seen += states[v, row] >= 0
-        share_states(v, seen, rows, cards, common, means)
-
-
-@jit
-def share_states(v: int, seen: int, rows: int, cards: Any, common: Any, means: Any) -> None:
-    """Write what `common_states` writes for a variable that `seen` of the rows observe."""
-    common[v] = -1 if seen == 0 else LOOSE if seen < rows else 0
-    means[v] = cards[v] - (cards[v] - 1) * (seen / rows)
 
 
 @jit

@@ -159,6 +159,24 @@ def tree(graph: SparseGraph, factors: int) -> Tree:
     )
 
 
+def stored(tree: Tree) -> tuple[npt.NDArray[Any], ...]:
+    """Return copies of what is planned, for `restore`."""
+    return tuple(array.copy() for array in _planned(tree, tree.nodes.counts))
+
+
+def restore(arrays: tuple[npt.NDArray[Any], ...], tree: Tree) -> None:
+    """Write what was planned into other memory for trees of the same network."""
+    tree.nodes.counts[:] = arrays[0]
+    for array, values in zip(_planned(tree, arrays[0]), arrays, strict=True):
+        array[:] = values
+
+
+def _planned(tree: Tree, counts: Ints) -> tuple[npt.NDArray[Any], ...]:
+    nodes, tables = tree.nodes, counts[TABLES]
+    whole = nodes.counts, nodes.sizes, nodes.means, nodes.work, tree.order, tree.position, tree.host
+    return *whole, nodes.tables[:tables], nodes.expected[:tables], nodes.scopes[: counts[SCOPES]]
+
+
 @jit
 def plan_rows(factors: Any, states: Any, soft: Any, wanted: Any, rows: int, tree: Any) -> bool:
     """Plan the tree of some rows by the best of several orders, more of them the more there is to gain.

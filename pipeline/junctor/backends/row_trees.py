@@ -29,9 +29,11 @@ Arrays = tuple[npt.NDArray[Any], ...]
 
 # Bytes of answers of one call of compiled code: enough that the overhead of Python does not matter on small networks,
 # few enough that Ctrl-C does not wait on large ones. The number of rows of a call stays within the bounds below.
-CALL_BYTES = 1 << 19
-LEAST_ROWS = 64
+CALL_BYTES = 1 << 18
+LEAST_ROWS = 16
 MOST_ROWS = 1024
+# Rows that plan their tree in their own call: it is not kept for others.
+FEW_SHARE = 64
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
 # Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
@@ -52,12 +54,14 @@ class _Room:
     work: arena of the messages of one row, and workspace.
     lanes: messages of rows that share a tree; None before the first of them.
     most: entries that the arena may grow to.
+    planned: what `tree` is, where rows share it.
     """
 
     tree: rowplan.Tree
     work: rowwise.RowWorkspace
     most: int
     lanes: together.Lanes | None = None
+    planned: _SharedTree | None = None
 
 
 class RowWork(NamedTuple):
@@ -77,13 +81,21 @@ class TreeRows:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class _SharedTree:
+    """A tree of some rows: factors with their mean numbers of states, the plan, rows of a block at the most."""
+
+    factors: rowplan.Factors
+    arrays: Arrays
+    step: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class _Task:
-    """Rows of one call, and what all rows of their group have in common (None: this call has all of them)."""
+    """Rows of one call: they share a tree, planned before or by the call, or each has its own."""
 
     rows: Rows
-    shared: bool
-    common: Arrays | None
-    group: int
+    shared: bool = False
+    tree: _SharedTree | None = None
 
 
 class RowEngine:
@@ -151,7 +163,7 @@ class RowEngine:
         rows: that share a tree.
         """
         factors, common = self._common(observed, shares or {})
-        tree = self._rooms[0].tree
+        tree, self._rooms[0].planned = self._rooms[0].tree, None
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
         if not rowplan.plan_row(factors, common, kinds, self._wanted, WEIGHTED_MIN_FILL, rows, tree, 0.0):
             return RowWork(math.inf, math.inf, math.inf)
@@ -205,7 +217,14 @@ class RowEngine:
         groups: of rows.
         answers: of the batch, written here.
         """
-        left = [self._in_threads(batch, tasks, answers) for tasks in self._chunks(batch, self._tasks(batch, groups))]
+        large = [group.rows for group in groups if group.shared and len(group.rows) > FEW_SHARE]
+        trees = in_threads(lambda rows, thread: self._plan(batch, rows, thread), large, len(self._rooms))
+        # Rows with trees of their own first: they take longest.
+        tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]
+        for rows, tree in zip(large, trees, strict=True):
+            tasks.extend(self._blocks(rows, tree))
+        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= FEW_SHARE)
+        left = [self._in_threads(batch, part, answers) for part in self._chunks(batch, tasks)]
         return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
 
     def _in_threads(self, batch: EvidenceBatch, tasks: Sequence[_Task], answers: Answers) -> Rows:
@@ -220,7 +239,7 @@ class RowEngine:
             # Rows too large for the share of one thread may fit where one thread has all memory.
             for thread, room in enumerate(self._rooms):
                 self._resize(room, 0 if thread else self.entries)
-            alone = [_Task(part, False, None, 0) for part in self._calls(np.sort(large))]
+            alone = [_Task(part) for part in self._calls(np.sort(large))]
             cells = _Cells(batch, alone)
             again = [self._answer(cells, task, answers, 0) for task in alone]
             status[status == rowwise.TOO_LARGE] = _in_order(large, alone, again)
@@ -229,18 +248,30 @@ class RowEngine:
         left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
         return left
 
-    def _tasks(self, batch: EvidenceBatch, groups: Iterable[TreeRows]) -> list[_Task]:
-        tasks: list[_Task] = []
-        for number, group in enumerate(groups):
-            if not group.shared:
-                tasks.extend(_Task(rows, False, None, number) for rows in self._calls(group.rows))
-                continue
-            most = rowplan.MOST_TOGETHER
-            parts = [group.rows[start : start + most] for start in range(0, len(group.rows), most)]
-            # All calls of a group make the same tree.
-            common = self._common_of(batch, group.rows) if len(parts) > 1 else None
-            tasks.extend(_Task(rows, True, common, number) for rows in parts)
-        return tasks
+    def _plan(self, batch: EvidenceBatch, rows: Rows, thread: int) -> _SharedTree | None:
+        """Return the tree of some rows; None where they are better off with trees of their own."""
+        common, means, kinds = self._common_of(batch, rows)
+        factors = self._factors._replace(means=means, weights=weights_of(means))
+        room = self._rooms[thread]
+        room.planned = None
+        if not rowplan.plan_rows(factors, common, kinds, self._wanted, len(rows), room.tree):
+            return None
+        entries = room.tree.nodes.work[rowplan.MEAN_ENTRIES]
+        step = int(min(len(rows), block_rows(entries), room.most // 2 // entries))
+        # Fewer rows than a vector has lanes are faster one by one.
+        if step < min(len(rows), together.WIDTH) or len(rows) == 1:
+            return None
+        kept = rowplan.stored(room.tree) if len(rows) > FEW_SHARE else ()
+        room.planned = _SharedTree(factors, kept, step)
+        return room.planned
+
+    def _blocks(self, rows: Rows, tree: _SharedTree | None) -> list[_Task]:
+        """Return calls of rows that share a tree, blocks of much the same size."""
+        if tree is None:
+            return [_Task(part) for part in self._calls(rows)]
+        count = -(-len(rows) // tree.step)
+        size = min(tree.step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
+        return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
     def _common_of(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
         """Return the common states of rows, their mean numbers of states, and their variables with likelihoods."""
@@ -280,7 +311,9 @@ class RowEngine:
         results = posteriors, log_values, status
         states, soft = cells.evidence(rows, self._sizes)
         if task.shared:
-            self._together(room, states, soft, task.common, results)
+            tree = task.tree or self._plan(cells.batch, rows, thread)
+            if tree is not None:
+                self._together(room, tree, states, soft, results)
         # Rows with trees of their own, and those that may have lost digits to underflow: here every row has its bounds.
         self._some(room, np.flatnonzero((status == UNTOUCHED) | (status == rowwise.DOUBTFUL)), states, soft, results)
         self._write(rows, results, answers)
@@ -311,24 +344,17 @@ class RowEngine:
         for row in rows[impossible]:
             answers.reasons[int(row)] = NO_PROBABILITY
 
-    def _together(self, room: _Room, states: Rows, soft: Arrays, common: Arrays | None, results: Arrays) -> None:
+    def _together(self, room: _Room, tree: _SharedTree, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer rows on one tree, in blocks that fit the memory; rows without an answer keep their status."""
-        shared, means, kinds = common or self._common_in(states, soft)
-        factors = self._factors._replace(means=means, weights=weights_of(means))
-        tree, count = room.tree, states.shape[1]
-        if not rowplan.plan_rows(factors, shared, kinds, self._wanted, count, tree):
-            return
-        entries = tree.nodes.work[rowplan.MEAN_ENTRIES]
-        step = int(min(count, block_rows(entries), room.most // 2 // entries))
-        # Fewer rows than a vector has lanes are faster one by one.
-        if step < min(count, together.WIDTH) or count == 1:
-            return
-        for start in range(0, count, step):
-            block = np.ascontiguousarray(states[:, start : start + step])
-            if not self._lay_out(room, factors, block):
+        if room.planned is not tree:
+            rowplan.restore(tree.arrays, room.tree)
+            room.planned = tree
+        for start in range(0, len(results[2]), tree.step):
+            block = np.ascontiguousarray(states[:, start : start + tree.step])
+            if not self._lay_out(room, tree.factors, block):
                 return
-            how = self._wanted, self._starts, tree, room.lanes, results
-            together.answer_lanes(factors, block, soft, start, *how)
+            how = self._wanted, self._starts, room.tree, room.lanes, results
+            together.answer_lanes(tree.factors, block, soft, start, *how)
 
     def _lay_out(self, room: _Room, factors: rowplan.Factors, states: Rows) -> bool:
         """Prepare the memory for a block of rows; return False if their messages take too much."""
@@ -343,14 +369,10 @@ class RowEngine:
             room.lanes = together.lanes_for(room.lanes.rows, tables, variables, needs + needs // 4)
         return True
 
-    def _common_in(self, states: Rows, soft: Arrays) -> Arrays:
-        common, means = np.empty(len(self._sizes), dtype=np.int64), np.empty(len(self._sizes))
-        together.common_states(states, self._factors.cards, common, means)
-        return common, means, soft[0].max(axis=0)
-
     def _each(self, room: _Room, states: Rows, soft: Arrays, results: Arrays) -> None:
         """Answer rows with a tree for each; the kernel stops where it needs a larger arena, and goes on with one."""
         status = results[2]
+        room.planned = None
         evidence = np.ascontiguousarray(states.T), *soft
         row = 0
         while row < len(status):
@@ -370,7 +392,7 @@ class _Cells:
     """The evidence of some tasks, brought together for compiled code."""
 
     def __init__(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> None:
-        self._batch = batch
+        self.batch = batch
         self._rows = np.unique(np.concatenate([task.rows for task in tasks]))
         self._variables = np.array(sorted(batch.states), dtype=np.int64)
         columns = [batch.states[v][self._rows] for v in self._variables.tolist()]
@@ -389,7 +411,7 @@ class _Cells:
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):
-            here, values = self._batch.likelihoods[v].among(rows)
+            here, values = self.batch.likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, (soft, likelihoods, places)
