@@ -71,6 +71,7 @@ class CompiledProgram:
         # Explanations write states of all variables, so that all need rows.
         variables = range(len(self._plan.shape.cardinalities)) if explains else sorted(self._plan.pattern.sliced)
         self._rows = {variable: row for row, variable in enumerate(variables)}
+        self._observed_rows = {variable: self._rows[variable] for variable in sorted(self._plan.pattern.sliced)}
         self._propagate = compiled.propagate_logs if program.algebra.combine is np.add else compiled.propagate
         self._layout: _BlockLayout = like._layout if like else _BlockLayout.of(Lowering(program, cases, self._rows))
         lowering = self._layout
@@ -138,7 +139,7 @@ class CompiledProgram:
 
     def _take(self, block: EvidenceBlock, work: BlockWorkspace) -> npt.NDArray[np.float64]:
         """Copy the evidence of a block into the workspace and return its cleared sums, float64 [3, cases]."""
-        block.copy_to(work.states, self._rows, work.likelihoods, self._layout.likelihoods)
+        block.copy_to(work.states, self._observed_rows, work.likelihoods, self._layout.likelihoods)
         sums: npt.NDArray[np.float64] = work.sums
         sums.fill(0)
         return sums

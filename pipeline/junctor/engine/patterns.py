@@ -25,6 +25,8 @@ Mask = npt.NDArray[np.bool_]
 
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
+# The share of what a search may save at the most that it finds.
+FOUND_SHARE = 0.25
 # Sets of loose columns that are tried.
 MOST_TRIALS = 24
 # The share of the rows from which on the most frequent pattern stands for all.
@@ -176,7 +178,7 @@ class PatternChoice:
         self._scale = patterns.counts.sum() / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
         self.seconds = self._total(self._loose)
-        if search and self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
+        if search and FOUND_SHARE * self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
             self._search()
 
     def _saving(self) -> float:
