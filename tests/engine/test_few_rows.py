@@ -15,7 +15,7 @@ from junctor.engine.engine import Engine
 from junctor.engine.few_rows import FEW_OF_A_PATTERN, FEW_ROWS, FewRows
 from junctor.engine.routes import Backend
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.generate import grid, random_network, sample
+from junctor.generate import chain, grid, random_network, sample
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
@@ -135,3 +135,11 @@ def test_invalid_rows_are_nobodys() -> None:
     assert answers is not None
     check_posteriors(network, batch, answers, 1e-12)
     assert np.isnan(answers.posteriors[0][1]).all()
+
+
+def test_rows_of_long_networks_never_wait_for_a_plan() -> None:
+    network = chain(length=40_000, states=2, seed=1)
+    batch = EvidenceBatch(70, {v: np.arange(70, dtype=np.int32) % 2 for v in range(0, 40_000, 5)})
+    (route,) = Engine(network, Query(), on_cpu(1 << 32, threads=1), expected_rows=10**6).routes(batch)
+    assert route.backend is Backend.ROW_TREES
+    assert route.plan is None

@@ -68,6 +68,8 @@ COMPILED_SECONDS = CPU.compiled_work
 # Seconds that NumPy takes at least, from which rows of one pattern may go to trees, and rows of several patterns that
 # are few enough for plans.
 TREE_SECONDS = 0.01
+# Tables of a tree from which on rows never get a plan: those are made in Python, and lowered in more than linear time.
+MOST_PLANNED_TABLES = 50_000
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -317,6 +319,8 @@ class Router:
         work = self.row_engine.work(group.pattern.sliced, group.pattern.weighted)
         if math.isinf(work.operations):
             return replace(group, tree=False, per_row=False)
+        if work.tables > MOST_PLANNED_TABLES:
+            return group
         rows = self.uses(group, batch)
         once = work.tables * CPU.compiling_table + work.entries * CPU.compiling_entry + CPU.compiled_saving
         operation, table = self.row_price
