@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ import pytest
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.runtime import dask_cluster as distribution
-from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute
+from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, silent_dask
 
 HUNDRED = ComputeOptions(memory=100)
 
@@ -122,3 +123,20 @@ def test_unsafe_schedulers_are_refused_unless_allowed(address: str) -> None:
 def test_no_address_at_all(address: str) -> None:
     with pytest.raises(RunError, match="expected something like tls"):
         check_scheduler(address)
+
+
+@pytest.mark.parametrize("name", ["distributed.client", "distributed.scheduler", "tornado.application"])
+def test_dask_is_silent_whatever_levels_its_loggers_have(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger(name)
+    # Loaded first: its import gives its loggers handlers and levels.
+    with silent_dask():
+        pass
+    monkeypatch.setattr(logging.getLogger(name), "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    with silent_dask():
+        logger.error("a traceback of its clean-up")
+    assert not caplog.messages
+    logger.error("as before")
+    assert caplog.messages == ["as before"]

@@ -36,6 +36,8 @@ WINDOW = 4
 GPU_WORKER_THREADS = 4
 # Retries of a task after an unexpected exception, such as one of a network drive.
 RETRIES = 2
+# Packages whose loggers are Dask's.
+_NOISY = ("distributed", "tornado")
 # New local clusters after the death of all workers.
 REBUILDS = 2
 # Seconds without a single worker before the cluster counts as lost; a worker takes some seconds to come back.
@@ -180,7 +182,7 @@ def _on_this_machine(
 def _on_scheduler(
     function: Callable[[Task, int], Result], tasks: Sequence[Task], resources: Resources, address: str
 ) -> Iterator[Result]:
-    with _scheduler_client(resources, address) as client:
+    with silent_dask(), _scheduler_client(resources, address) as client:
         workers = workers_of(client)
         memory = memory_of_each(workers.values(), resources)
         try:
@@ -211,7 +213,7 @@ def _scheduler_client(resources: Resources, address: str) -> Iterator[Client]:
 def cluster_client(resources: Resources) -> Iterator[Client]:
     """Context manager: a client of the workers of a scheduler or of this machine; raises RunError without any."""
     if resources.scheduler is not None:
-        with _scheduler_client(resources, resources.scheduler) as client:
+        with silent_dask(), _scheduler_client(resources, resources.scheduler) as client:
             yield client
         return
     workers, gpus = resources.workers or 1, resources.compute.device == "gpu"
@@ -274,13 +276,17 @@ def silent_dask() -> Iterator[None]:
     # Lost workers are handled here, and errors return as exceptions. Imported first, since the import sets levels.
     import distributed  # noqa: F401
 
-    dask = logging.getLogger("distributed")
-    before = dask.level
-    dask.setLevel(logging.CRITICAL)
+    # Each logger that has a level of its own: what another one says does not reach it. An interrupt in the middle of a
+    # call of Dask makes Tornado print a traceback of Dask's clean-up.
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _NOISY]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names) if logger.level != logging.NOTSET}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        dask.setLevel(before)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextmanager
