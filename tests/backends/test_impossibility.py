@@ -11,7 +11,7 @@ from helpers import oracle, strategies
 from hypothesis import example, given
 from hypothesis import strategies as st
 from junctor.backends import impossibility
-from junctor.backends.impossibility import FindingColumns, Limits, decide, impossible_rows, settle_impossible, zeros_of
+from junctor.backends.impossibility import FindingColumns, Limits, answer_impossible, decide, impossible_rows, zeros_of
 from junctor.engine import routes
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, SoftEvidence
@@ -239,7 +239,7 @@ def test_settled_rows_are_written() -> None:
     batch = EvidenceBatch(4, {0: np.array([0, 1, 1, 0], np.int32)})
     posteriors = {v: np.ones((4, 2)) for v in range(2)}
     answers = Answers((0, 1), np.full(4, UNANSWERED, np.int8), np.zeros(4), posteriors)
-    left = settle_impossible(network, batch, np.array([0, 2, 3]), answers, 1 << 28, 1)
+    left = answer_impossible(network, batch, np.array([0, 2, 3]), answers, 1 << 28, 1)
     assert left.tolist() == [0, 3]
     assert answers.status.tolist() == [UNANSWERED, UNANSWERED, IMPOSSIBLE, UNANSWERED]
     assert answers.log_value.tolist() == [0, 0, -np.inf, 0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import oracle, strategies
-from helpers.engine_cases import markov
+from helpers import strategies
+from helpers.engine_cases import check_posteriors, markov
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.backends.joint_table import MOST_NUMBERS, JointTable, has_joint_table
 from junctor.evidence.batch import EvidenceBatch, SoftEvidence
 from junctor.generate import chain, random_network
-from junctor.model.answers import IMPOSSIBLE, OK, Answers, posterior_bytes, unanswered
+from junctor.model.answers import Answers, posterior_bytes, unanswered
 from junctor.model.network import Network
 from junctor.model.query import Query
 
@@ -31,16 +31,7 @@ def test_rows_equal_enumeration(data: st.DataObject) -> None:
     targets = tuple(data.draw(st.lists(st.sampled_from(variables), unique=True, min_size=1)))
     answers = blank(network, batch, targets)
     left = JointTable(network, targets).answer(batch, np.arange(batch.rows), answers)
-    for row in range(batch.rows):
-        if row in left:
-            assert answers.status[row] == -1
-            continue
-        log_evidence, expected = oracle.enumerate_posteriors(network, *strategies.row_evidence(batch, row))
-        assert answers.status[row] == (IMPOSSIBLE if np.isneginf(log_evidence) else OK)
-        assert (row in answers.reasons) == np.isneginf(log_evidence)
-        assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
-        for v in targets if answers.status[row] == OK else []:
-            np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+    check_posteriors(network, batch, answers, 1e-12, left)
 
 
 @given(data=st.data())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import oracle, strategies
+from helpers import strategies
+from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends.row_trees import RowEngine, TreeRows, room_bytes
@@ -12,7 +13,7 @@ from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import chain, sample
-from junctor.model.answers import IMPOSSIBLE, OK, Answers
+from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
@@ -33,15 +34,7 @@ def test_rows_equal_enumeration(data: st.DataObject) -> None:
     targets = data.draw(st.lists(st.sampled_from(variables), unique=True, min_size=1))
     answers = blank(network, batch, targets)
     left = RowEngine(network, targets, ROOM).answer(batch, np.arange(batch.rows), answers)
-    for row in range(batch.rows):
-        if row in left:
-            assert answers.status[row] == -1
-            continue
-        log_evidence, expected = oracle.enumerate_posteriors(network, *strategies.row_evidence(batch, row))
-        assert answers.status[row] == (IMPOSSIBLE if np.isneginf(log_evidence) else OK)
-        assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
-        for v in targets if answers.status[row] == OK else []:
-            np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+    check_posteriors(network, batch, answers, 1e-12, left)
 
 
 @given(data=st.data())
@@ -55,14 +48,7 @@ def test_rows_on_one_tree_equal_enumeration(data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, batch.rows))
     groups = [TreeRows(part, shared=True) for part in (rows[:cut], rows[cut:]) if part.size]
     left = RowEngine(network, targets, ROOM).answer_groups(batch, groups, answers)
-    for row in range(batch.rows):
-        if row in left:
-            continue
-        log_evidence, expected = oracle.enumerate_posteriors(network, *strategies.row_evidence(batch, row))
-        assert answers.status[row] == (IMPOSSIBLE if np.isneginf(log_evidence) else OK)
-        assert answers.log_value[row] == pytest.approx(log_evidence, rel=1e-12, abs=1e-11)
-        for v in targets if answers.status[row] == OK else []:
-            np.testing.assert_allclose(answers.posteriors[v][row], expected[v], rtol=0, atol=1e-12)
+    check_posteriors(network, batch, answers, 1e-12, left)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 300])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit
+from junctor_kernels.cpu.jit import inlined, jit
 from junctor_kernels.orders.greedy import (
     MIN_FILL,
     MIN_WEIGHT,
@@ -432,6 +432,15 @@ def _closest(bucket: Any, count: int, nodes: Any) -> tuple[int, int]:
     return one, other
 
 
+@inlined
+def _next_position(scopes: Any, i: int, end_i: int, j: int, end_j: int) -> Any:
+    """Return the next position of two tables together, both ascending, and where to go on in their scopes."""
+    if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
+        position = scopes[i]
+        return position, i + 1, j + 1 if j < end_j and scopes[j] == position else j
+    return scopes[j], i, j + 1
+
+
 @jit
 def _union(nodes: Any, one: int, other: int, into: int) -> int:
     """Return the entries over the positions of two tables, at most MOST_ENTRIES; `into`: table to append these to."""
@@ -440,14 +449,7 @@ def _union(nodes: Any, one: int, other: int, into: int) -> int:
     end_i, end_j = i + nodes.tables[one, LENGTH], j + nodes.tables[other, LENGTH]
     entries = 1
     while i < end_i or j < end_j:
-        if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
-            position = scopes[i]
-            if j < end_j and scopes[j] == position:
-                j += 1
-            i += 1
-        else:
-            position = scopes[j]
-            j += 1
+        position, i, j = _next_position(scopes, i, end_i, j, end_j)
         entries = min(MOST_ENTRIES, entries * nodes.sizes[position])
         if into >= 0:
             _append(nodes, into, position)
@@ -603,14 +605,7 @@ def _padded(nodes: Any, one: int, other: int, rows: int) -> float:
     # The most frequent group and its entries, the entries of all groups, and the number of groups.
     common, smallest, mean, groups = 1.0, 1.0, 1.0, 1.0
     while i < end_i or j < end_j:
-        if j == end_j or (i < end_i and scopes[i] <= scopes[j]):
-            position = scopes[i]
-            if j < end_j and scopes[j] == position:
-                j += 1
-            i += 1
-        else:
-            position = scopes[j]
-            j += 1
+        position, i, j = _next_position(scopes, i, end_i, j, end_j)
         size = nodes.sizes[position]
         mean *= nodes.means[position]
         if nodes.means[position] < size:

@@ -37,10 +37,10 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
         asked = np.setdiff1d(doubtful, possible, assume_unique=True)
         if asked.size and prepared.sizes.runs_compiled:
             # Imported here: compiled code takes longer to load than a few rows to climb.
-            from junctor.backends.impossibility import settle_impossible
+            from junctor.backends.impossibility import answer_impossible
 
             sizes = prepared.sizes
-            left = settle_impossible(prepared.network, batch, asked, answers, sizes.spare, sizes.threads)
+            left = answer_impossible(prepared.network, batch, asked, answers, sizes.spare, sizes.threads)
             possible = np.union1d(possible, left)
             doubtful = np.intersect1d(doubtful, possible, assume_unique=True)
         rows = np.sort(np.concatenate([doubtful, later]))

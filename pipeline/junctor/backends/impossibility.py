@@ -1,6 +1,6 @@
 """Rows with P(e) = 0, decided exactly from the zeros of the network, whatever number format doubts them.
 
-Main functions: `settle_impossible`, called for the doubtful rows of every backend, and `decide`, which the search for
+Main functions: `answer_impossible`, called for the doubtful rows of every backend, and `decide`, which the search for
 contradictions calls as well. Constraint satisfaction by bucket elimination (Dechter 1999).
 """
 
@@ -184,7 +184,7 @@ class FindingColumns:
         return max(1, min(MOST_ROWS, memory // 4 // (16 * max(1, len(self.variables)))))
 
 
-def settle_impossible(
+def answer_impossible(
     network: Network, batch: EvidenceBatch, rows: Rows, answers: Answers, memory: int, threads: int
 ) -> Rows:
     """Answer the impossible ones among some rows, and return the others, and those whose tree exceeds the memory.

@@ -32,8 +32,8 @@ Arrays = tuple[npt.NDArray[Any], ...]
 CALL_BYTES = 1 << 18
 LEAST_ROWS = 16
 MOST_ROWS = 1024
-# Rows that plan their tree in their own call: it is not kept for others.
-FEW_SHARE = 64
+# Rows of a group that are one call, which plans their tree: it is not kept for others.
+ONE_CALL_ROWS = 64
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
 # Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
@@ -162,7 +162,11 @@ class RowEngine:
         shares: variable -> share of the rows that observe it, for those that only some do.
         rows: that share a tree.
         """
-        factors, common = self._common(observed, shares or {})
+        share = np.zeros(len(self._sizes))
+        share[list(observed)] = 1
+        for v, part in (shares or {}).items():
+            share[v] = part
+        factors, common = self._evidence_of(share)
         tree, self._rooms[0].planned = self._rooms[0].tree, None
         kinds = np.array(sorted(soft) or [UNOBSERVED], dtype=np.int64)
         if not rowplan.plan_row(factors, common, kinds, self._wanted, WEIGHTED_MIN_FILL, rows, tree, 0.0):
@@ -182,17 +186,14 @@ class RowEngine:
         rowplan.gains(tree.nodes, savings)
         return {v: float(savings[tree.position[v]]) for v in shares}
 
-    def _common(self, observed: Collection[int], shares: dict[int, float]) -> tuple[rowplan.Factors, Rows]:
-        """Return the factors with mean numbers of states, and the states that all rows have in common."""
-        common = np.full(len(self._sizes), UNOBSERVED, dtype=np.int64)
-        # Which state is observed does not change the tree.
-        common[list(observed)] = 0
-        if not shares:
-            return self._factors, common
-        means = self._factors.means.copy()
-        for v, share in shares.items():
-            common[v] = rowplan.LOOSE
-            means[v] -= (means[v] - 1) * share
+    def _evidence_of(self, share: npt.NDArray[np.float64]) -> tuple[rowplan.Factors, Rows]:
+        """Return the factors with mean numbers of states, and the states that rows have in common.
+
+        share: [variables], of the rows that observe each. Which state is observed does not change a tree.
+        """
+        cards = self._factors.cards
+        common = np.where(share > 0, np.where(share < 1, rowplan.LOOSE, 0), UNOBSERVED)
+        means = cards - (cards - 1) * share
         return self._factors._replace(means=means, weights=weights_of(means)), common
 
     def seconds(self, observed: Collection[int], soft: Collection[int] = ()) -> float:
@@ -217,13 +218,13 @@ class RowEngine:
         groups: of rows.
         answers: of the batch, written here.
         """
-        large = [group.rows for group in groups if group.shared and len(group.rows) > FEW_SHARE]
-        trees = in_threads(lambda rows, thread: self._plan(batch, rows, thread), large, len(self._rooms))
+        large = [group.rows for group in groups if group.shared and len(group.rows) > ONE_CALL_ROWS]
+        trees = in_threads(lambda rows, thread: self._plan_before(batch, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]
         for rows, tree in zip(large, trees, strict=True):
             tasks.extend(self._blocks(rows, tree))
-        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= FEW_SHARE)
+        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= ONE_CALL_ROWS)
         left = [self._in_threads(batch, part, answers) for part in self._chunks(batch, tasks)]
         return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
 
@@ -248,20 +249,23 @@ class RowEngine:
         left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
         return left
 
-    def _plan(self, batch: EvidenceBatch, rows: Rows, thread: int) -> _SharedTree | None:
-        """Return the tree of some rows; None where they are better off with trees of their own."""
-        common, means, kinds = self._common_of(batch, rows)
-        factors = self._factors._replace(means=means, weights=weights_of(means))
+    def _plan(self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int) -> _SharedTree | None:
+        """Return the tree of some rows; None where they are better off with trees of their own.
+
+        share: [variables], of these rows that observe each.
+        kinds: variables with likelihoods, UNOBSERVED where no row has one.
+        """
+        factors, common = self._evidence_of(share)
         room = self._rooms[thread]
         room.planned = None
-        if not rowplan.plan_rows(factors, common, kinds, self._wanted, len(rows), room.tree):
+        if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
             return None
         entries = room.tree.nodes.work[rowplan.MEAN_ENTRIES]
-        step = int(min(len(rows), block_rows(entries), room.most // 2 // entries))
+        step = int(min(rows, block_rows(entries), room.most // 2 // entries))
         # Fewer rows than a vector has lanes are faster one by one.
-        if step < min(len(rows), together.WIDTH) or len(rows) == 1:
+        if step < min(rows, together.WIDTH) or rows == 1:
             return None
-        kept = rowplan.stored(room.tree) if len(rows) > FEW_SHARE else ()
+        kept = rowplan.stored(room.tree) if rows > ONE_CALL_ROWS else ()
         room.planned = _SharedTree(factors, kept, step)
         return room.planned
 
@@ -273,16 +277,13 @@ class RowEngine:
         size = min(tree.step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
         return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
-    def _common_of(self, batch: EvidenceBatch, rows: Rows) -> Arrays:
-        """Return the common states of rows, their mean numbers of states, and their variables with likelihoods."""
-        cards = self._factors.cards
-        common, means = np.full(len(cards), UNOBSERVED, dtype=np.int64), cards.astype(np.float64)
+    def _plan_before(self, batch: EvidenceBatch, rows: Rows, thread: int) -> _SharedTree | None:
+        """Return the tree of rows of several calls, as `_plan`."""
+        share = np.zeros(len(self._sizes))
         for v, column in batch.states.items():
-            seen = int(np.count_nonzero(column[rows] != UNOBSERVED))
-            common[v] = UNOBSERVED if not seen else rowplan.LOOSE if seen < len(rows) else 0
-            means[v] -= (means[v] - 1) * (seen / len(rows))
+            share[v] = np.count_nonzero(column[rows] != UNOBSERVED) / len(rows)
         kinds = [v if batch.likelihoods[v].among(rows)[0].size else UNOBSERVED for v in sorted(batch.likelihoods)]
-        return common, means, np.array(kinds or [UNOBSERVED], dtype=np.int64)
+        return self._plan(share, np.array(kinds or [UNOBSERVED], dtype=np.int64), len(rows), thread)
 
     def _chunks(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> Iterable[Sequence[_Task]]:
         """Yield the tasks in parts whose cells of evidence fit the memory for them."""
@@ -311,7 +312,10 @@ class RowEngine:
         results = posteriors, log_values, status
         states, soft = cells.evidence(rows, self._sizes)
         if task.shared:
-            tree = task.tree or self._plan(cells.batch, rows, thread)
+            tree = task.tree
+            if tree is None:
+                share = np.count_nonzero(states != UNOBSERVED, axis=1) / len(rows)
+                tree = self._plan(share, soft[0].max(axis=0), len(rows), thread)
             if tree is not None:
                 self._together(room, tree, states, soft, results)
         # Rows with trees of their own, and those that may have lost digits to underflow: here every row has its bounds.
@@ -392,7 +396,7 @@ class _Cells:
     """The evidence of some tasks, brought together for compiled code."""
 
     def __init__(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> None:
-        self.batch = batch
+        self._batch = batch
         self._rows = np.unique(np.concatenate([task.rows for task in tasks]))
         self._variables = np.array(sorted(batch.states), dtype=np.int64)
         columns = [batch.states[v][self._rows] for v in self._variables.tolist()]
@@ -411,7 +415,7 @@ class _Cells:
         soft = np.full((len(rows), max(1, len(kinds))), UNOBSERVED, dtype=np.int64)
         likelihoods = np.zeros((len(rows), max(1, int(places[-1]))))
         for kind, v in enumerate(kinds):
-            here, values = self.batch.likelihoods[v].among(rows)
+            here, values = self._batch.likelihoods[v].among(rows)
             soft[here, kind] = v
             likelihoods[here, places[kind] : places[kind + 1]] = values
         return states, (soft, likelihoods, places)

@@ -206,7 +206,7 @@ class Engine:
         row_engine = self.router.row_engine
         row_engine.allow(budget.free - sum(self._fixed().values()), self.router.working)
         left = row_engine.answer_groups(batch, [TreeRows(group.rows, group.tree) for group in groups], answers)
-        left = self._settle_impossible(left, batch, answers, self._free(budget))
+        left = self._answer_impossible(left, batch, answers, self._free(budget))
         self._answer_left(left, batch, answers, budget, resources)
 
     def _execute(
@@ -259,19 +259,19 @@ class Engine:
             rows = answer_case_by_case(program, chunks.chunks.plan, batch, rows, answers)
             # Its memory goes first.
             del program
-            rows = self._settle_impossible(rows, batch, answers, free)
+            rows = self._answer_impossible(rows, batch, answers, free)
             if not rows.size:
                 return
             chunks = None
 
-    def _settle_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
+    def _answer_impossible(self, rows: Rows, batch: EvidenceBatch, answers: Answers, free: int) -> Rows:
         """Answer the impossible ones among rows in doubt, and return the others."""
         if not rows.size:
             return rows
         # Imported where rows are in doubt: with it comes compiled code.
-        from junctor.backends.impossibility import settle_impossible
+        from junctor.backends.impossibility import answer_impossible
 
-        return settle_impossible(self.network, batch, rows, answers, free, self.router.threads)
+        return answer_impossible(self.network, batch, rows, answers, free, self.router.threads)
 
     def _chunk_program(self, chunks: ChunkRoute, algebra: Algebra, device: BlockDevice | None) -> SingleCaseProgram:
         """Return what answers rows in chunks: all workers, all GPUs or this process."""

@@ -62,9 +62,20 @@ class Patterns:
 
     def together(self) -> PatternGroup:
         """Return all rows as one group, each of them with a tree of its own."""
-        sliced = set(self.variables[: self.hard]).intersection(*map(self.observed, range(len(self.counts))))
-        weighted = {self.variables[i] for i in np.flatnonzero(self.marks.any(axis=0))} - sliced
-        return PatternGroup(Pattern(frozenset(sliced), frozenset(weighted)), self.rows, len(self.counts), True)
+        return PatternGroup(self.serving(self.marks), self.rows, len(self.counts), True)
+
+    def serving(self, marks: Mask, loose: Mask | None = None) -> Pattern:
+        """Return the pattern that serves all `marks`: what all observe is cut out unless loose, the others enter."""
+        sliced = np.asarray(marks.all(axis=0))
+        sliced[self.hard :] = False
+        if loose is not None:
+            sliced &= ~loose
+        return self.pattern(sliced, np.asarray(marks.any(axis=0)) & ~sliced)
+
+    def pattern(self, sliced: Mask, weighted: Mask) -> Pattern:
+        """Return the pattern of some columns that are cut out and others that enter as likelihoods."""
+        variables = np.array(self.variables, dtype=np.int64)
+        return Pattern(frozenset(variables[sliced].tolist()), frozenset(variables[weighted].tolist()))
 
     def exact(self, rows: Rows) -> list[PatternGroup]:
         """Return some of the rows (ascending) in groups of one pattern each."""
@@ -165,7 +176,7 @@ class PatternChoice:
         self._is_hard = np.arange(len(patterns.variables)) < patterns.hard
         self._share = rows_that_observe(patterns.marks, patterns.counts) / patterns.counts.sum()
         always = (self._share == 1) & self._is_hard
-        shared = self._named(always, (self._share > 0) & ~always)
+        shared = patterns.pattern(always, (self._share > 0) & ~always)
         together = prices.row(shared) if prices.fits(shared) else math.inf
         self._shared = shared
         self._per_row = prices.per_row < together
@@ -207,7 +218,7 @@ class PatternChoice:
         patterns, loose = self._patterns, self._loose
         marks, counts, numbers = self._united(patterns.marks, patterns.counts, loose)
         worth = self._worth(counts, self._seconds(self._typical(marks, counts, loose), loose))
-        planned = [self._pattern(patterns.marks[numbers == p], loose) for p in range(worth)]
+        planned = [patterns.serving(patterns.marks[numbers == p], loose) for p in range(worth)]
         # Sorted by counts: those worth a plan come first, and the last group takes the rest.
         group_of_pattern = np.minimum(numbers, worth)
         group_of_row = group_of_pattern[patterns.numbers]
@@ -218,7 +229,7 @@ class PatternChoice:
             shared = self._shared
             if worth:
                 marks = patterns.marks[members[-1]]
-                shared = self._pattern(marks, ~self._common(marks))
+                shared = patterns.serving(marks)
             groups.append(PatternGroup(shared, rows[-1], len(members[-1]), self._per_row))
         return groups
 
@@ -259,7 +270,7 @@ class PatternChoice:
 
     def _seconds(self, marks: Mask, loose: Mask) -> tuple[float, float]:
         """Return the price of a plan, once and for each row: that of a typical pattern stands for all."""
-        pattern = self._pattern((marks | loose)[None, :], loose)
+        pattern = self._patterns.serving((marks | loose)[None, :], loose)
         if not self._prices.fits(pattern):
             return math.inf, math.inf
         return self._prices.once(pattern), self._prices.row(pattern)
@@ -275,20 +286,7 @@ class PatternChoice:
         return int(np.count_nonzero(counts * (self._rest - row) > once))
 
     def _price(self, sliced: Mask, loose: Mask) -> float:
-        return self._prices.row(self._pattern((sliced | loose)[None, :], loose))
-
-    def _pattern(self, marks: Mask, loose: Mask) -> Pattern:
-        """Return the pattern that serves all `marks`: columns of all are cut out unless loose, the others enter."""
-        sliced = self._common(marks) & ~loose
-        return self._named(sliced, marks.any(axis=0) & ~sliced)
-
-    def _named(self, sliced: Mask, weighted: Mask) -> Pattern:
-        variables = np.array(self._patterns.variables, dtype=np.int64)
-        return Pattern(frozenset(variables[sliced].tolist()), frozenset(variables[weighted].tolist()))
-
-    def _common(self, marks: Mask) -> Mask:
-        common: Mask = marks.all(axis=0) & self._is_hard
-        return common
+        return self._prices.row(self._patterns.serving((sliced | loose)[None, :], loose))
 
 
 def rows_that_observe(marks: Mask, counts: Rows) -> Rows:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from junctor.backends.row_trees import RowEngine, RowWork, block_rows
 from junctor.cost.constants import CPU
 from junctor.engine.patterns import Mask, PatternGroup, Patterns, Rows, distinct, rows_that_observe
-from junctor.planning.shape import Pattern
 
 # Rows of a vector: fewer are computed with lanes left empty.
 LANES = 8
@@ -96,12 +95,12 @@ class TreeChoice:
         group_of_row = best.numbers[patterns.numbers]
         for number in np.flatnonzero(best.together):
             members = best.numbers == number
-            pattern = self._pattern(members)
+            pattern = patterns.serving(patterns.marks[members])
             result.append(PatternGroup(pattern, patterns.rows[group_of_row == number], int(members.sum()), tree=True))
         alone = ~best.together[best.numbers]
         if alone.any():
             rows = patterns.rows[alone[patterns.numbers]]
-            result.append(PatternGroup(self._pattern(alone), rows, int(alone.sum()), per_row=True))
+            result.append(PatternGroup(patterns.serving(patterns.marks[alone]), rows, int(alone.sum()), per_row=True))
         return result
 
     def _trial(self, columns: int) -> _Trial:
@@ -144,15 +143,6 @@ class TreeChoice:
         share = rows_that_observe(patterns.marks[members][:, : patterns.hard], counts) / counts.sum()
         observed = frozenset(patterns.variables[i] for i in np.flatnonzero(share == 1))
         return observed, {patterns.variables[i]: float(share[i]) for i in np.flatnonzero((share > 0) & (share < 1))}
-
-    def _pattern(self, members: Mask) -> Pattern:
-        marks = self._patterns.marks[members]
-        hard = np.arange(marks.shape[1]) < self._patterns.hard
-        sliced = marks.all(axis=0) & hard
-        variables = np.array(self._patterns.variables, dtype=np.int64)
-        return Pattern(
-            frozenset(variables[sliced].tolist()), frozenset(variables[marks.any(axis=0) & ~sliced].tolist())
-        )
 
     def _by_gain(self, share: npt.NDArray[np.float64]) -> Rows:
         """Return the columns that only some rows observe, first those that gain most for the groups they make."""
