@@ -8,15 +8,16 @@ from helpers import strategies
 from helpers.engine_cases import check_posteriors
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.backends.row_trees import RowEngine, TreeRows, room_bytes
+from junctor.backends.row_trees import RowEngine, TreeRows, factors_of, room_bytes
 from junctor.engine.engine import Engine
 from junctor.engine.patterns import patterns_of
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
-from junctor.generate import chain, sample
+from junctor.generate import chain, random_network, sample
 from junctor.model.answers import OK, Answers
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query
+from junctor_kernels.row_trees import plan as rowplan
 
 ROOM = 1 << 28
 
@@ -103,6 +104,16 @@ def test_rows_that_need_more_room_are_left() -> None:
     assert 0 < left.size < 20
     assert (answers.status[left] == -1).all()
     assert (np.delete(answers.status, left) == OK).all()
+
+
+def test_room_counts_what_trees_take_and_grows_with_the_length() -> None:
+    short, long = (chain(length=length, states=4, seed=1) for length in (2_000, 20_000))
+    assert room_bytes(long, 0) < 11 * room_bytes(short, 0)
+    for network in (short, random_network(200, seed=3)):
+        factors = factors_of(network)
+        memory = rowplan.tree(factors.graph, len(factors.starts) - 1 + len(network.variables))
+        parts = (*memory.nodes, *memory.work, *(part for part in memory if isinstance(part, np.ndarray)))
+        assert sum(part.nbytes for part in parts) <= room_bytes(network, 0)
 
 
 def test_rows_whose_numbers_underflow_are_left() -> None:

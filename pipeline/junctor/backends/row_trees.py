@@ -38,6 +38,8 @@ ONE_CALL_ROWS = 64
 ARENA_ENTRIES = 1 << 16
 # Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
 BLOCK_BYTES = 1 << 27
+# Rows of tables that have fewer numbers, with which they are together nevertheless.
+FEW_NUMBERS, FEW_NUMBERS_ROWS = 512, 32
 # Cells of evidence that are brought together for compiled code.
 CELLS = 1 << 22
 # Status of a row that no kernel has seen.
@@ -260,8 +262,8 @@ class RowEngine:
         room.planned = None
         if not rowplan.plan_rows(factors, common, kinds, self._wanted, rows, room.tree):
             return None
-        entries = room.tree.nodes.work[rowplan.MEAN_ENTRIES]
-        step = int(min(rows, block_rows(entries), room.most // 2 // entries))
+        entries, tables = room.tree.nodes.work[rowplan.MEAN_ENTRIES], room.tree.nodes.counts[rowplan.TABLES]
+        step = int(min(rows, block_rows(entries, tables), room.most // 2 // entries))
         # Fewer rows than a vector has lanes are faster one by one.
         if step < min(rows, together.WIDTH) or rows == 1:
             return None
@@ -421,9 +423,12 @@ class _Cells:
         return states, (soft, likelihoods, places)
 
 
-def block_rows(entries: float) -> int:
-    """Return how many rows with messages of so many entries are computed together at most."""
-    return int(min(rowplan.MOST_TOGETHER, BLOCK_BYTES // (8 * max(1.0, entries))))
+def block_rows(entries: float, tables: float) -> int:
+    """Return how many rows are computed together at most: with messages of so many entries, of so many tables."""
+    cached = BLOCK_BYTES // (8 * max(1.0, entries))
+    # The start of a table takes as long as some numbers of it, whether they are in the cache or not.
+    worthy = min(FEW_NUMBERS_ROWS, FEW_NUMBERS * max(1.0, tables) // max(1.0, entries))
+    return int(min(rowplan.MOST_TOGETHER, max(cached, worthy)))
 
 
 def _in_order(rows: Rows, tasks: Sequence[_Task], status: Sequence[Rows]) -> Rows:
@@ -438,7 +443,10 @@ def room_bytes(network: Network, entries: int) -> int:
     variables, factors = len(network.variables), len(network.factors)
     tables = 2 * (factors + variables) + 3 * variables
     fixed = sum(2 * factor.table.size + 4 * len(factor.scope) for factor in network.factors)
-    return 8 * (fixed + entries + tables * (rowplan.MOST_AXES + rowplan.COLUMNS + 8) + 2 * variables * variables // 64)
+    # The graph, the rows of its neighbours where elimination adds edges, and its lists.
+    links = sum(len(factor.scope) ** 2 for factor in network.factors)
+    graph = 5 * links + 64 * variables
+    return 8 * (fixed + entries + graph + tables * (rowplan.MOST_AXES + rowplan.COLUMNS + 8))
 
 
 def factors_of(network: Network) -> rowplan.Factors:

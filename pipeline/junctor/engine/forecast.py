@@ -232,8 +232,9 @@ def _row_trees(router: Router, route: Route, batch: EvidenceBatch) -> Route:
         seconds = group.answered / len(sample) * sum(row_engine.seconds(*marks) for marks in evidence)
     share = group.answered / len(trees)
     # Rows with larger trees do without one: they get a plan.
-    entries = max((entries for _, entries, _ in trees if entries <= row_engine.entries), default=0)
-    size = room_bytes(router.network, int(entries) * (block_rows(entries) if group.tree else 1))
+    fitting = [(entries, tables) for _, entries, tables in trees if entries <= row_engine.entries]
+    entries, tables = max(fitting, default=(0.0, 0.0))
+    size = room_bytes(router.network, int(entries) * (block_rows(entries, tables) if group.tree else 1))
     size += route.memory.reserved
     operations = int(share * sum(operations for operations, _, _ in trees if math.isfinite(operations)))
     memory = replace(route.memory, needed=size, projected=size)

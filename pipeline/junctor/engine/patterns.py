@@ -9,7 +9,7 @@ not common to all, or goes row by row through the row engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from junctor.planning.shape import Pattern
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+# Cells of a batch that are looked at together.
+CELLS = 1 << 22
 # Patterns that a choice looks at; of more, every so many-th.
 MOST_PATTERNS = 4096
 # The share of what a search may save at the most that it finds.
@@ -139,13 +141,13 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     hard, soft = sorted(batch.states), sorted(batch.likelihoods)
     ever = np.zeros(len(hard) + len(soft), dtype=np.bool_)
     distinguishing: dict[int, Mask] = {}
-    for column, all_seen in enumerate(_columns(batch, hard, soft)):
-        seen = all_seen if rows.size == batch.rows else all_seen[rows]
-        often = np.count_nonzero(seen)
-        ever[column] = often > 0
+    for first, all_seen in _columns(batch, hard, soft):
+        seen = all_seen if rows.size == batch.rows else all_seen[:, rows]
+        often = np.count_nonzero(seen, axis=1)
+        ever[first : first + len(seen)] = often > 0
         # Columns that are the same in all rows distinguish none, and often all are.
-        if 0 < often < rows.size:
-            distinguishing[column] = seen
+        for column in np.flatnonzero((often > 0) & (often < rows.size)).tolist():
+            distinguishing[first + column] = seen[column]
     columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
     columns, counts, numbers = distinct(columns, np.ones(rows.size, dtype=np.int64))
     # Column by column in memory, as they are looked at.
@@ -154,14 +156,16 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
 
 
-def _columns(batch: EvidenceBatch, hard: Iterable[int], soft: Iterable[int]) -> Iterator[Mask]:
-    """Yield for each column in which rows there is evidence."""
-    for variable in hard:
-        yield batch.states[variable] != UNOBSERVED
-    for variable in soft:
-        seen = np.zeros(batch.rows, dtype=np.bool_)
-        seen[batch.likelihoods[variable].rows] = True
-        yield seen
+def _columns(batch: EvidenceBatch, hard: Sequence[int], soft: Sequence[int]) -> Iterator[tuple[int, Mask]]:
+    """Yield in which rows there is evidence, bool [columns, rows], for columns from a first one on."""
+    # Many columns of few rows at once.
+    step = max(1, CELLS // max(1, batch.rows))
+    for first in range(0, len(hard), step):
+        yield first, np.array([batch.states[v] for v in hard[first : first + step]]) != UNOBSERVED
+    for column, variable in enumerate(soft, len(hard)):
+        seen = np.zeros((1, batch.rows), dtype=np.bool_)
+        seen[0, batch.likelihoods[variable].rows] = True
+        yield column, seen
 
 
 class PatternChoice:

@@ -285,18 +285,17 @@ class Router:
         rows = self.to_come(batch, patterns.rows.size)
         if not self._is_heavy(rows) and (len(patterns.counts) == 1 or rows <= FEW_ROWS):
             return False
-        from junctor.backends.row_trees import BLOCK_BYTES, room_bytes
+        from junctor.backends.row_trees import BLOCK_BYTES
 
-        answers = batch.rows * answer_width(self.network, self.query)
+        answers = batch.rows * self._answer_width
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
-        needed = 2 * self.threads * (BLOCK_BYTES + room_bytes(self.network, 0))
+        needed = 2 * self.threads * (BLOCK_BYTES + self._room)
         return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
 
     def _is_heavy(self, rows: int) -> bool:
         """Return True if so many rows take NumPy longer than the loading of trees; without a plan, which takes time."""
         # Each entry of a factor counts once.
-        entries = sum(factor.table.size for factor in self.network.factors)
-        return rows * entries * CPU.numpy_entry > TREE_SECONDS
+        return rows * self._entries * CPU.numpy_entry > TREE_SECONDS
 
     def _tree_groups(self, patterns: Patterns, batch: EvidenceBatch) -> list[PatternGroup]:
         """Return groups of rows with trees, and with plans where these are worth it."""
@@ -339,9 +338,7 @@ class Router:
             return False
         if self.joint_table_for(batch) is not None:
             return True
-        from junctor.backends.row_trees import room_bytes
-
-        allowed, fixed = self._beside_answers(batch), room_bytes(self.network, 0)
+        allowed, fixed = self._beside_answers(batch), self._room
         if self.working is not None:
             allowed = min(allowed, self.working + fixed)
         return take_own_trees(lambda: patterns, self.expected_rows, self._whole, self.work, (allowed - fixed) // 8)
@@ -352,7 +349,7 @@ class Router:
         return table if table is not None and table.nbytes <= self._beside_answers(batch) else None
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
-        return self.allowed - batch.rows * answer_width(self.network, self.query)
+        return self.allowed - batch.rows * self._answer_width
 
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
@@ -426,7 +423,7 @@ class Router:
         compiled = self.loads_compiled(groups, batch)
         # Not opened: a GPU may only be asked about.
         gpu = self.gpu_room() if self.uses_gpu(compiled) else None
-        budget = Budget(self.allowed, batch.rows * answer_width(self.network, self.query) + reserved, reserved)
+        budget = Budget(self.allowed, batch.rows * self._answer_width + reserved, reserved)
         programs = dict(kept or {})
         for group in groups:
             yield self.route(group, batch, budget, compiled, gpu, programs)
@@ -487,7 +484,7 @@ class Router:
         self, unique: UniqueRows, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None
     ) -> Budget | None:
         """Return what answers to the unique rows of a group leave of a budget, None where they take too much of it."""
-        taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
+        taken = unique.nbytes + unique.batch.rows * self._answer_width
         # In chunks any memory that is left will do.
         least = 0
         if not group.by_trees and not self.in_chunks(group.pattern, uses, budget.free, gpu):
@@ -718,6 +715,21 @@ class Router:
     def joint_table(self) -> JointTable | None:
         """The table of all states together, of a network that is small enough for one."""
         return JointTable(self.network, self.targets) if has_joint_table(self.network) else None
+
+    # Kept, because every batch asks, and networks may have a hundred thousand variables.
+    @cached_property
+    def _answer_width(self) -> int:
+        return answer_width(self.network, self.query)
+
+    @cached_property
+    def _entries(self) -> int:
+        return sum(factor.table.size for factor in self.network.factors)
+
+    @cached_property
+    def _room(self) -> int:
+        from junctor.backends.row_trees import room_bytes
+
+        return room_bytes(self.network, 0)
 
     @cached_property
     def _whole(self) -> Work:
