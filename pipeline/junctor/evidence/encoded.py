@@ -62,7 +62,8 @@ def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
                 table = reader.read_all()
         columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
         variables = metadata["variables"]
-        states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else []
+        nothing = np.zeros((0, table.num_rows), np.int32)
+        states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing
         batch = _batch(dict(zip(variables, states, strict=True)), columns, table.num_rows)
         return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -79,7 +80,7 @@ def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
     # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
     kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
     columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    states = {
+    states: dict[int, npt.NDArray[np.int32]] = {
         int(name[1:]): numbers_of(column.cast(pa.int32()), UNOBSERVED)
         for name, column in columns.items()
         if name.startswith("s")
