@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -90,7 +92,27 @@ def test_equal_partitions_are_equal_files(tmp_path: Path) -> None:
 
 def test_states_are_small_on_disk(tmp_path: Path) -> None:
     write_partition(encode_table(as_arrow({"grade": [0, 1, 2, None] * 10_000}), NETWORK), tmp_path / "a")
-    assert pq.read_schema(tmp_path / "a").field("s1").type == pa.uint8()
+    with pa.ipc.open_file(tmp_path / "a") as file:
+        assert file.schema.field("states").type == pa.list_(pa.int8(), 1)
+
+
+def test_partitions_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    metadata = {
+        "format_version": 1,
+        "first_row": 7,
+        "case_id": base64.b64encode(pa.schema([("case_id", pa.timestamp("s"))]).serialize()).decode(),
+    }
+    columns = {
+        "case_id": pa.array([1, 2, 3], pa.timestamp("s")),
+        "s4": pa.array([0, None, 255], pa.uint8()),
+        "l2": pa.array([None, [0.5, 1.0], None], pa.list_(pa.float64(), 2)),
+        "reason": [None, None, "why"],
+    }
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table(columns).replace_schema_metadata({"junctor": json.dumps(metadata)}), path)
+    likelihood = SoftEvidence(np.array([1]), np.array([[0.5, 1.0]]))
+    batch = EvidenceBatch(3, {4: np.array([0, -1, 255], np.int32)}, {2: likelihood}, {2: "why"})
+    assert_same(read_partition(path), EncodedPartition(batch, columns["case_id"], 7))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -106,6 +128,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_partition(path)
     pq.write_table(table.replace_schema_metadata({"junctor": '{"format_version": 2}'}), path)
     with pytest.raises(RunError, match="found encoded evidence of format version 2, expected 1"):
+        read_partition(path)
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(RunError, match="found encoded evidence of format version None, expected 2"):
+        read_partition(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RunError, match="cannot be read as encoded evidence"):
         read_partition(path)
 
 

@@ -201,8 +201,8 @@ def test_memory_does_not_grow_with_the_number_of_partitions(
 def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
     damaged = job.directory.evidence_part(2)
     whole = damaged.read_bytes()
-    damaged.write_bytes(b"not parquet")
-    with pytest.raises(RunError, match=r"part-00002\.parquet: cannot be read as encoded evidence"):
+    damaged.write_bytes(b"not arrow")
+    with pytest.raises(RunError, match=r"part-00002\.arrow: cannot be read as encoded evidence"):
         list(propagate_here(tasks_of(job), MEMORY))
     assert sorted(parts_of(job)) == ["part-00000.parquet", "part-00001.parquet"]
     assert no_thread_is_left()

@@ -107,7 +107,13 @@ def test_overwrite_removes_the_other_run_and_nothing_else(tmp_path: Path) -> Non
     directory = RunDirectory(tmp_path)
     directory.claim(SPEC)
     mine = [directory.evidence_part(0), directory.answers_part("posteriors", 3), directory.answers_part("mpe", 0)]
-    mine += [directory.network, directory.manifest, directory.ingested, directory.csv("posteriors")]
+    mine += [
+        tmp_path / "evidence" / "part-00001.parquet",
+        directory.network,
+        directory.manifest,
+        directory.ingested,
+        directory.csv("posteriors"),
+    ]
     theirs = [tmp_path / "notes.txt", tmp_path / "posteriors" / "plot.png"]
     for path in [*mine, *theirs]:
         path.parent.mkdir(exist_ok=True)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from junctor.evidence.columns import is_text
 from junctor.model.errors import Place
 
-# Rows of a batch: a thousand columns of dictionary indices take 250 MiB.
-_BATCH_ROWS = 2**16
+# Rows of a batch, and its cells: dictionary indices of four bytes.
+_BATCH_ROWS, _BATCH_CELLS = 2**16, 2**24
 # Bytes read ahead of each column.
 _BUFFER_BYTES = 2**20
 
@@ -37,11 +37,20 @@ class ParquetTable(BinaryTable):
         with self._open([]) as file:
             self.schema: pa.Schema = file.schema_arrow
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, never more than 65,536 rows at once."""
+    def batches(
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, never more than 65,536 rows at once.
+
+        positions: of the columns.
+        plain: positions of those whose texts are mostly different, which do not come as dictionaries.
+        threads: more than 1 for those of Arrow.
+        """
         names = [self.schema.names[position] for position in positions]
-        with self._open([name for name in names if is_text(self.schema.field(name).type)]) as file:
-            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+        alike = [self.schema.names[position] for position in positions if position not in plain]
+        rows = min(_BATCH_ROWS, max(1, _BATCH_CELLS // max(1, len(names))))
+        with self._open([name for name in alike if is_text(self.schema.field(name).type)]) as file:
+            for batch in file.iter_batches(rows, columns=names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
                 # Damaged files may decode to offsets out of range, which later crash the process.
                 picked = batch.select(names)
@@ -65,8 +74,10 @@ class ArrowTable(BinaryTable):
         with pa.OSFile(str(path)) as file, self._open(file) as reader:
             self.schema: pa.Schema = reader.schema
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, in the batches of the file."""
+    def batches(
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, as they are, in pieces of at most 65,536 rows."""
         with pa.OSFile(str(self.path)) as file, self._open(file) as reader:
             if isinstance(reader, pa.ipc.RecordBatchFileReader):
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
@@ -75,7 +86,8 @@ class ArrowTable(BinaryTable):
             for batch in batches:
                 picked = batch.select(list(positions))
                 picked.validate(full=True)
-                yield picked
+                rows = min(_BATCH_ROWS, max(1, _BATCH_CELLS // max(1, len(positions))))
+                yield from (picked.slice(start, rows) for start in range(0, picked.num_rows, rows))
 
     def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
         import pyarrow.ipc

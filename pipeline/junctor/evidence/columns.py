@@ -46,8 +46,13 @@ def is_list(kind: pa.DataType) -> bool:
     return _is_one_of(kind, "list large_list fixed_size_list list_view large_list_view")
 
 
-def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.int32], Bad]:
-    """Return the state of each row, int32 [rows], UNOBSERVED for empty and bad cells, and the bad rows with reasons."""
+def encode_states(column: pa.Array, cells: StateCells, explain: bool = True) -> tuple[npt.NDArray[np.int32], Bad]:
+    """Return the state of each row, int32 [rows], UNOBSERVED for empty and bad cells, and the bad rows with reasons.
+
+    column: cells of any type.
+    cells: what they mean; with `explain` also the suggestions made so far, so that tables are explained in their order.
+    explain: False for empty reasons.
+    """
     distinct, indices = _factorised(column)
     lookup = np.array([*map(cells.code, distinct), UNOBSERVED], dtype=np.int32)
     codes = lookup[indices]  # a null has index -1, the last entry
@@ -55,7 +60,7 @@ def encode_states(column: pa.Array, cells: StateCells) -> tuple[npt.NDArray[np.i
     if UNKNOWN in lookup:
         rows = np.flatnonzero(codes == UNKNOWN)
         codes[rows] = UNOBSERVED
-        bad = _named(rows, indices[rows], lambda at: cells.reason(distinct[at]))
+        bad = _named(rows, indices[rows], lambda at: cells.reason(distinct[at]) if explain else "")
     return codes, bad
 
 

@@ -11,17 +11,25 @@ import io
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 
 from junctor.evidence.files import open_bytes
 from junctor.model.errors import EvidenceError, Place
+from junctor.runtime.threads import ahead
 
-# Bytes of a block: Arrow reads up to 32 of them ahead, and a row may be about as long as one.
+# Bytes of a block of a stream: Arrow reads up to 32 of them ahead, and a row may be about as long as one.
 _BLOCK_BYTES = 2**20
+# So many of them at a time for a thread; bytes of those that wait to be parsed.
+_BLOCKS, _AHEAD = 4, 2**27
+# Line ends that are looked at for one outside of all cells.
+_LINE_ENDS = 100
 # Longest line: a file without line ends would otherwise be loaded whole.
 _LINE_CHARACTERS = 2**24
 # No line of a file can be this one: text has no NUL characters.
@@ -29,6 +37,28 @@ _SENTINEL = "\x00end of file\x00"
 _Records = Generator[tuple[int, list[str]], None, None]
 # Every cell is text (`01` is not `1`), as a dictionary, so that only distinct cells become Python strings.
 _TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Names of the columns of a file, of those that are wanted and of those that come as they are."""
+
+    names: list[str]
+    wanted: list[str]
+    plain: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A piece of a file: whether it has the header, and whether it is known to end with a line."""
+
+    data: bytes
+    is_start: bool
+    is_whole: bool
+
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return len(self.data)
 
 
 class DelimitedTable:
@@ -44,18 +74,67 @@ class DelimitedTable:
             self._header_line, names = header
             self._has_rows = _any_row(records, len(names) == 1)
         self.schema: pa.Schema = pa.schema([(name, _TEXT) for name in names])
+        self._block_bytes = max(_BLOCK_BYTES, 8 * sum(map(len, names)))
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, in blocks of about 1 MiB of text."""
+    def batches(
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, in blocks of about 4 MiB of text.
+
+        positions: of the columns.
+        plain: positions of those whose texts are mostly different, which do not come as dictionaries.
+        threads: that parse.
+        """
         if not self._has_rows:
             return
         names = [str(position) for position in range(len(self.schema))]
+        columns = _Columns(names, [names[i] for i in positions], [names[i] for i in plain])
+        # Blocks of whole lines are parsed in threads. Arrow reads all from the first one that may not be whole on, as a
+        # stream, and says what is wrong.
+        done = 0
+        with closing(ahead(partial(self._parsed, columns), self._blocks(), threads, _Block.size, _AHEAD)) as blocks:
+            for block, batches in blocks:
+                if batches is None:
+                    break
+                yield from batches
+                done += block.size()
+            else:
+                return
         with self._open() as raw:
+            raw.seek(done)
             counted = _CountedQuotes(raw)
-            for batch in self._parsed(counted, names, [names[position] for position in positions]):
-                yield batch.select([names[position] for position in positions])
+            yield from self._streamed(columns, counted, done == 0)
             if counted.quotes % 2:
                 self._refuse_open_quote()
+
+    def _blocks(self) -> Iterator[_Block]:
+        """Yield the file in pieces of whole lines, as long as that is easy to see."""
+        rest, is_start = b"", True
+        with self._open() as raw:
+            while data := raw.read(_BLOCKS * self._block_bytes):
+                data = rest + data
+                end = _end_of_lines(data)
+                if end == 0:
+                    yield _Block(data, is_start, False)
+                    return
+                yield _Block(data[:end], is_start, True)
+                rest, is_start = data[end:], False
+        if rest:
+            yield _Block(rest, is_start, True)
+
+    def _parsed(self, columns: _Columns, block: _Block) -> tuple[_Block, list[pa.RecordBatch] | None]:
+        """Return a block with its rows, None where they have to be read as part of a stream."""
+        import pyarrow.csv
+
+        lines_end = block.is_whole and _lines_are_short(block.data, self._block_bytes)
+        if not lines_end or not _quotes_are_pairs(block.data, self.delimiter):
+            return block, None
+        options = self._read_options(columns, block.is_start, block.size() + 1)
+        try:
+            table = pyarrow.csv.read_csv(pa.BufferReader(block.data), *options)
+        except pa.ArrowInvalid:
+            return block, None
+        return block, table.select(columns.wanted).to_batches() if columns.wanted else table.to_batches()
 
     def place_of(self, row: int) -> Place:
         """Return the file, and the line on which a row (from 0, the header not counted) starts unless it is unclear."""
@@ -64,31 +143,38 @@ class DelimitedTable:
             line = next((line for i, (line, _) in enumerate(rows) if i == row), None)
         return Place(str(self.path), line)
 
-    def _parsed(self, source: _CountedQuotes, names: list[str], wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    def _streamed(self, columns: _Columns, source: _CountedQuotes, is_start: bool) -> Iterator[pa.RecordBatch]:
         import pyarrow.csv
 
         try:
-            reader = pyarrow.csv.open_csv(
-                source,
-                # Numbers as names, since those of the file may repeat. The header is then a row to skip.
-                pyarrow.csv.ReadOptions(
-                    use_threads=False,
-                    block_size=max(_BLOCK_BYTES, 8 * sum(map(len, self.schema.names))),
-                    column_names=names,
-                    skip_rows=self._header_line - 1,
-                    skip_rows_after_names=1,
-                ),
-                # Empty lines are skipped, except in a table of one column, where they are rows without observation.
-                pyarrow.csv.ParseOptions(
-                    delimiter=self.delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
-                ),
-                pyarrow.csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, _TEXT), include_columns=wanted or names[:1], null_values=[]
-                ),
-            )
-            yield from reader
+            for batch in pyarrow.csv.open_csv(source, *self._read_options(columns, is_start, self._block_bytes)):
+                yield batch.select(columns.wanted)
         except pa.ArrowInvalid as error:
             self._explain(error)
+
+    def _read_options(self, columns: _Columns, is_start: bool, block_bytes: int) -> Sequence[Any]:
+        import pyarrow.csv
+
+        names = columns.names
+        return (
+            # Numbers as names, since those of the file may repeat. The header is then a row to skip.
+            pyarrow.csv.ReadOptions(
+                use_threads=False,
+                block_size=block_bytes,
+                column_names=names,
+                skip_rows=self._header_line - 1 if is_start else 0,
+                skip_rows_after_names=1 if is_start else 0,
+            ),
+            # Empty lines are skipped, except in a table of one column, where they are rows without observation.
+            pyarrow.csv.ParseOptions(
+                delimiter=self.delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
+            ),
+            pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, _TEXT) | dict.fromkeys(columns.plain, pa.string()),
+                include_columns=columns.wanted or names[:1],
+                null_values=[],
+            ),
+        )
 
     def _explain(self, error: pa.ArrowInvalid) -> None:
         """Raise EvidenceError with the line, what was found there and what was expected."""
@@ -157,6 +243,45 @@ class DelimitedTable:
 
     def _error(self, message: str, line: int | None = None) -> EvidenceError:
         return EvidenceError(message, Place(str(self.path), line))
+
+
+def _end_of_lines(data: bytes) -> int:
+    """Return the end of the last line that ends behind an even number of quotes, 0 for none among the last ones."""
+    end = len(data)
+    for _ in range(_LINE_ENDS):
+        end = data.rfind(b"\n", 0, end)
+        if end < 0:
+            break
+        if data.count(b'"', 0, end) % 2 == 0:
+            return end + 1
+    return 0
+
+
+def _lines_are_short(data: bytes, most: int) -> bool:
+    """Return True if no line has more than `most` bytes."""
+    start = 0
+    while len(data) - start > most:
+        end = data.rfind(b"\n", start, start + most)
+        if end < 0:
+            return False
+        start = end + 1
+    return True
+
+
+def _quotes_are_pairs(data: bytes, delimiter: str) -> bool:
+    """Return True if every other quote, from the first on, begins a cell, or is the second one of two in a cell."""
+    if b'"' not in data:
+        return True
+    # Only then are line ends behind an even number of quotes those of rows: `5" pipe` is a cell as well.
+    text = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    if len(quotes) % 2:
+        return False
+    begins = quotes[::2]
+    before = text[begins - 1]
+    fine = (before == ord(delimiter)) | (before == ord("\n")) | (before == ord("\r")) | (begins == 0)
+    fine[1:] |= begins[1:] == quotes[1:-1:2] + 1
+    return bool(fine.all())
 
 
 def _any_row(records: _Records, empty_counts: bool) -> bool:

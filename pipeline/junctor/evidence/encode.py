@@ -38,6 +38,21 @@ class EncodedPartition:
     case_ids: pa.Array
     first_row: int
 
+    def rows(self, start: int, rows: int) -> EncodedPartition:
+        """Return `rows` rows from `start` on; shares the memory."""
+        batch, end = self.batch, start + rows
+        if rows == batch.rows:
+            return self
+        states = {variable: column[start:end] for variable, column in batch.states.items()}
+        likelihoods = {}
+        for variable, soft in batch.likelihoods.items():
+            here = slice(*np.searchsorted(soft.rows, (start, end)))
+            if here.stop > here.start:
+                likelihoods[variable] = SoftEvidence(soft.rows[here] - start, soft.values[here])
+        invalid = {row - start: reason for row, reason in batch.invalid.items() if start <= row < end}
+        evidence = EvidenceBatch(rows, states, likelihoods, invalid)
+        return EncodedPartition(evidence, self.case_ids.slice(start, rows), self.first_row + start)
+
 
 def encode_table(
     table: pa.Table | pa.RecordBatch,
@@ -108,13 +123,26 @@ class Encoder:
         first_row: number of its first row in the table, from 0.
         row_in_file: the same in its file.
         """
+        encoded = self._encoded(batch, first_row, True)
+        invalid = encoded.batch.invalid
+        if self._strict and invalid:
+            row = min(invalid)
+            raise EvidenceError(f"row {row_in_file + row + 1}: {invalid[row]}", self._place(row_in_file + row))
+        return encoded
+
+    def encode_valid(self, batch: pa.RecordBatch, first_row: int) -> EncodedPartition | None:
+        """Return the same, None where a row is invalid; batches may be encoded in any order, and in threads."""
+        encoded = self._encoded(batch, first_row, False)
+        return None if encoded.batch.invalid else encoded
+
+    def _encoded(self, batch: pa.RecordBatch, first_row: int, explain: bool) -> EncodedPartition:
         states: dict[int, npt.NDArray[np.int32]] = {}
         likelihoods: dict[int, SoftEvidence] = {}
         bad: dict[int, Bad] = {}
         for (role, variable), at in self._sources.items():
             columns, names = [batch.column(i) for i in at], self._network.variables[variable].states
             if role == "states":
-                states[variable], errors = encode_states(columns[0], self._cells[variable])
+                states[variable], errors = encode_states(columns[0], self._cells[variable], explain)
             elif role == "likelihood":
                 likelihoods[variable], errors = encode_lists(columns[0], names)
             else:
@@ -125,12 +153,9 @@ class Encoder:
             likelihoods[variable], errors = _without_states(likelihoods[variable], states[variable])
             bad[variable] += errors
         invalid = self._joined(bad)
-        if self._strict and invalid:
-            row = min(invalid)
-            raise EvidenceError(f"row {row_in_file + row + 1}: {invalid[row]}", self._place(row_in_file + row))
         soft = {variable: likelihood for variable, likelihood in likelihoods.items() if likelihood.rows.size}
-        encoded = EvidenceBatch(batch.num_rows, states, soft, invalid)
-        return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row)
+        evidence = EvidenceBatch(batch.num_rows, states, soft, invalid)
+        return EncodedPartition(evidence, self._case_ids(batch, first_row), first_row)
 
     def _joined(self, bad: Mapping[int, Bad]) -> dict[int, str]:
         """Return the joined reasons of each row, in the order of the network's variables."""
@@ -163,6 +188,12 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
     batches = [part.batch for part in parts]
     # Pieces of different files may have different columns: what one lacks is unobserved there.
     variables = sorted({variable for batch in batches for variable in batch.states})
+    if len(parts) == 1:
+        # Without a copy, but in the order of the network.
+        batch = batches[0]
+        soft = {variable: batch.likelihoods[variable] for variable in sorted(batch.likelihoods)}
+        ordered = EvidenceBatch(batch.rows, {v: batch.states[v] for v in variables}, soft, batch.invalid)
+        return EncodedPartition(ordered, parts[0].case_ids, first_row)
     states = {variable: np.concatenate([_states(batch, variable) for batch in batches]) for variable in variables}
     pieces: dict[int, list[SoftEvidence]] = {}
     invalid: dict[int, str] = {}

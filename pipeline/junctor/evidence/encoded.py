@@ -1,8 +1,8 @@
-"""Encoded partitions on disk: Parquet with numbers instead of names.
+"""Encoded partitions on disk: Arrow IPC files with numbers instead of names.
 
-Columns: `case_id`; `s7`, states of variable 7 (smallest unsigned type, null where unobserved); `l7`, its likelihoods
-(fixed-size lists of doubles, null where there are none); `reason`, null where the row is valid. Metadata: `junctor`,
-JSON with `format_version`, `first_row` and the Arrow type of the case ids.
+Columns: `case_id`; `states`, lists with the states of all observed variables (smallest signed type, -1 where
+unobserved); `l7`, likelihoods of variable 7 (fixed-size lists of doubles, null where there are none); `reason`, null
+where the row is valid. Metadata: `junctor`, JSON with `format_version`, `first_row` and the variables of `states`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.ipc
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.encode import EncodedPartition
@@ -25,10 +25,13 @@ from junctor.model.errors import RunError
 from junctor.runtime.arrow import in_one_piece, list_array, number_array, numbers_of, reason_array
 from junctor.runtime.files import aside
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Parquet, one column a variable: directories of earlier runs have it.
+_PARQUET_VERSION = 1
 _METADATA = b"junctor"
 _REASON = "reason"
 _CASE_ID = "case_id"
+_STATES = "states"
 
 
 def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
@@ -37,52 +40,86 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
     metadata = {
         "format_version": FORMAT_VERSION,
         "first_row": partition.first_row,
-        # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
-        "case_id": base64.b64encode(pa.schema([(_CASE_ID, partition.case_ids.type)]).serialize()).decode(),
+        "variables": list(partition.batch.states),
     }
     table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata={_METADATA: json.dumps(metadata)})
-    with aside(Path(path)) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_statistics=False)
+    # Read once or twice and then never again: cheap to write and to read comes before small.
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with aside(Path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
+        writer.write_table(table)
 
 
 def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
     """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else."""
     try:
-        with pq.ParquetFile(path) as file:
-            metadata = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
-            _refuse_other_versions(metadata, path)
+        with pa.OSFile(str(path)) as file:
+            if file.read(6) != b"ARROW1":
+                return _read_parquet(path)
+            file.seek(0)
             # Workers read partitions concurrently; threads in each of them would only compete.
-            table = file.read(use_threads=False)
-        kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
+            with pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+                metadata = _metadata(reader.schema, path, FORMAT_VERSION)
+                table = reader.read_all()
         columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-        batch = _batch(columns, table.num_rows)
-        return EncodedPartition(batch, columns[_CASE_ID].cast(kind), metadata["first_row"])
+        variables = metadata["variables"]
+        nothing = np.zeros((0, table.num_rows), np.int32)
+        states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing
+        batch = _batch(dict(zip(variables, states, strict=True)), columns, table.num_rows)
+        return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
 
 
-def _refuse_other_versions(metadata: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    version = metadata.get("format_version")
-    if version != FORMAT_VERSION:
+def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:
+    """Read the encoded evidence of an earlier version: `s7` has the states of variable 7, null where unobserved."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        metadata = _metadata(file.schema_arrow, path, _PARQUET_VERSION)
+        table = file.read(use_threads=False)
+    # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
+    kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
+    columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    states: dict[int, npt.NDArray[np.int32]] = {
+        int(name[1:]): numbers_of(column.cast(pa.int32()), UNOBSERVED)
+        for name, column in columns.items()
+        if name.startswith("s")
+    }
+    return EncodedPartition(
+        _batch(states, columns, table.num_rows), columns[_CASE_ID].cast(kind), metadata["first_row"]
+    )
+
+
+def _metadata(schema: pa.Schema, path: str | os.PathLike[str], expected: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(_METADATA, b"{}"))
+    if (version := metadata.get("format_version")) != expected:
         raise RunError(
-            f"{path}: found encoded evidence of format version {version}, expected {FORMAT_VERSION}: start the run anew"
+            f"{path}: found encoded evidence of format version {version}, expected {expected}: start the run anew"
         )
+    return metadata
 
 
 def _columns(partition: EncodedPartition) -> Iterator[tuple[str, pa.Array]]:
     batch = partition.batch
     yield _CASE_ID, partition.case_ids
-    for variable, states in batch.states.items():
-        yield f"s{variable}", _packed(states)
+    if batch.states:
+        yield _STATES, _packed(batch.states)
     for variable, likelihood in batch.likelihoods.items():
         yield f"l{variable}", _spread(likelihood, batch.rows)
     yield _REASON, reason_array(batch.invalid, batch.rows)
 
 
-def _packed(states: npt.NDArray[np.int32]) -> pa.Array:
-    # Most variables have fewer than 256 states: one byte a cell. UNOBSERVED is null, so that the type can be unsigned.
-    small = np.min_scalar_type(max(0, int(states.max(initial=0))))
-    return number_array(states.astype(small), states == UNOBSERVED)
+def _packed(states: dict[int, npt.NDArray[np.int32]]) -> pa.Array:
+    # One column for all variables: a column each takes longer than the few thousand cells in it. Most variables have
+    # fewer than 128 states: one byte a cell.
+    columns = np.stack(list(states.values()))
+    small = np.min_scalar_type(-1 - int(columns.max(initial=0)))
+    return list_array(columns.T.astype(small, order="C"))
+
+
+def _unpacked(column: pa.Array, rows: int, variables: int) -> npt.NDArray[np.int32]:
+    cells = numbers_of(column.values, UNOBSERVED).reshape(rows, variables)
+    return cells.T.astype(np.int32, order="C")
 
 
 def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
@@ -94,17 +131,9 @@ def _spread(likelihood: SoftEvidence, rows: int) -> pa.Array:
     return list_array(values, missing)
 
 
-def _batch(columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
-    # Names of columns are a letter and the index of a variable, except the two others.
-    states, likelihoods = {}, {}
-    for name, column in columns.items():
-        if name in (_CASE_ID, _REASON):
-            continue
-        variable = int(name[1:])
-        if name.startswith("s"):
-            states[variable] = numbers_of(column.cast(pa.int32()), UNOBSERVED)
-        else:
-            likelihoods[variable] = _gathered(column)
+def _batch(states: dict[int, npt.NDArray[np.int32]], columns: dict[str, pa.Array], rows: int) -> EvidenceBatch:
+    # Names of likelihoods are a letter and the index of a variable.
+    likelihoods = {int(name[1:]): _gathered(column) for name, column in columns.items() if name.startswith("l")}
     return EvidenceBatch(rows, states, likelihoods, _invalid(columns[_REASON]))
 
 

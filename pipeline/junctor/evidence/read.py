@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,9 +21,12 @@ from junctor.evidence.files import checked_format, explained, files_of, format_o
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.threads import ahead
 
 # Hive and Spark write null as this folder name.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+# Bytes of blocks that wait to be encoded.
+_AHEAD = 2**28
 
 
 class EvidenceSource(Protocol):
@@ -39,11 +42,13 @@ class EvidenceSource(Protocol):
         """The Arrow type of the case ids; int64 where they are row numbers."""
         ...
 
-    def partitions(self, rows: int) -> Iterator[EncodedPartition]:
+    def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows, the last one shorter, in the order of the input; none if it has no rows.
 
-        Holds one partition and one block of the file at a time. Raises EvidenceError for what cannot be read and,
-        if the source is strict, for the first invalid row.
+        rows: of a partition.
+        threads: that parse and encode; what is yielded does not depend on them.
+        Holds one partition, and one block of the file for each thread, 256 MiB at the most. Raises EvidenceError for
+        what cannot be read and, if the source is strict, for the first invalid row.
         """
         ...
 
@@ -108,8 +113,15 @@ class ColumnTable(Protocol):
     path: Path
     schema: pa.Schema
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at `positions`, in that order, batch by batch."""
+    def batches(
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns at `positions`, in that order, batch by batch.
+
+        positions: of the columns.
+        plain: positions of those whose texts are mostly different, which do not come as dictionaries.
+        threads: that parse.
+        """
         ...
 
     def place_of(self, row: int) -> Place:
@@ -125,18 +137,18 @@ class TableSource:
     case_id_type: pa.DataType
     _files: tuple[tuple[ColumnTable, ColumnLayout, Encoder], ...] = field(repr=False)
 
-    def partitions(self, rows: int) -> Iterator[EncodedPartition]:
+    def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
         if rows < 1:
             raise ValueError(f"partitions need at least one row, not {rows}")
         # Blocks of files and partitions have different sizes: slices of blocks are held until they fill a partition.
         first_row = held_rows = 0
         held: list[EncodedPartition] = []
-        for encode, batch_rows in self._batches():
+        for piece in self._pieces(threads):
             start = 0
-            while start < batch_rows:
-                take = min(rows - held_rows, batch_rows - start)
-                held.append(encode(start, take, first_row + held_rows))
+            while start < piece.batch.rows:
+                take = min(rows - held_rows, piece.batch.rows - start)
+                held.append(piece.rows(start, take))
                 held_rows, start = held_rows + take, start + take
                 if held_rows == rows:
                     yield concatenate(held, self.case_id_type, first_row)
@@ -144,11 +156,22 @@ class TableSource:
         if held:
             yield concatenate(held, self.case_id_type, first_row)
 
-    def _batches(self) -> Iterator[tuple[Callable[[int, int, int], EncodedPartition], int]]:
-        """Yield for each batch of the files a function that encodes a slice of it, and its number of rows."""
+    def _pieces(self, threads: int) -> Iterator[EncodedPartition]:
+        """Yield the batches of the files, encoded."""
+        for block, encoded in ahead(_encoded, self._blocks(threads), threads, lambda block: block.batch.nbytes, _AHEAD):
+            if encoded is None:
+                # In the order of the rows: suggestions are limited, and the first errors are the ones people read.
+                with explained(block.path):
+                    encoded = block.encoder.encode(block.batch, block.first_row, block.row_in_file)
+            yield encoded
+
+    def _blocks(self, threads: int) -> Iterator[_Block]:
+        first_row = 0
         for table, layout, encoder in self._files:
             row_in_file = 0
-            batches = table.batches([column.position for column in layout.columns])
+            positions = [column.position for column in layout.columns]
+            ids = [column.position for column in layout.columns if column.role == "case_id"]
+            batches = table.batches(positions, ids, threads)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
@@ -156,18 +179,25 @@ class TableSource:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                yield _slice_encoder(table.path, encoder, batch, row_in_file), batch.num_rows
+                yield _Block(table.path, encoder, batch, first_row, row_in_file)
                 row_in_file += batch.num_rows
+                first_row += batch.num_rows
 
 
-def _slice_encoder(
-    path: Path, encoder: Encoder, batch: pa.RecordBatch, row_in_file: int
-) -> Callable[[int, int, int], EncodedPartition]:
-    def encode(start: int, rows: int, first_row: int) -> EncodedPartition:
-        with explained(path):
-            return encoder.encode(batch.slice(start, rows), first_row, row_in_file + start)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Block:
+    """A batch of a file; its first row, in the table and in the file."""
 
-    return encode
+    path: Path
+    encoder: Encoder
+    batch: pa.RecordBatch
+    first_row: int
+    row_in_file: int
+
+
+def _encoded(block: _Block) -> tuple[_Block, EncodedPartition | None]:
+    with explained(block.path):
+        return block, block.encoder.encode_valid(block.batch, block.first_row)
 
 
 def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: str, file: str) -> None:
@@ -235,9 +265,11 @@ class _WithFolderColumns:
         for name in constants:
             self.schema = self.schema.append(pa.field(unquote(name), pa.string()))
 
-    def batches(self, positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
+    ) -> Iterator[pa.RecordBatch]:
         inner = [position for position in positions if position < self._width]
-        for batch in self._table.batches(inner):
+        for batch in self._table.batches(inner, plain, threads):
             columns = dict(zip(inner, batch.columns, strict=True))
             for i, value in enumerate(self._values, self._width):
                 columns[i] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)

@@ -76,7 +76,7 @@ class EvidSource:
             raise text.error(f"row {row + 1}: {invalid[row]}", int(cases.tokens[row]) - 1)
         return cls(np.unique(cases.variables).tolist(), pa.int64(), cases, invalid)
 
-    def partitions(self, rows: int) -> Iterator[EncodedPartition]:
+    def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows; see `EvidenceSource`."""
         if rows < 1:
             raise ValueError(f"partitions need at least one row, not {rows}")

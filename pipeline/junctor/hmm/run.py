@@ -186,8 +186,8 @@ class SequenceJob(Workload):
 
         write_model(model, self.directory.network)
 
-    def input_parts(self) -> Iterator[InputPart]:
-        """Yield the sequences, encoded, in partitions; at the end one without any."""
+    def input_parts(self, threads: int) -> Iterator[InputPart]:
+        """Yield the sequences, encoded by one thread, in partitions; at the end one without any."""
         from junctor.hmm.results import write_sequences
         from junctor.hmm.sequences import encode_sequences, open_sequences
 
@@ -204,7 +204,7 @@ class SequenceJob(Workload):
         nothing = replace(encode_sequences([], model), case_ids=source.no_case_ids)
         partitions = source.partitions(spec.partition_rows, _partition_steps(model, spec.query))
         for partition in chain(partitions, [nothing]):
-            yield InputPart(len(partition.batch), partial(write_sequences, partition))
+            yield InputPart(len(partition.batch), PARTITION_BYTES, partial(write_sequences, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions; workers of a scheduler make their own."""

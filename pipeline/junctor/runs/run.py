@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from junctor.cost.constants import CPU, GPU
@@ -26,18 +27,21 @@ from junctor.runs.partition import (
     read_part,
 )
 from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested
-from junctor.runs.workload import RunEstimate, Workload
+from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
 from junctor.runtime.files import explained, read_json, write_json
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence
+from junctor.runtime.threads import ahead
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
 
 # Cores that one process keeps busy with its threads; only machines with more cores get several processes by default.
 WORKER_CORES = 4
+# Bytes of inputs that wait to be written, encoded.
+INPUTS_AHEAD = 2**28
 
 logger = logging.getLogger("junctor")
 
@@ -127,21 +131,33 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
         return known
     progress.stage(f"reading the {job.words.inputs}")
     rows = partitions = 0
-    for part in job.input_parts():
-        # A file without rows is one partition without rows: readers of the answers find their columns.
-        if part.rows == 0 and partitions:
-            continue
-        path = directory.evidence_part(partitions)
-        # Written by an interrupted call: equal specs give equal partitions.
-        if not path.exists():
-            part.write(path)
-        rows += part.rows
+    threads = usable_cores()
+    numbered = enumerate(_with_rows(job.input_parts(threads)))
+    for written in ahead(partial(_keep, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
+        rows += written
         partitions += 1
-        progress.advance(part.rows)
+        progress.advance(written)
     counts = Ingested(rows, partitions)
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
+
+
+def _with_rows(parts: Iterator[InputPart]) -> Iterator[InputPart]:
+    """Yield the partitions with rows; of inputs without any, one without rows: its answers have the columns."""
+    for number, part in enumerate(parts):
+        if part.rows or not number:
+            yield part
+
+
+def _keep(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
+    """Write a partition unless it is there; return its rows."""
+    number, part = numbered
+    path = directory.evidence_part(number)
+    # Written by an interrupted call: equal specs give equal partitions.
+    if not path.exists():
+        part.write(path)
+    return part.rows
 
 
 def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:

@@ -22,7 +22,7 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
 #   DIR/network.parquet                 the network in Junctor's own format
-#   DIR/evidence/part-00000.parquet     encoded evidence, one file a partition
+#   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
 #   DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, rows and order
@@ -35,6 +35,7 @@ FORMAT_VERSION = 1
 _KINDS = ("posteriors", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+_ENDINGS = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ class Directory(Generic[Spec]):
         self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
             (self.path / folder / "done.json").unlink(missing_ok=True)
-            for part in (self.path / folder).glob("part-*.parquet"):
+            for part in chain.from_iterable((self.path / folder).glob(f"part-*{ending}") for ending in _ENDINGS):
                 part.unlink()
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
             with suppress(OSError):
@@ -285,6 +286,12 @@ class RunDirectory(Directory[RunSpec]):
     def speeds(self) -> Path:
         """Measured speeds of devices, the basis of the run's choices."""
         return self.path / "speeds.json"
+
+    def evidence_part(self, part: int) -> Path:
+        """The encoded evidence of one partition."""
+        path = Directory.evidence_part(self, part)
+        # Earlier versions wrote Parquet, and what an interrupted run of theirs has encoded is not encoded again.
+        return path if path.exists() else path.with_suffix(".arrow")
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:

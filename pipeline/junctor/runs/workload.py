@@ -46,10 +46,12 @@ class InputPart:
     """One partition of encoded inputs.
 
     rows: number of rows.
+    bytes: in memory, about.
     write: writes them to a file that is whole as soon as it has its name.
     """
 
     rows: int
+    bytes: int
     write: Callable[[Path], None]
 
 
@@ -112,8 +114,8 @@ class Workload(ABC):
         """Write the model to the run directory."""
 
     @abstractmethod
-    def input_parts(self) -> Iterator[InputPart]:
-        """Yield the inputs, encoded, in partitions; at the end one without rows."""
+    def input_parts(self, threads: int) -> Iterator[InputPart]:
+        """Yield the inputs, encoded by so many threads, in partitions; at the end one without rows."""
 
     @abstractmethod
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
@@ -222,8 +224,8 @@ class Job(Workload):
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
 
-    def input_parts(self) -> Iterator[InputPart]:
-        """Yield the evidence, encoded, in partitions; at the end one without rows."""
+    def input_parts(self, threads: int) -> Iterator[InputPart]:
+        """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import open_evidence
@@ -240,8 +242,10 @@ class Job(Workload):
             format=self.evidence_format,
         )
         nothing = concatenate([], source.case_id_type, 0)
-        for partition in chain(source.partitions(spec.partition_rows), [nothing]):
-            yield InputPart(partition.batch.rows, partial(write_partition, partition))
+        for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
+            # States take four bytes each, case ids some more.
+            size = 4 * partition.batch.rows * (2 + len(source.columns))
+            yield InputPart(partition.batch.rows, size, partial(write_partition, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:
         """Return the estimate of the remaining partitions.

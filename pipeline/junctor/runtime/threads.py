@@ -1,12 +1,13 @@
-"""Tasks over the threads of this process, for work without Python's lock. Main function: `in_threads`."""
+"""Tasks over the threads of this process, for work without Python's lock. Main functions: `in_threads`, `ahead`."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -55,3 +56,56 @@ def in_threads(function: Callable[[Task, int], Result], tasks: Sequence[Task], t
     for future in futures:
         future.result()
     return [results[number] for number in range(len(tasks))]
+
+
+def ahead(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    threads: int,
+    weigh: Callable[[Task], int] = lambda task: 0,
+    most: int = 0,
+) -> Generator[Result, None, None]:
+    """Yield `function(task)` for every task, in their order; threads are ahead of the caller, who makes the tasks.
+
+    function: called with a task.
+    tasks: taken in their order, one more than there are threads at a time.
+    threads: 1 for the calling thread itself, never ahead.
+    weigh: bytes of a task.
+    most: bytes of all tasks at a time, unless it is a single one.
+    An exception of the tasks or of one of them is raised after the results before it.
+    """
+    if threads < 2:
+        yield from map(function, tasks)
+        return
+    under_way: deque[tuple[int, Future[Result]]] = deque()
+    remaining = iter(tasks)
+    with ThreadPoolExecutor(threads, thread_name_prefix="junctor") as pool:
+        try:
+            while (task := _next(remaining)) is not None:
+                # What went wrong here is told when its turn comes.
+                if isinstance(task, Future):
+                    under_way.append((0, task))
+                    break
+                bytes_of_task = weigh(task[0])
+                while under_way and (
+                    len(under_way) > threads or sum(size for size, _ in under_way) + bytes_of_task > most
+                ):
+                    yield under_way.popleft()[1].result()
+                under_way.append((bytes_of_task, pool.submit(function, task[0])))
+            while under_way:
+                yield under_way.popleft()[1].result()
+        finally:
+            for _, future in under_way:
+                future.cancel()
+
+
+def _next(tasks: Iterator[Task]) -> tuple[Task] | Future[Any] | None:
+    """Return the next task, None after the last one, or a future with the exception of making it."""
+    try:
+        return (next(tasks),)
+    except StopIteration:
+        return None
+    except Exception as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
