@@ -52,7 +52,7 @@ class FlowSteps:
                 estimate = self._plan(job, resources)
                 work = self._propagate(job, resources, estimate)
                 manifest = self._finalise(job, work, time.monotonic() - started)
-                text = summary(job.title, str(job.directory.path / manifest.spec.query), manifest)
+                text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
                 return asdict(manifest)
         except JunctorError as error:
@@ -158,7 +158,7 @@ def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
     statuses = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
     return (
         f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
-        f"{inputs}, {manifest.spec.query} in {manifest.spec.precision} precision\n\n"
+        f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{statuses}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
         f"`{output}`\n"

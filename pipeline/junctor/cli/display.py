@@ -65,7 +65,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
-    typer.echo(f"{directory.path / manifest.spec.query}: {parts}{there}, {size}")
+    typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
 
 
 def duration(seconds: float | None) -> str:

@@ -146,7 +146,7 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
 
 def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
     """Return the estimate of the remaining partitions; raises BudgetError if they do not fit."""
-    pending = job.directory.unanswered(job.directory.read_spec().query)
+    pending = job.directory.unanswered(job.directory.read_spec().folder)
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
@@ -159,7 +159,7 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     progress: counts rows of finished parts.
     """
     directory, counts = job.directory, job.directory.counts()
-    pending = directory.unanswered(directory.read_spec().query)
+    pending = directory.unanswered(directory.read_spec().folder)
     if pending:
         # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
@@ -259,10 +259,10 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
     spec = directory.read_spec()
     # Parts may have been deleted since, or written to another disk.
-    missing = directory.unanswered(spec.query)
+    missing = directory.unanswered(spec.folder)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-    parts = tuple(read_part(directory, spec.query, i) for i in range(directory.counts().partitions))
+    parts = tuple(read_part(directory, spec.folder, i) for i in range(directory.counts().partitions))
     statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
