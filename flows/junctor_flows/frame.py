@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
 from junctor.runs import run as steps
+from junctor.runs.storage import as_record
 from junctor.runs.workload import Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Progress, Silence
@@ -54,7 +54,7 @@ class FlowSteps:
                 manifest = self._finalise(job, work, time.monotonic() - started)
                 text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
-                return asdict(manifest)
+                return as_record(manifest)
         except JunctorError as error:
             return _failed(error)
 

@@ -25,7 +25,7 @@ from junctor.runs.partition import (
     propagate_partition,
     read_part,
 )
-from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested
+from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, as_record
 from junctor.runs.workload import RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
@@ -267,7 +267,7 @@ def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
     manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
-    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **asdict(manifest)})
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **as_record(manifest)})
     return manifest
 
 

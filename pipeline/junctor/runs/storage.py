@@ -36,6 +36,8 @@ FORMAT_VERSION = 1
 _KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+# Fields of a specification that came later, left out of records where they say nothing new.
+_LATER: dict[str, Any] = {"answers": "posteriors", "top": None, "probabilities": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,15 @@ class RunSpec:
             return Query(self.query, self.targets, self.precision, "exact", Sampling(), *scores)
         sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
         return Query(self.query, self.targets, self.precision, self.method, sampling, *scores)
+
+
+def as_record(value: Any) -> dict[str, Any]:
+    """Return a specification, or what holds one, as a JSON record."""
+
+    def shown(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: field for name, field in pairs if name not in _LATER or field != _LATER[name]}
+
+    return asdict(value, dict_factory=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +225,7 @@ class Directory(Generic[Spec]):
                 # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
-                write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
+                write_json(self.spec_file, as_record(spec))
             elif there != spec:
                 raise RunError(_difference(self.path, there, spec))
 
