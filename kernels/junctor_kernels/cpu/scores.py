@@ -16,7 +16,7 @@ from junctor_kernels.tables.scores import EXPONENT_ZERO, LARGE, LEAST, LOG_2_HIG
 # Probabilities whose logarithms are computed in one go: 16 KiB stay in the first cache.
 TERMS = 2048
 
-_L11, _L10, _L9, _L8, _L7, _L6, _L5, _L4, _L3, _L2, _L1 = SERIES
+_L7, _L6, _L5, _L4, _L3, _L2, _L1 = SERIES
 _SHIFTED, _LARGE, _BIAS, _WIDTH = np.uint64(SHIFTED), np.uint64(LARGE), np.uint64(1023), np.uint64(52)
 
 
@@ -29,11 +29,7 @@ def _term(p: float) -> Any:
     part = as_float(bits - ((power - _BIAS) << _WIDTH)) - 1.0
     s = part / (part + 2.0)
     square = s * s
-    series = _L11 * square + _L10
-    series = series * square + _L9
-    series = series * square + _L8
-    series = series * square + _L7
-    series = series * square + _L6
+    series = _L7 * square + _L6
     series = series * square + _L5
     series = series * square + _L4
     series = series * square + _L3
@@ -51,61 +47,31 @@ def _write_terms(posteriors: Any, terms: Any) -> None:
 
 
 @jit
-def _entropies(posteriors: Any, size: int, terms: Any, entropies: Any) -> None:
-    """Write the entropies of rows of `size` states."""
-    step = max(1, TERMS // size)
-    for start in range(0, entropies.size, step):
-        stop = min(start + step, entropies.size)
-        if size <= TERMS:
-            _write_terms(posteriors[start * size : stop * size], terms)
-            _add_terms(terms, size, entropies[start:stop])
-        else:
-            total = 0.0
-            for i in range(start * size, stop * size):
-                total += _term(np.float64(posteriors[i]))
-            entropies[start] = _entropy(total)
-
-
-@jit
-def _add_terms(terms: Any, size: int, entropies: Any) -> None:
+def _write_one(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
+    """Write the entropy of each row and its most probable state, the first of equal ones."""
+    # Unsigned: a negative index would count from the end, which is asked about at every access.
     at = np.uint64(0)
     for row in range(entropies.size):
-        total = 0.0
-        for _ in range(size):
-            total += terms[at]
-            at += np.uint64(1)
-        entropies[row] = _entropy(total)
-
-
-@inlined
-def _entropy(total: float) -> Any:
-    # A probability may be a rounding error above 1.
-    return 0.0 - total if total < 0.0 else 0.0
-
-
-@jit
-def _best(posteriors: Any, size: int, states: Any, probabilities: Any) -> None:
-    """Write the most probable state of each row, the first of equal ones."""
-    at = np.uint64(0)
-    for row in range(states.shape[0]):
-        best, state = posteriors[at], 0
+        best, state, total = posteriors[at], 0, terms[at]
         at += np.uint64(1)
         for i in range(1, size):
             p = posteriors[at]
+            total += terms[at]
             at += np.uint64(1)
             state = i if p > best else state
             best = p if p > best else best
-        states[row, 0], probabilities[row, 0] = state, best
+        states[row, 0], probabilities[row, 0], entropies[row] = state, best, _entropy(total)
 
 
 @jit
-def _top(posteriors: Any, size: int, states: Any, probabilities: Any) -> None:
-    """Write the K most probable states of each row, equal ones in the order of the states."""
+def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
+    """Write the entropy of each row and its K most probable states, equal ones in the order of the states."""
     top = states.shape[1]
-    for row in range(states.shape[0]):
-        found = 0
+    for row in range(entropies.size):
+        found, total = 0, 0.0
         for state in range(size):
             p = posteriors[row * size + state]
+            total += terms[row * size + state]
             if found == top and not p > probabilities[row, top - 1]:
                 continue
             # Insertion: K is small, and most states of large variables come no further than here.
@@ -117,29 +83,50 @@ def _top(posteriors: Any, size: int, states: Any, probabilities: Any) -> None:
             found = min(found + 1, top)
         for place in range(found, top):
             states[row, place], probabilities[row, place] = NO_STATE, math.nan
+        entropies[row] = _entropy(total)
+
+
+@inlined
+def _entropy(total: float) -> Any:
+    # A probability may be a rounding error above 1.
+    return 0.0 - total if total < 0.0 else 0.0
 
 
 @jit
 def score_rows(
-    posteriors: Any, sizes: Any, total: int, begin: int, end: int, states: Any, probabilities: Any, entropies: Any
+    posteriors: Any,
+    sizes: Any,
+    total: int,
+    begin: int,
+    end: int,
+    at: int,
+    states: Any,
+    probabilities: Any,
+    entropies: Any,
 ) -> None:
     """Write the scores of rows `begin` to `end` of all variables.
 
     posteriors: float, flat, [total, cardinality] of one variable after the other.
     sizes: int64 [variables], cardinalities.
     total: rows of the posteriors.
-    states: int32 [variables, end - begin, K], written, as in `tables.scores.score`.
-    probabilities: float [variables, end - begin, K], written.
-    entropies: float [variables, end - begin], written.
+    begin, end: rows of the posteriors that are looked at.
+    at: row of the scores for row `begin`; the others follow.
+    states: int32 [variables, rows, K], written, as in `tables.scores.score`.
+    probabilities: float [variables, rows, K], written.
+    entropies: float [variables, rows], written.
     """
-    terms = np.empty(TERMS)
+    terms = np.empty(max(TERMS, sizes.max()))
     start = 0
     for v in range(sizes.size):
         size = sizes[v]
-        part = posteriors[start + begin * size : start + end * size]
-        _entropies(part, size, terms, entropies[v])
-        if states.shape[2] == 1:
-            _best(part, size, states[v], probabilities[v])
-        else:
-            _top(part, size, states[v], probabilities[v])
+        step = max(1, TERMS // size)
+        for first in range(begin, end, step):
+            last, here = min(first + step, end), at + first - begin
+            part = posteriors[start + first * size : start + last * size]
+            _write_terms(part, terms)
+            rows = slice(here, here + last - first)
+            if states.shape[2] == 1:
+                _write_one(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
+            else:
+                _write_top(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
         start += total * size

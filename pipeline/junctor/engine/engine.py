@@ -98,7 +98,7 @@ class Engine:
         # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
-        self._pool = BufferPool()
+        self._pool, self._score_pool = BufferPool(), BufferPool()
         self._scores = ScoreMaker(network, query) if query.has_scores else None
 
     @property
@@ -129,7 +129,7 @@ class Engine:
 
     def keep(self, allowed: int) -> None:
         """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
-        self._pool = BufferPool()
+        self._pool, self._score_pool = BufferPool(), BufferPool()
         for (room, _), row_engine in self.router.store.row_engines.items():
             # Without its memory, and with the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(0)
@@ -162,7 +162,7 @@ class Engine:
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
         memory, device = self._answer_memory(self._size(most), reserved, device)
-        answers = self.blank(batch, memory) if self._scores is None else self._scores.blank(batch)
+        answers = self.blank(batch, memory) if self._scores is None else self._blank_scores(batch, reserved)
         held = answers.nbytes if self._scores is None else answer_bytes(self.network, self.query, batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
         resources = _Resources(compiled, device)
@@ -261,6 +261,10 @@ class Engine:
         for group in groups:
             part = replace(route, group=replace(route.group, rows=group.rows, unique=None))
             self._execute(part, group.rows, batch, answers, budget, resources)
+
+    def _blank_scores(self, batch: EvidenceBatch, reserved: int) -> Scores:
+        maker = self._score_maker
+        return maker.blank(batch, self._score_pool.lend(maker.size(batch.rows), fresh, reserved))
 
     @property
     def _score_maker(self) -> ScoreMaker:

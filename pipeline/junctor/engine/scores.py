@@ -16,13 +16,13 @@ from junctor_kernels.tables import scores as reference
 
 from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence, span_of
 from junctor.evidence.deduplicate import UniqueRows
-from junctor.model.answers import OK, Answers, SampledAnswers, Scores, unscored
+from junctor.model.answers import OK, Answers, SampledAnswers, Scores, score_bytes, unscored
 from junctor.model.network import Network
 from junctor.model.query import Query, chosen_states, target_names
 from junctor.runtime.threads import in_threads
 
-# Posterior probabilities of a task of a thread: some tenths of a millisecond.
-TASK_STATES = 1 << 17
+# Posterior probabilities of a task of a thread, and its least rows: a call has work for each target.
+TASK_STATES, TASK_ROWS = 1 << 17, 64
 
 
 class ScoreMaker:
@@ -37,9 +37,14 @@ class ScoreMaker:
         self.targets = tuple(network.index[name] for name in target_names(network, query))
         self._chosen = tuple((network.index[name], state) for name, state in chosen_states(network, query))
 
-    def blank(self, batch: EvidenceBatch) -> Scores:
-        """Return scores to be written."""
-        return unscored(self._query, self.targets, batch.rows, batch.invalid)
+    def size(self, rows: int) -> int:
+        """Return the bytes of the scores of so many rows."""
+        return score_bytes(self._query, len(self.targets), rows)
+
+    def blank(self, batch: EvidenceBatch, memory: npt.NDArray[np.uint8] | None = None) -> Scores:
+        """Return scores to be written; memory: `size`, fresh if not given."""
+        memory = np.empty(self.size(batch.rows), dtype=np.uint8) if memory is None else memory
+        return unscored(self._query, self.targets, batch.rows, batch.invalid, memory)
 
     def write(self, answers: Answers, rows: Rows, scores: Scores, threads: int, compiled: bool) -> None:
         """Write the scores of answers to `rows` of a batch; they do not depend on threads or on what is compiled.
@@ -68,17 +73,20 @@ class ScoreMaker:
         # Imported here: it loads compiled code.
         from junctor_kernels.cpu.scores import score_rows
 
-        total, step = len(answers.status), max(1, TASK_STATES // max(1, int(self._sizes.sum())))
-        memory = answers.memory
+        total, memory = len(answers.status), answers.memory
         assert memory is not None
+        step = max(TASK_ROWS, TASK_STATES // max(1, int(self._sizes.sum())))
+        # Rows without gaps are written where they belong, others together first.
+        there = scores if isinstance(at, slice) else _Part(total, scores, 0, len(self.targets))
+        start = at.start if isinstance(at, slice) else 0
 
         def make(begin: int, _: int) -> None:
-            end = min(begin + step, total)
-            part = _Part(end - begin, scores, 0, len(self.targets))
-            score_rows(memory, self._sizes, total, begin, end, part.best, part.probabilities, part.entropies)
-            part.copy_to(scores, slice(at.start + begin, at.start + end) if isinstance(at, slice) else at[begin:end])
+            arrays = there.best, there.probabilities, there.entropies
+            score_rows(memory, self._sizes, total, begin, min(begin + step, total), start + begin, *arrays)
 
         in_threads(make, range(0, total, step), threads)
+        if isinstance(there, _Part):
+            there.copy_to(scores, at)
 
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int64]:
@@ -108,7 +116,7 @@ def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> S
     answers: to the query for posteriors, `as_posteriors`.
     """
     maker, rows = ScoreMaker(network, query), len(answers.status)
-    scores = unscored(query, maker.targets, rows, {})
+    scores = maker.blank(EvidenceBatch(rows))
     maker.write(answers, np.arange(rows), scores, 1, False)
     errors, chosen_errors = np.full_like(scores.probabilities, math.nan), np.empty_like(scores.chosen)
     for n, v in enumerate(maker.targets):

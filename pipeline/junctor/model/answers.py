@@ -112,27 +112,39 @@ class Scores(Answers):
         return self.status.nbytes + self.log_value.nbytes + sum(array.nbytes for array in numbers)
 
 
-def unscored(query: Query, targets: tuple[int, ...], rows: int, invalid: Mapping[int, str]) -> Scores:
+def unscored(
+    query: Query, targets: tuple[int, ...], rows: int, invalid: Mapping[int, str], memory: npt.NDArray[Any]
+) -> Scores:
     """Return scores to be written.
 
     query: what is asked.
     targets: variable indices, in the order asked.
     rows: number of rows.
     invalid: row -> reason.
+    memory: uint8, `score_bytes`; not cleared.
     """
     status = np.full(rows, UNANSWERED, dtype=np.int8)
     status[list(invalid)] = INVALID
-    kind, top = np.float32 if query.precision == "single" else np.float64, query.top or 1
+    top, count = query.top or 1, len(targets) * rows
+    # States last: numbers of eight bytes begin at multiples of eight.
+    numbers = memory[: memory.size - 4 * count * top].view(np.float32 if query.precision == "single" else np.float64)
+    probabilities, entropies, chosen = np.split(numbers, [count * top, count * (top + 1)])
     return Scores(
         targets,
         status,
         np.full(rows, np.nan),
         reasons=dict(invalid),
-        best=np.empty((len(targets), rows, top), dtype=np.int32),
-        probabilities=np.empty((len(targets), rows, top), dtype=kind),
-        entropies=np.empty((len(targets), rows), dtype=kind),
-        chosen=np.empty((len(query.probabilities), rows), dtype=kind),
+        best=memory[memory.size - 4 * count * top :].view(np.int32).reshape(len(targets), rows, top),
+        probabilities=probabilities.reshape(len(targets), rows, top),
+        entropies=entropies.reshape(len(targets), rows),
+        chosen=chosen.reshape(len(query.probabilities), rows),
     )
+
+
+def score_bytes(query: Query, targets: int, rows: int) -> int:
+    """Return the bytes of the scores of so many targets and rows."""
+    number, top = 4 if query.precision == "single" else 8, query.top or 1
+    return rows * (targets * (top * (4 + number) + number) + len(query.probabilities) * number)
 
 
 def unanswered(
@@ -221,7 +233,7 @@ def answer_width(network: Network, query: Query) -> int:
             posteriors + _ROW_BYTES if query.method == "exact" else 2 * (posteriors + _ROW_BYTES) + _SAMPLED_ROW_BYTES
         )
     targets, top, chosen = len(target_names(network, query)), query.top or 1, len(query.probabilities)
-    scores = targets * (top * (4 + number) + number) + chosen * number + _ROW_BYTES
+    scores = score_bytes(query, targets, 1) + _ROW_BYTES
     if query.method == "exact":
         return scores
     # Scores of sampled posteriors have errors of their own, and are made where all posteriors are in memory.
