@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
 from junctor.runs import run as steps
+from junctor.runs.storage import as_record
 from junctor.runs.workload import Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Progress, Silence
@@ -52,9 +52,9 @@ class FlowSteps:
                 estimate = self._plan(job, resources)
                 work = self._propagate(job, resources, estimate)
                 manifest = self._finalise(job, work, time.monotonic() - started)
-                text = summary(job.title, str(job.directory.path / manifest.spec.query), manifest)
+                text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
-                return asdict(manifest)
+                return as_record(manifest)
         except JunctorError as error:
             return _failed(error)
 
@@ -158,7 +158,7 @@ def summary(inputs: str, output: str, manifest: steps.Manifest) -> str:
     statuses = "\n".join(f"| {name} | {count:,} |" for name, count in manifest.statuses.items())
     return (
         f"# {manifest.rows:,} rows in {manifest.seconds:.1f} s\n\n"
-        f"{inputs}, {manifest.spec.query} in {manifest.spec.precision} precision\n\n"
+        f"{inputs}, {manifest.spec.folder} in {manifest.spec.precision} precision\n\n"
         f"| status | rows |\n|---|---:|\n{statuses}\n\n"
         f"{len(manifest.parts)} parts ({manifest.reused_parts} were there already) in "
         f"`{output}`\n"

@@ -25,8 +25,19 @@ from junctor.evidence.plain_cells import PlainCells
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages
-from junctor.runs.results import AnswerTables, default_partition_rows
+from junctor.model.query import (
+    AnswerKind,
+    Method,
+    Precision,
+    Query,
+    QueryKind,
+    Sampler,
+    Sampling,
+    Stages,
+    as_posteriors,
+)
+from junctor.runs.results import default_partition_rows
+from junctor.runs.score_tables import tables_for
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory, compute_options
 
@@ -73,13 +84,16 @@ def posteriors(
     error: float | None = None,
     seed: int = 0,
     stages: Stages = "all",
+    answers: AnswerKind = "posteriors",
+    top: int | None = None,
+    probabilities: Sequence[str] = (),
 ) -> pa.Table:
     """Return the posterior of each target, and log P(evidence), for each row of `evidence`.
 
     network: a Network, or the path of a network file.
     evidence: pandas or Arrow table, dict of columns or list of rows; one column a variable, null where it is not
         observed.
-    targets: variable names, None for all.
+    targets: names of variables or patterns of names (`DIAG_*`), None for all.
     precision: numbers to compute with.
     memory: bytes (or "4GiB") that propagation may take, None for a share of what is free.
     threads: None for all cores that this process may use; answers do not depend on it.
@@ -92,6 +106,10 @@ def posteriors(
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
+    answers: "scores" has, instead of the list of a target X, its most probable state (the name), `X_probability` and
+        `X_entropy` in nats; sampled, also `X_error` (`junctor.runs.score_tables`).
+    top: scores have lists of so many states and probabilities, the most probable first, null beyond the last.
+    probabilities: `variable=state`, each a column of scores with its posterior probability; also of other variables.
 
     The columns are `case_id`, one fixed-size list for each target (float64; float32 in single precision; states in
     the order of the network), `log_evidence` (natural logarithm), `status` and `reason`. A row whose status is not
@@ -100,7 +118,8 @@ def posteriors(
     """
     resources = memory, threads, device, device_memory, spill, disk
     sampling = method, sampler, samples, error, seed, stages
-    question = _question("posteriors", targets, precision, resources, sampling)
+    scores = answers, top, probabilities
+    question = _question("posteriors", targets, precision, resources, sampling, scores)
     return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
 
 
@@ -170,11 +189,15 @@ class Model:
         error: float | None = None,
         seed: int = 0,
         stages: Stages = "all",
+        answers: AnswerKind = "posteriors",
+        top: int | None = None,
+        probabilities: Sequence[str] = (),
     ) -> pa.Table:
         """Return the posteriors of the targets for each row of `evidence`; arguments and errors as of `posteriors`."""
         resources = memory, threads, device, device_memory, spill, disk
         sampling = method, sampler, samples, error, seed, stages
-        question = _question("posteriors", targets, precision, resources, sampling)
+        scores = answers, top, probabilities
+        question = _question("posteriors", targets, precision, resources, sampling, scores)
         return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
 
     def most_probable(
@@ -201,11 +224,14 @@ def _question(
     precision: Precision,
     resources: tuple[Any, ...],
     sampling: tuple[Any, ...] = (),
+    scores: tuple[AnswerKind, int | None, Sequence[str]] = ("posteriors", None, ()),
 ) -> _Question:
     # A name alone would otherwise pass for a sequence of letters.
     if isinstance(targets, str):
         targets = [targets]
-    asked = kind, None if targets is None else tuple(targets), precision, resources, sampling
+    answers, top, probabilities = scores
+    named = (probabilities,) if isinstance(probabilities, str) else tuple(probabilities)
+    asked = kind, None if targets is None else tuple(targets), precision, resources, sampling, (answers, top, named)
     try:
         return _checked(*asked)
     except TypeError:
@@ -220,8 +246,10 @@ def _checked(
     precision: Precision,
     resources: tuple[Any, ...],
     sampling: tuple[Any, ...],
+    scores: tuple[AnswerKind, int | None, tuple[str, ...]],
 ) -> _Question:
-    query = Query(kind, targets, precision)
+    answers, top, probabilities = scores
+    query = Query(kind, targets, precision, answers=answers, top=top, probabilities=probabilities)
     if sampling:
         # Checked even where answers are exact: wrong options should not wait for another method to be seen.
         method, *how = sampling
@@ -286,7 +314,7 @@ class _Answerer:
         self._encoder = encoder
         self._query, self._options = question
         self._few = FewRows(network, self._query, self._options)
-        self._tables = AnswerTables(network, self._query)
+        self._tables = tables_for(network, self._query)
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
@@ -326,7 +354,12 @@ class _Answerer:
             if self._query.method == "exact":
                 return self._engine_for(rows).answer(batch)
             # Random numbers of a row go by its number in the table, not in its batch.
-            return self._sampler_for(rows).answer(batch, first_row=first)
+            sampled = self._sampler_for(rows).answer(batch, first_row=first)
+            if not self._query.has_scores:
+                return sampled
+            from junctor.engine.scores import sampled_scores
+
+            return sampled_scores(self._network, self._query, sampled)
 
     def _engine_for(self, rows: int) -> Engine:
         # Imported when needed, as below: each of them loads kernels that the others do without.
@@ -344,15 +377,17 @@ class _Answerer:
         return engine
 
     def _sampler_for(self, rows: int) -> SamplingEngine | AutoEngine:
+        # Scores are made of all posteriors and their errors.
+        query = as_posteriors(self._network, self._query)
         # For one call: rows take far longer than its preparation.
         if self._sampler is None and self._query.method == "sampling":
             from junctor.sampling.engine import SamplingEngine
 
-            self._sampler = SamplingEngine(self._network, self._query, self._options)
+            self._sampler = SamplingEngine(self._network, query, self._options)
         if self._sampler is None:
             from junctor.sampling.auto import AutoEngine
 
-            self._sampler = AutoEngine(self._network, self._query, self._options, expected_rows=rows)
+            self._sampler = AutoEngine(self._network, query, self._options, expected_rows=rows)
         return self._sampler
 
     @cached_property

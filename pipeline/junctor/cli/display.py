@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from junctor.planning.budget import format_bytes
-from junctor.runs.storage import FORMAT_VERSION, Directory
+from junctor.runs.storage import FORMAT_VERSION, Directory, as_record
 from junctor.runtime.progress import Progress, Silence
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     """Print what a finished run did: for programs, or for people."""
     # On stdout, unlike progress: a program may read it.
     if as_json:
-        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}
+        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **as_record(manifest)}
         typer.echo(json.dumps(record, indent=2))
         return
     statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")
@@ -65,7 +64,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {statuses}")
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
-    typer.echo(f"{directory.path / manifest.spec.query}: {parts}{there}, {size}")
+    typer.echo(f"{directory.path / manifest.spec.folder}: {parts}{there}, {size}")
 
 
 def duration(seconds: float | None) -> str:

@@ -41,8 +41,11 @@ def inspect(
     evidence: Annotated[
         str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence, whose patterns are planned too.")
     ] = None,
-    targets: Annotated[str | None, typer.Option(help="Variables to answer, A,B,C; all if not given.")] = None,
+    targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
+    answers: cli.AnswersOption = "posteriors",
+    top: cli.Top = None,
+    probability: cli.Probabilities = None,
     precision: Annotated[Precision, typer.Option(help="Numbers to compute with.")] = "double",
     memory: Annotated[str | None, typer.Option(help="What propagation may take, such as 4GiB.")] = None,
     device: Annotated[
@@ -68,14 +71,16 @@ def inspect(
     from junctor.evidence.batch import EvidenceBatch
     from junctor.evidence.read import open_evidence
     from junctor.formats import read_network
-    from junctor.model.query import Query
+    from junctor.model.query import Query, Sampling
     from junctor.runtime.machine import allowed_memory
 
     model = read_network(network, network_format)
     options = cli.compute_options(memory, device=device, device_memory=device_memory, spill=spill, disk=disk)
     # Settled once: parts of the report must not disagree because memory was taken in between.
     options = replace(options, memory=allowed_memory(options), all_gpus=True)
-    engine = Engine(model, Query(query, split_names(targets), precision), options)
+    scores = answers, top, tuple(probability or ())
+    asked = Query(query, split_names(targets), precision, "exact", Sampling(), *scores)
+    engine = Engine(model, asked, options)
     if workers is not None and workers > 1:
         # Workers that only plan: no process is started.
         engine = engine.with_options(options, _workers_like(engine.router, workers))

@@ -10,7 +10,7 @@ import typer
 
 from junctor.model.errors import JunctorError
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import LEAST_SAMPLES, Method, Precision, Sampler, Stages
+from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
 
 NetworkFile = Annotated[
@@ -26,6 +26,26 @@ EvidenceFile = Annotated[
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse the evidence at its first invalid row.")]
+Targets = Annotated[
+    str | None,
+    typer.Option(help="Variables to answer, A,B,C, or patterns in quotes, such as 'DIAG_*'; all if not given."),
+]
+AnswersOption = Annotated[
+    AnswerKind,
+    typer.Option(
+        "--answers", help="All posterior probabilities, or scores: most probable state, its probability and entropy."
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_TOP, help="Lists of so many states in scores, the most probable first."),
+]
+Probabilities = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--probability", metavar="VARIABLE=STATE", help="A column of scores with this probability; repeatable."
+    ),
+]
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")

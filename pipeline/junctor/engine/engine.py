@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,17 @@ from junctor.backends.plan_memory import ProgramCache
 from junctor.backends.row_trees import TreeRows
 from junctor.engine.patterns import PatternGroup, Rows, patterns_of
 from junctor.engine.routes import Backend, GpuRoom, PlanKey, PlanStore, Route, Router
+from junctor.engine.scores import ScoreMaker, clear_unanswered, rows_of, slices_of, spread_scores
 from junctor.evidence.batch import EvidenceBatch
-from junctor.model.answers import IMPOSSIBLE, UNANSWERED, Answers, posterior_bytes, unanswered
+from junctor.model.answers import (
+    IMPOSSIBLE,
+    UNANSWERED,
+    Answers,
+    Scores,
+    posterior_bytes,
+    slice_rows,
+    unanswered,
+)
 from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD, ComputeOptions
 from junctor.model.query import Query
@@ -87,7 +97,8 @@ class Engine:
         # The oldest first, as the router drops them.
         self._programs: dict[PlanKey, ProgramCache] = {}
         self._variants: dict[tuple[ComputeOptions, WorkerPool | None], Engine] = {(options, workers): self}
-        self._pool = BufferPool()
+        self._pool, self._score_pool = BufferPool(), BufferPool()
+        self._scores = ScoreMaker(network, query) if query.has_scores else None
 
     @property
     def programs(self) -> tuple[ProgramCache, ...]:
@@ -117,7 +128,7 @@ class Engine:
 
     def keep(self, allowed: int) -> None:
         """Drop programs and plans, the oldest first, until they take at most so many bytes; for an engine at rest."""
-        self._pool = BufferPool()
+        self._pool, self._score_pool = BufferPool(), BufferPool()
         for (room, _), row_engine in self.router.store.row_engines.items():
             # Without its memory, and with the limit that it was made with: routes must not depend on earlier batches.
             row_engine.allow(0)
@@ -137,7 +148,7 @@ class Engine:
         return tuple(self.router.routes(batch, reserved, self._fixed()))
 
     def answer(self, batch: EvidenceBatch, reserved: int = 0, explain: bool = True) -> Answers:
-        """Return the answers to all rows of `batch`, in its order.
+        """Return the answers to all rows of `batch`, in its order: Scores where the query asks for them.
 
         batch: evidence.
         reserved: bytes of earlier answers.
@@ -148,19 +159,24 @@ class Engine:
         compiled = self.router.loads_compiled(groups, batch)
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
-        memory, device = self._answer_memory(self._size(batch), reserved, device)
-        answers = self.blank(batch, memory)
-        budget = Budget(self.allowed, answers.nbytes + reserved, reserved)
+        most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
+        memory, device = self._answer_memory(self._size(most), reserved, device)
+        answers = self.blank(batch, memory) if self._scores is None else self._blank_scores(batch, reserved)
+        held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
+        budget = Budget(self.allowed, held + reserved, reserved)
         resources = _Resources(compiled, device)
         # Trees of all groups together: each alone may be too little work for all threads.
         trees = [group for group in groups if group.by_trees and group.unique is None]
         if self.router.joint_table_for(batch) is not None:
             trees = []
-        for group in groups:
-            if group not in trees:
+        plans = [group for group in groups if group not in trees]
+        if isinstance(answers, Scores):
+            self._score(plans, trees, batch, answers, memory, budget, resources)
+        else:
+            for group in plans:
                 self._answer_group(group, batch, answers, budget, resources)
-        if trees:
-            self._answer_trees(trees, batch, answers, budget, resources)
+            if trees:
+                self._answer_trees(trees, batch, answers, budget, resources)
         if explain and (answers.status == IMPOSSIBLE).any():
             # Imported where rows are impossible: with it comes compiled code.
             from junctor.backends.contradictions import give_reasons
@@ -172,27 +188,115 @@ class Engine:
             raise AssertionError(f"row {left_out[0]} and {left_out.size - 1} others were not answered")
         return answers
 
+    def _score(
+        self,
+        plans: Sequence[PatternGroup],
+        trees: Sequence[PatternGroup],
+        batch: EvidenceBatch,
+        scores: Scores,
+        memory: npt.NDArray[Any],
+        budget: Budget,
+        resources: _Resources,
+    ) -> None:
+        """Write the scores of the rows of groups; their posteriors take turns in `memory`."""
+        for group in plans:
+            route, left = self._route(group, batch, budget, resources)
+            # What few rows a joint table answers load no compiled code for their scores either.
+            compiled = resources.compiled or route.backend is Backend.ROW_TREES
+            unique, execute = route.group.unique, partial(self._execute_part, route, left)
+            if unique is None:
+                self._score_slices([group], execute, batch, scores, memory, resources, compiled)
+                continue
+            different = self._score_maker.blank(unique.batch)
+            everything = [replace(group, rows=np.arange(unique.batch.rows), unique=None)]
+            self._score_slices(everything, execute, unique.batch, different, memory, resources, compiled)
+            # Equal rows get equal bytes: copies, not answers of their own.
+            spread_scores(unique, different, scores)
+        if trees:
+
+            def execute_trees(
+                parts: Sequence[PatternGroup], some: EvidenceBatch, answers: Answers, how: _Resources
+            ) -> None:
+                self._answer_trees(parts, some, answers, budget, how)
+
+            self._score_slices(trees, execute_trees, batch, scores, memory, resources, True)
+        clear_unanswered(scores)
+
+    def _score_slices(
+        self,
+        groups: Sequence[PatternGroup],
+        execute: Callable[[Sequence[PatternGroup], EvidenceBatch, Answers, _Resources], None],
+        batch: EvidenceBatch,
+        scores: Scores,
+        memory: npt.NDArray[Any],
+        resources: _Resources,
+        compiled: bool,
+    ) -> None:
+        """Write the scores of the rows of some groups.
+
+        execute: writes the answers to groups of the rows of a slice.
+        memory: for the posteriors of a slice.
+        compiled: whether scores are made in compiled code.
+        """
+        for parts in slices_of([group.rows for group in groups], slice_rows(self.network, self.query)):
+            rows = np.concatenate([part for _, part in parts])
+            some, begin, here = rows_of(batch, rows), 0, []
+            for number, part in parts:
+                here.append(replace(groups[number], rows=np.arange(begin, begin + len(part))))
+                begin += len(part)
+            answers = self.blank(some, memory[: self._size(some.rows)])
+            execute(here, some, answers, resources)
+            self._score_maker.write(answers, rows, scores, self.router.threads, compiled)
+
+    def _execute_part(
+        self,
+        route: Route,
+        budget: Budget,
+        groups: Sequence[PatternGroup],
+        batch: EvidenceBatch,
+        answers: Answers,
+        resources: _Resources,
+    ) -> None:
+        for group in groups:
+            part = replace(route, group=replace(route.group, rows=group.rows, unique=None))
+            self._execute(part, group.rows, batch, answers, budget, resources)
+
+    def _blank_scores(self, batch: EvidenceBatch, reserved: int) -> Scores:
+        maker = self._score_maker
+        return maker.blank(batch, self._score_pool.lend(maker.size(batch.rows), fresh, reserved))
+
+    @property
+    def _score_maker(self) -> ScoreMaker:
+        assert self._scores is not None
+        return self._scores
+
     def _answer_group(
         self, group: PatternGroup, batch: EvidenceBatch, answers: Answers, budget: Budget, resources: _Resources
     ) -> None:
         """Write the answers to the rows of a group; budget: in addition to the answers to the batch."""
+        route, budget = self._route(group, batch, budget, resources)
+        unique = route.group.unique
+        if unique is None:
+            self._execute(route, group.rows, batch, answers, budget, resources)
+            return
+        size = self._size(unique.batch.rows)
+        memory = fresh(size) if resources.device is None else resources.device.host(size)
+        different = self.blank(unique.batch, memory)
+        self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
+        # Equal rows get equal bytes: copies, not answers of their own.
+        unique.spread(different, answers)
+
+    def _route(
+        self, group: PatternGroup, batch: EvidenceBatch, budget: Budget, resources: _Resources
+    ) -> tuple[Route, Budget]:
+        """Return how a group is answered, and the budget that leaves; raises BudgetError where it is refused."""
         kept = self._fixed()
         route = self.router.route(group, batch, budget, resources.compiled, resources.gpu, kept)
         if route.refused is not None:
             raise route.refused
         # What the route has no room for goes before its rows are answered, or both would be in memory at once.
         self._programs = {key: self._programs[key] for key in kept if key in self._programs}
-        budget = Budget(budget.allowed, route.memory.reserved, budget.passing)
-        unique = route.group.unique
-        if unique is None:
-            self._execute(route, group.rows, batch, answers, budget, resources)
-            return
-        size = self._size(unique.batch)
-        memory = fresh(size) if resources.device is None else resources.device.host(size)
-        different = self.blank(unique.batch, memory)
-        self._execute(route, np.arange(unique.batch.rows), unique.batch, different, budget, resources)
-        # Equal rows get equal bytes: copies, not answers of their own.
-        unique.spread(different, answers)
+        return route, Budget(budget.allowed, route.memory.reserved, budget.passing)
 
     def _answer_trees(
         self,
@@ -287,9 +391,9 @@ class Engine:
     def _open_gpu(self) -> BlockDevice:
         return self.router.gpu if self.router.gpu is not None else open_gpu(self.options.device_memory)
 
-    def _size(self, batch: EvidenceBatch) -> int:
-        """Return the bytes of the posteriors of a batch."""
-        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, batch.rows)
+    def _size(self, rows: int) -> int:
+        """Return the bytes of the posteriors of so many rows."""
+        return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, rows)
 
     def _answer_memory(
         self, size: int, reserved: int, device: BlockDevice | None
@@ -309,7 +413,7 @@ class Engine:
 
         The memory is not cleared: whoever answers a row writes all of it, and `answer` sees that none was left out.
         """
-        memory = fresh(self._size(batch)) if memory is None else memory
+        memory = fresh(self._size(batch.rows)) if memory is None else memory
         sizes = self.network.cardinalities
         return unanswered(self.query, self.router.targets, sizes, batch.rows, batch.invalid, memory)
 

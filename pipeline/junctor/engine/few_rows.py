@@ -14,11 +14,12 @@ import numpy as np
 
 from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.engine.patterns import Patterns, patterns_of
+from junctor.engine.scores import ScoreMaker, clear_unanswered
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.model.answers import IMPOSSIBLE, Answers, posterior_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.options import ComputeOptions, DeviceChoice
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, answered_names
 from junctor.planning.shape import Pattern
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class FewRows:
         self._network = network
         self._query = query
         self._options = options
-        self._targets = tuple(network.index[name] for name in target_names(network, query))
+        self._targets = tuple(network.index[name] for name in answered_names(network, query))
         self._joint = JointTable(network, self._targets) if has_joint_table(network) else None
+        self._scores = ScoreMaker(network, query) if query.has_scores else None
 
     @property
     def held(self) -> int:
@@ -124,7 +126,13 @@ class FewRows:
             from junctor.backends.contradictions import give_reasons
 
             give_reasons(self._network, batch, answers, allowed() - answers.nbytes, 1)
-        return answers
+        if self._scores is None:
+            return answers
+        # What a joint table answers loads no compiled code for its scores either.
+        scores = self._scores.blank(batch)
+        self._scores.write(answers, np.arange(batch.rows), scores, 1, "_trees" in self.__dict__)
+        clear_unanswered(scores)
+        return scores
 
     def _by_trees(self, batch: EvidenceBatch, valid: Rows, answers: Answers, rows: int, allowed: int) -> Rows:
         """Write the answers to the valid rows and return those that are left."""

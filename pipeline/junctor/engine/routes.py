@@ -33,11 +33,11 @@ from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patte
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
 from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.deduplicate import UniqueRows, distinct_rows
-from junctor.model.answers import answer_width
+from junctor.model.answers import answer_bytes, answer_width
 from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, answered_names
 from junctor.out_of_core.memory_splits import ChunkRoute, CpuSplits, MemoryLimits
 from junctor.out_of_core.programs import cut
 from junctor.planning.budget import Budget
@@ -223,7 +223,7 @@ class Router:
         self.allowed = options.memory if options.memory is not None else int(available_memory() * DEFAULT_SHARE)
         self.threads = options.threads or usable_cores()
         self.spill_dir: Path = spill_folder(options.spill_dir)
-        self.targets = tuple(network.index[name] for name in target_names(network, query))
+        self.targets = tuple(network.index[name] for name in answered_names(network, query))
         self.shape: Shape = shape_of(network)
         self.ladder = ladder_of(query)
 
@@ -287,7 +287,7 @@ class Router:
             return False
         from junctor.backends.row_trees import BLOCK_BYTES
 
-        answers = batch.rows * self._answer_width
+        answers = self.answer_bytes(batch.rows)
         # Twice: posteriors of a call, cells of evidence, and maps of rows come with the messages.
         needed = 2 * self.threads * (BLOCK_BYTES + self._room)
         return needed <= self.allowed - answers and (self.working is None or needed <= self.working)
@@ -349,7 +349,7 @@ class Router:
         return table if table is not None and table.nbytes <= self._beside_answers(batch) else None
 
     def _beside_answers(self, batch: EvidenceBatch) -> int:
-        return self.allowed - batch.rows * self._answer_width
+        return self.allowed - self.answer_bytes(batch.rows)
 
     def _deduplicated(self, groups: list[PatternGroup], batch: EvidenceBatch) -> list[PatternGroup]:
         """Return the groups with their unique rows where that saves answers."""
@@ -423,7 +423,7 @@ class Router:
         compiled = self.loads_compiled(groups, batch)
         # Not opened: a GPU may only be asked about.
         gpu = self.gpu_room() if self.uses_gpu(compiled) else None
-        budget = Budget(self.allowed, batch.rows * self._answer_width + reserved, reserved)
+        budget = Budget(self.allowed, self.answer_bytes(batch.rows) + reserved, reserved)
         programs = dict(kept or {})
         for group in groups:
             yield self.route(group, batch, budget, compiled, gpu, programs)
@@ -484,7 +484,7 @@ class Router:
         self, unique: UniqueRows, group: PatternGroup, uses: int, budget: Budget, gpu: GpuRoom | None
     ) -> Budget | None:
         """Return what answers to the unique rows of a group leave of a budget, None where they take too much of it."""
-        taken = unique.nbytes + unique.batch.rows * self._answer_width
+        taken = unique.nbytes + unique.batch.rows * answer_width(self.network, self.query)
         # In chunks any memory that is left will do.
         least = 0
         if not group.by_trees and not self.in_chunks(group.pattern, uses, budget.free, gpu):
@@ -718,8 +718,9 @@ class Router:
 
     # Kept, because every batch asks, and networks may have a hundred thousand variables.
     @cached_property
-    def _answer_width(self) -> int:
-        return answer_width(self.network, self.query)
+    def answer_bytes(self) -> Callable[[int], int]:
+        """Bytes of the answers to so many rows while they are made."""
+        return answer_bytes(self.network, self.query)
 
     @cached_property
     def _entries(self) -> int:

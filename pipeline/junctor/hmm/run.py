@@ -61,6 +61,11 @@ class SequenceSpec:
     junctor_version: str
     format_version: int = FORMAT_VERSION
 
+    @property
+    def folder(self) -> str:
+        """Name of the folder of the answers."""
+        return self.query
+
 
 class SequenceDirectory(Directory[SequenceSpec]):
     """The files of a run."""

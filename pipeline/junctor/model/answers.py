@@ -1,8 +1,11 @@
-"""Answers of one batch of evidence as arrays. Main class: Answers; every backend and sampler fills one."""
+"""Answers of one batch of evidence as arrays.
+
+Main classes: Answers, which every backend and sampler fills, and Scores, made of posteriors by `engine.scores`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.model.network import Network
-from junctor.model.query import Query, target_names
+from junctor.model.query import Query, answered_names, target_names
 
 # Status of a row: answered, P(e) = 0, evidence that names no state, and no sample that fits the evidence.
 OK, IMPOSSIBLE, INVALID, MISSED = 0, 1, 2, 3
@@ -24,6 +27,8 @@ STATUS_NAMES = ("ok", "impossible", "invalid")
 SAMPLED_STATUS_NAMES = (*STATUS_NAMES, "missed")
 # Bytes of a row's log_value (8) and status (1).
 _ROW_BYTES = 9
+# Most bytes of posteriors that are in memory at a time while scores are made of them; tests replace it.
+SLICE_BYTES = 64 * 2**20
 # Bytes of log_error, effective, samples and sampled of a sampled row (25), and as many again as `_ROW_BYTES`.
 _SAMPLED_ROW_BYTES = 34
 
@@ -78,6 +83,68 @@ class SampledAnswers(Answers):
         """Set the status of a row that gets no numbers."""
         self.status[row] = status
         self.reasons[row] = reason
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scores(Answers):
+    """Most probable states and entropies of the targets; rows whose status is not OK hold no numbers to be read.
+
+    best: int32 [targets, rows, K], the K most probable states, ties in the order of the states; -1 beyond the last one.
+    probabilities: float [targets, rows, K], their probabilities; nan beyond the last state.
+    entropies: float [targets, rows], of the posteriors, in nats.
+    chosen: float [chosen states, rows], posterior probability of each `variable=state` asked.
+    errors, chosen_errors: standard errors of `probabilities` and `chosen`; empty where nothing is sampled.
+    estimates: the sampled answers, without their posteriors; None where nothing is sampled.
+    """
+
+    best: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0, 1), dtype=np.int32))
+    probabilities: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 1)))
+    entropies: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
+    chosen: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
+    errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 1)))
+    chosen_errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
+    estimates: SampledAnswers | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        numbers = self.best, self.probabilities, self.entropies, self.chosen, self.errors, self.chosen_errors
+        return self.status.nbytes + self.log_value.nbytes + sum(array.nbytes for array in numbers)
+
+
+def unscored(
+    query: Query, targets: tuple[int, ...], rows: int, invalid: Mapping[int, str], memory: npt.NDArray[Any]
+) -> Scores:
+    """Return scores to be written.
+
+    query: what is asked.
+    targets: variable indices, in the order asked.
+    rows: number of rows.
+    invalid: row -> reason.
+    memory: uint8, `score_bytes`; not cleared.
+    """
+    status = np.full(rows, UNANSWERED, dtype=np.int8)
+    status[list(invalid)] = INVALID
+    top, count = query.top or 1, len(targets) * rows
+    # States last: numbers of eight bytes begin at multiples of eight.
+    numbers = memory[: memory.size - 4 * count * top].view(np.float32 if query.precision == "single" else np.float64)
+    probabilities, entropies, chosen = np.split(numbers, [count * top, count * (top + 1)])
+    return Scores(
+        targets,
+        status,
+        np.full(rows, np.nan),
+        reasons=dict(invalid),
+        best=memory[memory.size - 4 * count * top :].view(np.int32).reshape(len(targets), rows, top),
+        probabilities=probabilities.reshape(len(targets), rows, top),
+        entropies=entropies.reshape(len(targets), rows),
+        chosen=chosen.reshape(len(query.probabilities), rows),
+    )
+
+
+def score_bytes(query: Query, targets: int, rows: int) -> int:
+    """Return the bytes of the scores of so many targets and rows."""
+    number, top = 4 if query.precision == "single" else 8, query.top or 1
+    return rows * (targets * (top * (4 + number) + number) + len(query.probabilities) * number)
 
 
 def unanswered(
@@ -156,9 +223,43 @@ def sources_of(
 
 def answer_width(network: Network, query: Query) -> int:
     """Return the bytes that the answers to one row take in memory."""
-    cardinalities = [network.cardinalities[network.index[name]] for name in target_names(network, query)]
     if query.kind == "mpe":
-        return 4 * len(cardinalities) + _ROW_BYTES
-    width = (4 if query.precision == "single" else 8) * sum(cardinalities) + _ROW_BYTES
-    # Sampled posteriors come with standard errors of the same size.
-    return width if query.method == "exact" else 2 * width + _SAMPLED_ROW_BYTES
+        return 4 * len(target_names(network, query)) + _ROW_BYTES
+    number = 4 if query.precision == "single" else 8
+    posteriors = number * sum(_sizes_answered(network, query))
+    if not query.has_scores:
+        # Sampled posteriors come with standard errors of the same size.
+        return (
+            posteriors + _ROW_BYTES if query.method == "exact" else 2 * (posteriors + _ROW_BYTES) + _SAMPLED_ROW_BYTES
+        )
+    targets, top, chosen = len(target_names(network, query)), query.top or 1, len(query.probabilities)
+    scores = score_bytes(query, targets, 1) + _ROW_BYTES
+    if query.method == "exact":
+        return scores
+    # Scores of sampled posteriors have errors of their own, and are made where all posteriors are in memory.
+    scores += targets * top * number + chosen * number
+    return scores + 2 * (posteriors + _ROW_BYTES) + _SAMPLED_ROW_BYTES
+
+
+def answer_bytes(network: Network, query: Query) -> Callable[[int], int]:
+    """Return what tells the bytes that the answers to so many rows take while they are made."""
+    width, most, slice_ = answer_width(network, query), 0, 0
+    if query.has_scores and query.method == "exact":
+        most, slice_ = slice_rows(network, query), slice_width(network, query)
+    return lambda rows: rows * width + min(rows, most) * slice_
+
+
+def slice_rows(network: Network, query: Query) -> int:
+    """Return how many rows have their posteriors in memory at a time while exact scores are made of them."""
+    # A power of two, as partitions of posteriors have: blocks of cases fill it. Of nothing but the query.
+    return 1 << (max(1, SLICE_BYTES // slice_width(network, query)).bit_length() - 1)
+
+
+def slice_width(network: Network, query: Query) -> int:
+    """Return the bytes of a row of such a slice: posteriors, and a copy of its evidence."""
+    number = 4 if query.precision == "single" else 8
+    return number * sum(_sizes_answered(network, query)) + 4 * len(network.variables) + _ROW_BYTES
+
+
+def _sizes_answered(network: Network, query: Query) -> list[int]:
+    return [network.cardinalities[network.index[name]] for name in answered_names(network, query)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from junctor.model.errors import EvidenceError, nearest
@@ -14,8 +15,14 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 100
 # Exclusive bound; 64-bit counters have room for more.
 MOST_SAMPLES = 2**40
+# States of a target that scores show: far more than people read, and few enough for the width of a row.
+MOST_TOP = 1024
+# Characters of a pattern of names.
+WILDCARDS = frozenset("*?[")
 
 QueryKind = Literal["posteriors", "mpe"]
+# What a row of posteriors shows of each target: all numbers, or its most probable states and the entropy.
+AnswerKind = Literal["posteriors", "scores"]
 Precision = Literal["double", "single", "log"]
 Method = Literal["exact", "sampling", "auto"]
 Sampler = Literal["ais-bn", "epis-bn", "sis", "lw"]
@@ -57,14 +64,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is computed for every row; raises EvidenceError for unknown names, and for explanations by sampling.
+    """What is computed for every row; raises EvidenceError for unknown names, and for what explanations have not.
 
     kind: posterior marginals (`posteriors`) or the most probable explanation (`mpe`).
-    targets: names of variables; None for all, in the order of the network.
+    targets: names of variables, or patterns of names (`DIAG_*`); None for all, in the order of the network.
     precision: `log` propagates in log space (float64) from the start; `double` and `single` do so only for rows whose
         numbers left their range.
     method: `exact`; `sampling`; `auto` samples the rows whose exact answers exceed the memory budget.
     sampling: options of the sampler.
+    answers: of posteriors all numbers (`posteriors`), or most probable state, its probability and entropy (`scores`).
+    top: scores have lists of so many states, the most probable first; None for one state and no list.
+    probabilities: `variable=state`, whose posterior probabilities are columns of their own in scores.
     """
 
     kind: QueryKind = "posteriors"
@@ -72,30 +82,114 @@ class Query:
     precision: Precision = "double"
     method: Method = "exact"
     sampling: Sampling = field(default_factory=Sampling)
+    answers: AnswerKind = "posteriors"
+    top: int | None = None
+    probabilities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("query", self.kind, QueryKind)
+        one_of("answers", self.answers, AnswerKind)
+        self._check_scores()
         one_of("method", self.method, Method)
         if self.method != "exact" and self.kind != "posteriors":
             raise EvidenceError("sampling answers posteriors, not explanations: use --method exact")
         one_of("precision", self.precision, Precision)
 
+    @property
+    def has_scores(self) -> bool:
+        """True if answers are scores."""
+        return self.answers == "scores"
+
+    def _check_scores(self) -> None:
+        if self.has_scores and self.kind != "posteriors":
+            raise EvidenceError(
+                "scores are of posteriors: an explanation is one state of every variable, found together, and none of "
+                "them has a probability of its own; use --query posteriors"
+            )
+        if not self.has_scores and (self.top is not None or self.probabilities):
+            given = "--probability" if self.probabilities else "--top"
+            raise EvidenceError(f"posteriors have all states already: add --answers scores, or leave out {given}")
+        if self.top is not None and not (type(self.top) is int and 1 <= self.top <= MOST_TOP):
+            raise EvidenceError(f"found top {self.top!r}, expected a number of states from 1 to {MOST_TOP:,}")
+
 
 def target_names(network: Network, query: Query) -> tuple[str, ...]:
-    """Return the names of the targets in the order asked; raises EvidenceError for unknown or repeated ones."""
+    """Return the names of the targets in the order asked; raises EvidenceError for unknown or repeated ones.
+
+    A target that is no variable's name may be a pattern (`fnmatch`, case matters); what is named already counts once.
+    """
     if query.targets is None:
         return tuple(variable.name for variable in network.variables)
     if not query.targets:
         raise EvidenceError("no targets given, expected at least one (or none named, for all variables)")
     # Repeated targets would give two columns of one name.
-    seen: set[str] = set()
+    plain: set[str] = set()
+    # A dictionary keeps the order.
+    found: dict[str, None] = {}
     for name in query.targets:
-        if name not in network.index:
-            raise EvidenceError(f"unknown target {name!r}{nearest(name, network.index)}")
-        if name in seen:
+        if name in plain:
             raise EvidenceError(f"target {name!r} is named twice")
-        seen.add(name)
-    return query.targets
+        if name in network.index:
+            plain.add(name)
+            found[name] = None
+        else:
+            found.update(dict.fromkeys(_matching(network, name)))
+    return tuple(found)
+
+
+def _matching(network: Network, pattern: str) -> list[str]:
+    """Return the variables that a pattern matches, in the order of the network; raises EvidenceError for none."""
+    if WILDCARDS.isdisjoint(pattern):
+        raise EvidenceError(f"unknown target {pattern!r}{nearest(pattern, network.index)}")
+    matching = [name for name in network.index if fnmatchcase(name, pattern)]
+    if not matching:
+        raise EvidenceError(f"target pattern {pattern!r} matches no variable{nearest(pattern, network.index)}")
+    return matching
+
+
+def chosen_states(network: Network, query: Query) -> tuple[tuple[str, int], ...]:
+    """Return variable name and state number of each `variable=state` asked; raises EvidenceError for unknown ones."""
+    for text in query.probabilities:
+        if query.probabilities.count(text) > 1:
+            raise EvidenceError(f"probability {text!r} is named twice")
+    return tuple(_chosen_state(network, text) for text in query.probabilities)
+
+
+def _chosen_state(network: Network, text: str) -> tuple[str, int]:
+    # Names may have equals signs themselves: every one of them is tried as the one between variable and state.
+    pairs = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "="]
+    if not pairs:
+        raise EvidenceError(f"found probability {text!r}, expected VARIABLE=STATE")
+    known = [(name, state) for name, state in pairs if name in network.index]
+    if not known:
+        raise EvidenceError(
+            f"probability {text!r}: unknown variable {pairs[0][0]!r}{nearest(pairs[0][0], network.index)}"
+        )
+    found = [(name, state) for name, state in known if state in network.variables[network.index[name]].states]
+    if len(found) > 1:
+        raise EvidenceError(f"probability {text!r} may be of {' or of '.join(repr(name) for name, _ in found)}")
+    if not found:
+        name, state = known[0]
+        states = network.variables[network.index[name]].states
+        raise EvidenceError(f"probability {text!r}: unknown state {state!r} of {name!r}{nearest(state, states)}")
+    name, state = found[0]
+    return name, network.variables[network.index[name]].states.index(state)
+
+
+def answered_names(network: Network, query: Query) -> tuple[str, ...]:
+    """Return the variables whose posteriors are computed: targets, then others of which a probability is asked."""
+    names = target_names(network, query)
+    if not query.probabilities:
+        return names
+    return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
+
+
+def as_posteriors(network: Network, query: Query) -> Query:
+    """Return the query for the posteriors that scores are made of, or the query itself if it asks for no scores."""
+    if not query.has_scores:
+        return query
+    targets = None if query.targets is None else answered_names(network, query)
+    return replace(query, targets=targets, answers="posteriors", top=None, probabilities=())
 
 
 def one_of(what: str, found: str, allowed: Any) -> None:

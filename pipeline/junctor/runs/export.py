@@ -10,12 +10,14 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from junctor.runs.results import list_states_of
+from junctor.runs.score_tables import is_scores
 
 
 def write_csv(parts: Sequence[Path], path: Path) -> None:
     """Write the answers in `parts`, in that order, to one CSV file with a column `variable=state` for each number.
 
-    Explanations have one column a variable with the name of the state.
+    Explanations have one column a variable with the name of the state. Lists of scores (`--top`) have a column for each
+    place, `X.1` the most probable one; scores without lists are as they are.
     """
     with parquet.ParquetFile(parts[0]) as first:
         schema = _flat(first.schema_arrow.empty_table()).schema
@@ -33,13 +35,16 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def _columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    states = list_states_of(table.schema)
+    labels = {name: [f"={state}" for state in states] for name, states in list_states_of(table.schema).items()}
+    ranked = is_scores(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_fixed_size_list(column.type):
-            for i, state in enumerate(states[name]):
-                yield f"{name}={state}", pc.list_element(column, i)
-        # The writer of Arrow takes no dictionaries.
-        elif pa.types.is_dictionary(column.type):
-            yield name, column.cast(pa.string())
+            for i in range(column.type.list_size):
+                yield name + (f".{i + 1}" if ranked else labels[name][i]), _plain(pc.list_element(column, i))
         else:
-            yield name, column
+            yield name, _plain(column)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    # The writer of Arrow takes no dictionaries.
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

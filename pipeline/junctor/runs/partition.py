@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
+from junctor.model.query import as_posteriors
 from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
@@ -130,18 +131,20 @@ class PartTask(PartitionTask[RunSpec]):
         self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
     ) -> pa.Table:
         """Return the table of answers, exact or from samples."""
-        from junctor.runs.results import answers_table
+        from junctor.engine.scores import sampled_scores
+        from junctor.runs.score_tables import answers_table
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
+        network, query = network_for(str(self.home.network), self.spec.network_digest), self.spec.as_query()
         if self.spec.method == "exact":
             engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
             answers = engine.answer(inputs.batch, reserved)
         else:
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
-            answers = sampler.answer(inputs.batch, reserved, inputs.first_row)
-        network = network_for(str(self.home.network), self.spec.network_digest)
-        return answers_table(answers, inputs.case_ids, network, self.spec.as_query())
+            sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
+            answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
+        return answers_table(answers, inputs.case_ids, network, query)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -327,7 +330,7 @@ class _Partition:
             return writing.result()
 
     def write(self) -> tuple[Part, StageTimings]:
-        directory, kind, part = self.task.home, self.task.spec.query, self.task.part
+        directory, kind, part = self.task.home, self.task.spec.folder, self.task.part
         with self.stages.time("writing"):
             with aside(directory.answers_part(kind, part)) as temporary:
                 self.task.write(self._answers, temporary)
@@ -429,9 +432,11 @@ def sampler_for(
     from junctor.sampling.engine import SamplingEngine
 
     # No lru_cache: options differ between partitions, and must not be part of the key.
-    key, query = (directory, spec, rows), spec.as_query()
+    key = directory, spec, rows
     if key not in _samplers:
         network = network_for(str(directory.network), spec.network_digest)
+        # Scores are made of all posteriors and their errors.
+        query = as_posteriors(network, spec.as_query())
         _samplers.clear()
         if query.method == "auto":
             costs = partial(costs_of, directory)

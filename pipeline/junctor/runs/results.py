@@ -167,7 +167,7 @@ class AnswerTables:
             return table
         columns = [case_ids, *self._targets(answers, bad), number_array(answers.log_value, bad)]
         if isinstance(answers, SampledAnswers):
-            columns += _sampled_columns(answers, bad)
+            columns += sampled_columns(answers, bad)
         columns += self._all_ok(len(answers.status)) if plain else self._outcomes(answers.status, answers.reasons)
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -240,7 +240,8 @@ def _part_metadata(counts: Sequence[int], names: Sequence[str]) -> dict[bytes, b
     return {PART_KEY: json.dumps({"statuses": dict(zip(names, counts, strict=True))}).encode()}
 
 
-def _sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
+def sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
+    """Return the columns between logarithm and status that tables of sampled rows have; bad: bool [rows], null."""
     methods = pa.DictionaryArray.from_arrays(number_array(answers.sampled.astype(np.int8), bad), string_array(METHODS))
     exact = ~answers.sampled
     return [

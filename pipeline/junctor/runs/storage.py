@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
 from junctor.model.errors import RunError
-from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling
+from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import explained, read_json, write_json
 
@@ -25,17 +25,20 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
-#   DIR/posteriors/part-00000.parquet   answers (DIR/mpe/ for explanations), same partitions, rows and order
+#   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
+#                                       rows and order
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
 # Every file is written under another name, synced and renamed, so that a file with its name is whole.
 FORMAT_VERSION = 1
 # Of runs of both kinds: a directory holds one run of either.
-_KINDS = ("posteriors", "mpe", "viterbi")
+_KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
 _ENDINGS = (".parquet", ".arrow")
+# Fields of a specification that came later, left out of records where they say nothing new.
+_LATER: dict[str, Any] = {"answers": "posteriors", "top": None, "probabilities": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,31 @@ class RunSpec:
     error: float | None = None
     seed: int | None = None
     stages: SampledStages | None = None
+    answers: AnswerKind = "posteriors"
+    top: int | None = None
+    probabilities: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of the answers."""
+        return "scores" if self.answers == "scores" else self.query
 
     def as_query(self) -> Query:
         """Return the query of the run."""
+        scores = self.answers, self.top, self.probabilities
         if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
-            return Query(self.query, self.targets, self.precision)
+            return Query(self.query, self.targets, self.precision, "exact", Sampling(), *scores)
         sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
-        return Query(self.query, self.targets, self.precision, self.method, sampling)
+        return Query(self.query, self.targets, self.precision, self.method, sampling, *scores)
+
+
+def as_record(value: Any) -> dict[str, Any]:
+    """Return a specification, or what holds one, as a JSON record."""
+
+    def shown(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: field for name, field in pairs if name not in _LATER or field != _LATER[name]}
+
+    return asdict(value, dict_factory=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +103,11 @@ class AnySpec(Protocol):
 
     @property
     def query(self) -> str:
-        """The kind of answers, and the name of their folder."""
+        """The kind of answers."""
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of the answers."""
 
     @property
     def precision(self) -> Precision:
@@ -201,7 +226,7 @@ class Directory(Generic[Spec]):
                 # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
-                write_json(self.spec_file, asdict(spec))  # type: ignore[call-overload]
+                write_json(self.spec_file, as_record(spec))
             elif there != spec:
                 raise RunError(_difference(self.path, there, spec))
 
@@ -297,8 +322,10 @@ class RunDirectory(Directory[RunSpec]):
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
         # JSON has no tuples.
-        targets = record["targets"]
-        return RunSpec(**{**record, "targets": None if targets is None else tuple(targets)})
+        targets, probabilities = record["targets"], tuple(record.get("probabilities", ()))
+        return RunSpec(
+            **{**record, "targets": None if targets is None else tuple(targets), "probabilities": probabilities}
+        )
 
 
 def _difference(path: Path, old: Any, new: Any) -> str:
@@ -315,7 +342,7 @@ def _difference(path: Path, old: Any, new: Any) -> str:
 
 
 def _brief(value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "not set"
     text = ",".join(map(str, value)) if isinstance(value, tuple) else repr(value)
     return text if len(text) <= 40 else f"{text[:36]}..."

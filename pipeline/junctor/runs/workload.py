@@ -179,11 +179,11 @@ class Job(Workload):
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
         from junctor.formats import read_network
-        from junctor.model.query import target_names
+        from junctor.model.query import answered_names
 
         network = read_network(self.network, self.network_format)
-        # Unknown targets are refused now, before hours of work.
-        target_names(network, self.query)
+        # Unknown names are refused now, before hours of work.
+        answered_names(network, self.query)
         if self.query.method == "sampling":
             from junctor.sampling.tables import refuse
 
@@ -210,6 +210,9 @@ class Job(Workload):
             junctor_version=version("junctor"),
             method=self.query.method,
             **sampling,
+            answers=self.query.answers,
+            top=self.query.top,
+            probabilities=self.query.probabilities,
         )
 
     def keep_model(self, model: Network) -> None:
@@ -270,7 +273,7 @@ class Job(Workload):
 
     def export(self, parts: Sequence[Path], progress: Progress) -> None:
         """Write one CSV file, if requested."""
-        path = self.directory.csv(self.query.kind)
+        path = self.directory.csv(self.directory.read_spec().folder)
         if self.csv and not path.exists():
             from junctor.runs.export import write_csv
 

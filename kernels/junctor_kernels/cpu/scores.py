@@ -1,0 +1,132 @@
+"""Scores of many rows: most probable states and entropies of posteriors (Numba).
+
+Main function: `score_rows`, called by `junctor.engine.scores`; `tables.scores` is the specification, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from junctor_kernels.cpu.jit import as_bits, as_float, inlined, jit
+from junctor_kernels.tables.scores import EXPONENT_ZERO, LARGE, LEAST, LOG_2_HIGH, LOG_2_LOW, NO_STATE, SERIES, SHIFTED
+
+# Probabilities whose logarithms are computed in one go: 16 KiB stay in the first cache.
+TERMS = 2048
+
+_L7, _L6, _L5, _L4, _L3, _L2, _L1 = SERIES
+_SHIFTED, _LARGE, _BIAS, _WIDTH = np.uint64(SHIFTED), np.uint64(LARGE), np.uint64(1023), np.uint64(52)
+
+
+@inlined
+def _term(p: float) -> Any:
+    """Return p * log(p), without a branch, so that loops over it become vectors."""
+    bits = as_bits(p if p > LEAST else LEAST)
+    power = (bits + _SHIFTED) >> _WIDTH
+    n = as_float(power | _LARGE) - EXPONENT_ZERO
+    part = as_float(bits - ((power - _BIAS) << _WIDTH)) - 1.0
+    s = part / (part + 2.0)
+    square = s * s
+    series = _L7 * square + _L6
+    series = series * square + _L5
+    series = series * square + _L4
+    series = series * square + _L3
+    series = series * square + _L2
+    series = series * square + _L1
+    near = part - s * (part - square * series)
+    return (n * LOG_2_HIGH + (n * LOG_2_LOW + near)) * p
+
+
+@jit
+def _write_terms(posteriors: Any, terms: Any) -> None:
+    """Write p * log(p) for each of some probabilities."""
+    for i in range(posteriors.size):
+        terms[i] = _term(np.float64(posteriors[i]))
+
+
+@jit
+def _write_one(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
+    """Write the entropy of each row and its most probable state, the first of equal ones."""
+    # Unsigned: a negative index would count from the end, which is asked about at every access.
+    at = np.uint64(0)
+    for row in range(entropies.size):
+        best, state, total = posteriors[at], 0, terms[at]
+        at += np.uint64(1)
+        for i in range(1, size):
+            p = posteriors[at]
+            total += terms[at]
+            at += np.uint64(1)
+            state = i if p > best else state
+            best = p if p > best else best
+        states[row, 0], probabilities[row, 0], entropies[row] = state, best, _entropy(total)
+
+
+@jit
+def _write_top(posteriors: Any, terms: Any, size: int, states: Any, probabilities: Any, entropies: Any) -> None:
+    """Write the entropy of each row and its K most probable states, equal ones in the order of the states."""
+    top = states.shape[1]
+    for row in range(entropies.size):
+        found, total = 0, 0.0
+        for state in range(size):
+            p = posteriors[row * size + state]
+            total += terms[row * size + state]
+            if found == top and not p > probabilities[row, top - 1]:
+                continue
+            # Insertion: K is small, and most states of large variables come no further than here.
+            place = found if found < top else top - 1
+            while place and p > probabilities[row, place - 1]:
+                states[row, place], probabilities[row, place] = states[row, place - 1], probabilities[row, place - 1]
+                place -= 1
+            states[row, place], probabilities[row, place] = state, p
+            found = min(found + 1, top)
+        for place in range(found, top):
+            states[row, place], probabilities[row, place] = NO_STATE, math.nan
+        entropies[row] = _entropy(total)
+
+
+@inlined
+def _entropy(total: float) -> Any:
+    # A probability may be a rounding error above 1.
+    return 0.0 - total if total < 0.0 else 0.0
+
+
+@jit
+def score_rows(
+    posteriors: Any,
+    sizes: Any,
+    total: int,
+    begin: int,
+    end: int,
+    at: int,
+    states: Any,
+    probabilities: Any,
+    entropies: Any,
+) -> None:
+    """Write the scores of rows `begin` to `end` of all variables.
+
+    posteriors: float, flat, [total, cardinality] of one variable after the other.
+    sizes: int64 [variables], cardinalities.
+    total: rows of the posteriors.
+    begin, end: rows of the posteriors that are looked at.
+    at: row of the scores for row `begin`; the others follow.
+    states: int32 [variables, rows, K], written, as in `tables.scores.score`.
+    probabilities: float [variables, rows, K], written.
+    entropies: float [variables, rows], written.
+    """
+    terms = np.empty(max(TERMS, sizes.max()))
+    start = 0
+    for v in range(sizes.size):
+        size = sizes[v]
+        step = max(1, TERMS // size)
+        for first in range(begin, end, step):
+            last, here = min(first + step, end), at + first - begin
+            part = posteriors[start + first * size : start + last * size]
+            _write_terms(part, terms)
+            rows = slice(here, here + last - first)
+            if states.shape[2] == 1:
+                _write_one(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
+            else:
+                _write_top(part, terms, size, states[v, rows], probabilities[v, rows], entropies[v, rows])
+        start += total * size

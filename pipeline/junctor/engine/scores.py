@@ -1,0 +1,190 @@
+"""Scores made of posteriors, slice by slice, so that the posteriors of a batch are never in memory all at once.
+
+Main class: ScoreMaker, used by the engine for exact answers, and by `sampled_scores` for sampled ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.tables import scores as reference
+
+from junctor.evidence.batch import EvidenceBatch, Rows, SoftEvidence, span_of
+from junctor.evidence.deduplicate import UniqueRows
+from junctor.model.answers import OK, Answers, SampledAnswers, Scores, score_bytes, unscored
+from junctor.model.network import Network
+from junctor.model.query import Query, chosen_states, target_names
+from junctor.runtime.threads import in_threads
+
+# Posterior probabilities of a task of a thread, and its least rows: a call has work for each target.
+TASK_STATES, TASK_ROWS = 1 << 17, 64
+
+
+class ScoreMaker:
+    """Makes the scores of one query; raises EvidenceError for unknown names.
+
+    network, query: what is asked.
+    """
+
+    def __init__(self, network: Network, query: Query) -> None:
+        self._network = network
+        self._query = query
+        self.targets = tuple(network.index[name] for name in target_names(network, query))
+        self._chosen = tuple((network.index[name], state) for name, state in chosen_states(network, query))
+
+    def size(self, rows: int) -> int:
+        """Return the bytes of the scores of so many rows."""
+        return score_bytes(self._query, len(self.targets), rows)
+
+    def blank(self, batch: EvidenceBatch, memory: npt.NDArray[np.uint8] | None = None) -> Scores:
+        """Return scores to be written; memory: `size`, fresh if not given."""
+        memory = np.empty(self.size(batch.rows), dtype=np.uint8) if memory is None else memory
+        return unscored(self._query, self.targets, batch.rows, batch.invalid, memory)
+
+    def write(self, answers: Answers, rows: Rows, scores: Scores, threads: int, compiled: bool) -> None:
+        """Write the scores of answers to `rows` of a batch; they do not depend on threads or on what is compiled.
+
+        answers: posteriors [rows, cardinality] of the targets and the variables of chosen states.
+        rows: int64 [n], of the scores.
+        scores: of the batch.
+        threads: number of threads.
+        compiled: whether compiled code is loaded, and worth it.
+        """
+        at = span_of(rows)
+        scores.status[at], scores.log_value[at] = answers.status, answers.log_value
+        for row, reason in answers.reasons.items():
+            scores.reasons[int(rows[row])] = reason
+        for n, (v, state) in enumerate(self._chosen):
+            scores.chosen[n, at] = answers.posteriors[v][:, state]
+        if compiled and answers.memory is not None:
+            self._compiled(answers, at, scores, threads)
+        else:
+            for n, v in enumerate(self.targets):
+                part = _Part(len(rows), scores, n, n + 1)
+                reference.score(answers.posteriors[v], part.best[0], part.probabilities[0], part.entropies[0])
+                part.copy_to(scores, at)
+
+    def _compiled(self, answers: Answers, at: Rows | slice, scores: Scores, threads: int) -> None:
+        # Imported here: it loads compiled code.
+        from junctor_kernels.cpu.scores import score_rows
+
+        total, memory = len(answers.status), answers.memory
+        assert memory is not None
+        step = max(TASK_ROWS, TASK_STATES // max(1, int(self._sizes.sum())))
+        # Rows without gaps are written where they belong, others together first.
+        there = scores if isinstance(at, slice) else _Part(total, scores, 0, len(self.targets))
+        start = at.start if isinstance(at, slice) else 0
+
+        def make(begin: int, _: int) -> None:
+            arrays = there.best, there.probabilities, there.entropies
+            score_rows(memory, self._sizes, total, begin, min(begin + step, total), start + begin, *arrays)
+
+        in_threads(make, range(0, total, step), threads)
+        if isinstance(there, _Part):
+            there.copy_to(scores, at)
+
+    @cached_property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        return np.array([self._network.cardinalities[v] for v in self.targets], dtype=np.int64)
+
+
+class _Part:
+    """Scores of some rows of some targets, which lie together while they are made."""
+
+    def __init__(self, rows: int, like: Scores, first: int, last: int) -> None:
+        self._targets = slice(first, last)
+        shape = last - first, rows
+        self.best = np.empty((*shape, like.best.shape[2]), dtype=like.best.dtype)
+        self.probabilities = np.empty(self.best.shape, dtype=like.probabilities.dtype)
+        self.entropies = np.empty(shape, dtype=like.entropies.dtype)
+
+    def copy_to(self, scores: Scores, at: Rows | slice) -> None:
+        scores.best[self._targets, at] = self.best
+        scores.probabilities[self._targets, at] = self.probabilities
+        scores.entropies[self._targets, at] = self.entropies
+
+
+def sampled_scores(network: Network, query: Query, answers: SampledAnswers) -> Scores:
+    """Return the scores of sampled posteriors, with standard errors of the probabilities that they state.
+
+    network, query: of the scores.
+    answers: to the query for posteriors, `as_posteriors`.
+    """
+    maker, rows = ScoreMaker(network, query), len(answers.status)
+    scores = maker.blank(EvidenceBatch(rows))
+    maker.write(answers, np.arange(rows), scores, 1, False)
+    errors, chosen_errors = np.full_like(scores.probabilities, math.nan), np.empty_like(scores.chosen)
+    for n, v in enumerate(maker.targets):
+        there = scores.best[n] >= 0
+        errors[n] = np.where(
+            there, np.take_along_axis(answers.errors[v], np.maximum(scores.best[n], 0), axis=1), math.nan
+        )
+    for n, (name, state) in enumerate(chosen_states(network, query)):
+        chosen_errors[n] = answers.errors[network.index[name]][:, state]
+    estimates = replace(answers, posteriors={}, errors={}, memory=None)
+    scores = replace(scores, errors=errors, chosen_errors=chosen_errors, estimates=estimates)
+    clear_unanswered(scores)
+    return scores
+
+
+def clear_unanswered(scores: Scores) -> None:
+    """Set the numbers of rows that are not OK: their posteriors were never written, and bytes must not vary."""
+    bad = np.flatnonzero(scores.status != OK)
+    if bad.size:
+        scores.best[:, bad] = reference.NO_STATE
+        for numbers in (scores.probabilities, scores.entropies, scores.chosen):
+            numbers[:, bad] = math.nan
+
+
+def slices_of(groups: Sequence[Rows], most: int) -> Iterator[list[tuple[int, Rows]]]:
+    """Yield slices of at most `most` rows: numbers of groups, and their rows in the slice.
+
+    Small groups share a slice, large ones are cut into parts of much the same size.
+    """
+    parts: list[tuple[int, Rows]] = []
+    held = 0
+    for number, rows in enumerate(groups):
+        for part in np.array_split(rows, -(-len(rows) // most)) if len(rows) else []:
+            if held + len(part) > most:
+                yield parts
+                parts, held = [], 0
+            parts.append((number, part))
+            held += len(part)
+    if parts:
+        yield parts
+
+
+def rows_of(batch: EvidenceBatch, rows: Rows) -> EvidenceBatch:
+    """Return the evidence of some valid rows, all different, in their order."""
+    if len(rows) == batch.rows and isinstance(span_of(rows), slice):
+        return batch
+    at = span_of(rows)
+    likelihoods = {}
+    for v, likelihood in batch.likelihoods.items():
+        here, values = likelihood.among(rows)
+        order = np.argsort(here)
+        likelihoods[v] = SoftEvidence(here[order], values[order])
+    return EvidenceBatch(len(rows), {v: column[at] for v, column in batch.states.items()}, likelihoods)
+
+
+def spread_scores(unique: UniqueRows, different: Scores, scores: Scores) -> None:
+    """Copy the scores of the distinct rows to all equal rows in `scores`."""
+    at, numbers = span_of(unique.rows), unique.numbers
+    scores.status[at], scores.log_value[at] = different.status[numbers], different.log_value[numbers]
+    for source, target in (
+        (different.best, scores.best),
+        (different.probabilities, scores.probabilities),
+        (different.entropies, scores.entropies),
+        (different.chosen, scores.chosen),
+    ):
+        # Target by target: one index of all of them would make a copy of everything first.
+        for n in range(len(source)):
+            target[n][at] = source[n][numbers]
+    bad = np.flatnonzero(different.status[numbers] != OK)
+    for row, number in zip(unique.rows[bad].tolist(), numbers[bad].tolist(), strict=True):
+        scores.reasons[row] = different.reasons[number]

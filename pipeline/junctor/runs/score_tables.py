@@ -1,0 +1,217 @@
+"""Scores as an Arrow table: for each target its most probable state, the probability of that state and the entropy.
+
+Main functions: `answers_table` and `tables_for`, which make tables of scores or of other answers. Main class:
+ScoreTables, kept by the API from call to call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from junctor.model.answers import OK, Answers, Scores
+from junctor.model.network import Network
+from junctor.model.query import Query, target_names
+from junctor.runs.results import (
+    FORMAT_VERSION,
+    KEPT_SCHEMAS,
+    METADATA_KEY,
+    AnswerTables,
+    part_metadata,
+    sampled_columns,
+    status_array,
+    status_names,
+)
+from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
+
+# Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
+# `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
+# `variable=state` that was asked for, and of sampled rows `variable=state_error`; then as in tables of posteriors
+# `log_evidence`, (of sampled rows `log_evidence_error`, `effective_samples`, `samples`, `method`,) `status`, `reason`.
+# With `--top K` `X`, `X_probability` and `X_error` are fixed-size lists of K, null beyond the last state. Targets keep
+# their names, then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
+
+_WORDS = pa.dictionary(pa.int8(), pa.string())
+_STATE = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreColumns:
+    """Names of the columns of scores that are not targets; those of targets in the order of the targets.
+
+    chosen: of `variable=state`, in the order asked.
+    """
+
+    case_id: str
+    chosen: tuple[str, ...]
+    probabilities: tuple[str, ...]
+    entropies: tuple[str, ...]
+    errors: tuple[str, ...]
+    chosen_errors: tuple[str, ...]
+    log: str
+    log_error: str
+    effective: str
+    samples: str
+    method: str
+    status: str
+    reason: str
+
+
+def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
+    """Return the names of the columns other than `targets`."""
+    taken = set(targets)
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    chosen = tuple(free(name) for name in query.probabilities)
+    probabilities, entropies, errors = (
+        tuple(free(f"{name}_{what}") for name in targets) for what in ("probability", "entropy", "error")
+    )
+    return ScoreColumns(
+        chosen=chosen,
+        probabilities=probabilities,
+        entropies=entropies,
+        errors=errors,
+        chosen_errors=tuple(free(f"{name}_error") for name in query.probabilities),
+        case_id=free("case_id"),
+        log=free("log_evidence"),
+        log_error=free("log_evidence_error"),
+        effective=free("effective_samples"),
+        samples=free("samples"),
+        method=free("method"),
+        status=free("status"),
+        reason=free("reason"),
+    )
+
+
+def scores_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of a table of scores, with the names of columns and states in its metadata."""
+    targets, sampled = target_names(network, query), query.method != "exact"
+    names = score_columns(query, targets)
+    number = pa.float32() if query.precision == "single" else pa.float64()
+    state, probability = _STATE, number
+    if query.top is not None:
+        state, probability = pa.list_(_STATE, query.top), pa.list_(number, query.top)
+    fields = [pa.field(names.case_id, case_id_type)]
+    for n, target in enumerate(targets):
+        fields += [pa.field(target, state), pa.field(names.probabilities[n], probability)]
+        fields.append(pa.field(names.entropies[n], number))
+        if sampled:
+            fields.append(pa.field(names.errors[n], probability))
+    for name, error in zip(names.chosen, names.chosen_errors, strict=True):
+        fields.append(pa.field(name, number))
+        if sampled:
+            fields.append(pa.field(error, number))
+    fields.append(pa.field(names.log, pa.float64()))
+    if sampled:
+        fields += [pa.field(names.log_error, pa.float64()), pa.field(names.effective, pa.float64())]
+        fields += [pa.field(names.samples, pa.int64()), pa.field(names.method, _WORDS)]
+    fields += [pa.field(names.status, _WORDS, nullable=False), pa.field(names.reason, pa.string())]
+    return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
+
+
+class ScoreTables:
+    """Makes tables of the scores of one query; keeps schemas and names of states for the next one."""
+
+    def __init__(self, network: Network, query: Query) -> None:
+        self._query = query
+        self._statuses = status_names(query)
+        self._schema = lru_cache(KEPT_SCHEMAS)(lambda kind: scores_schema(network, query, kind))
+        self._states = lru_cache(maxsize=None)(lambda v: string_array(network.variables[v].states))
+
+    def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
+        """Return the scores of one batch as a table, rows in the order of the batch.
+
+        answers: Scores.
+        case_ids: Arrow array [rows].
+        """
+        assert isinstance(answers, Scores)
+        bad = answers.status != OK if (answers.status != OK).any() else None
+        columns = [case_ids]
+        for n, v in enumerate(answers.targets):
+            columns += [
+                self._named(v, answers.best[n], bad),
+                self._numbers(answers.probabilities[n], answers.best[n], bad),
+            ]
+            columns.append(number_array(answers.entropies[n], bad))
+            if answers.estimates is not None:
+                columns.append(self._numbers(answers.errors[n], answers.best[n], bad))
+        for n, numbers in enumerate(answers.chosen):
+            columns.append(number_array(numbers, bad))
+            if answers.estimates is not None:
+                columns.append(number_array(answers.chosen_errors[n], bad))
+        columns.append(number_array(answers.log_value, bad))
+        if answers.estimates is not None:
+            columns += sampled_columns(answers.estimates, bad)
+        columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
+        schema = self._schema(case_ids.type)
+        metadata = {**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)}
+        return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata))
+
+    def _named(self, variable: int, best: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
+        """Return the column of the most probable states of a target, by name."""
+        if self._query.top is None:
+            return pa.DictionaryArray.from_arrays(number_array(best[:, 0], bad), self._states(variable))
+        # States beyond the last one are null inside of a list.
+        numbers = number_array(best.reshape(-1), best.reshape(-1) < 0)
+        return _lists(pa.DictionaryArray.from_arrays(numbers, self._states(variable)), self._query.top, bad)
+
+    def _numbers(
+        self, values: npt.NDArray[np.floating], best: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None
+    ) -> pa.Array:
+        """Return the column of numbers of the most probable states of a target."""
+        if self._query.top is None:
+            return number_array(values[:, 0], bad)
+        return _lists(number_array(values.reshape(-1), best.reshape(-1) < 0), self._query.top, bad)
+
+
+def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
+    """Return what makes tables of the answers to a query."""
+    return ScoreTables(network, query) if query.has_scores else AnswerTables(network, query)
+
+
+def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
+    """Return the answers to one batch as a table, as `results.answers_table` or as scores; arguments as there."""
+    return tables_for(network, query).table(answers, case_ids)
+
+
+def is_scores(schema: pa.Schema) -> bool:
+    """Return True if a schema is that of scores."""
+    return bool(json.loads(schema.metadata[METADATA_KEY]).get("answers") == "scores")
+
+
+def _lists(values: pa.Array, size: int, bad: npt.NDArray[np.bool_] | None) -> pa.Array:
+    rows = len(values) // size
+    like = list_array(np.zeros((rows, size), dtype=np.int8), bad)
+    return pa.Array.from_buffers(pa.list_(values.type, size), rows, [like.buffers()[0]], children=[values])
+
+
+def _description(network: Network, query: Query, targets: Sequence[str]) -> Mapping[str, object]:
+    names = score_columns(query, targets)
+    description: dict[str, object] = {
+        "format_version": FORMAT_VERSION,
+        "network": network.name,
+        "network_digest": network.digest,
+        "query": query.kind,
+        "answers": query.answers,
+        "top": query.top,
+        "precision": query.precision,
+        "states": {name: network.variables[network.index[name]].states for name in targets},
+        "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
+        "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
+        "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
+    }
+    if query.method != "exact":
+        description |= {"method": query.method, "sampling": asdict(query.sampling)}
+        description["error_columns"] = dict(zip(targets, names.errors, strict=True))
+    return description
