@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
@@ -54,7 +53,7 @@ class FlowSteps:
                 manifest = self._finalise(job, work, time.monotonic() - started)
                 text = summary(job.title, str(job.directory.path / manifest.spec.query), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
-                return asdict(manifest)
+                return manifest.to_record()
         except JunctorError as error:
             return _failed(error)
 

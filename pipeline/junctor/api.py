@@ -24,9 +24,10 @@ from junctor.engine.few_rows import FewRows, are_few, load_trees
 from junctor.evidence.plain_cells import PlainCells
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice
 from junctor.model.query import Method, Precision, Query, QueryKind, Sampler, Sampling, Stages
-from junctor.runs.results import AnswerTables, default_partition_rows
+from junctor.runs.answer_files import refuse_taken_names
+from junctor.runs.results import AnswerTables, default_partition_rows, with_kept
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory, compute_options
 
@@ -67,6 +68,7 @@ def posteriors(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
     method: Method = "exact",
     sampler: Sampler = "epis-bn",
     samples: int | None = None,
@@ -89,6 +91,7 @@ def posteriors(
     spill: folder for tables that exceed the memory, None for the system's temporary folder.
     disk: bytes of files there, None for half of what is free.
     case_id, ignore_extra, strict: as for evidence files.
+    keep: names of columns of the evidence that are carried through, after `case_id`.
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -101,7 +104,7 @@ def posteriors(
     resources = memory, threads, device, device_memory, spill, disk
     sampling = method, sampler, samples, error, seed, stages
     question = _question("posteriors", targets, precision, resources, sampling)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 def most_probable(
@@ -116,6 +119,7 @@ def most_probable(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -124,7 +128,7 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 class Model:
@@ -164,6 +168,7 @@ class Model:
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
+        keep: Sequence[str] = (),
         method: Method = "exact",
         sampler: Sampler = "epis-bn",
         samples: int | None = None,
@@ -175,7 +180,7 @@ class Model:
         resources = memory, threads, device, device_memory, spill, disk
         sampling = method, sampler, samples, error, seed, stages
         question = _question("posteriors", targets, precision, resources, sampling)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
 
     def most_probable(
         self,
@@ -189,10 +194,11 @@ class Model:
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
+        keep: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 def _question(
@@ -245,11 +251,19 @@ class _Prepared:
         # The longest unused first.
         self._idle: list[_Answerer] = []
 
-    def answer(self, question: _Question, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
+    def answer(
+        self,
+        question: _Question,
+        evidence: Any,
+        case_id: str | None,
+        extra: bool,
+        strict: bool,
+        keep: Sequence[str] = (),
+    ) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict)
+            table = answerer.answer(evidence, case_id, extra, strict, keep)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -290,9 +304,15 @@ class _Answerer:
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
-    def answer(self, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
-        few = self._encoder.encode(evidence, case_id)
+    def answer(
+        self, evidence: Any, case_id: str | None, extra: bool, strict: bool, keep: Sequence[str] = ()
+    ) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        if keep:
+            # A name alone would otherwise pass for a sequence of letters.
+            keep = (keep,) if isinstance(keep, str) else tuple(keep)
+            refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
+        few = None if keep else self._encoder.encode(evidence, case_id)
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
@@ -303,10 +323,10 @@ class _Answerer:
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
             encoded = encode_table(
-                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, first_row=first
+                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, keep=keep, first_row=first
             )
             answers = self._answer(encoded.batch, first, table.num_rows)
-            results.append(self._tables.table(answers, encoded.case_ids))
+            results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))
         return pa.concat_tables(results)
 
     def rest(self) -> None:

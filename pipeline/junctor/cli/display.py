@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -57,7 +56,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     """Print what a finished run did: for programs, or for people."""
     # On stdout, unlike progress: a program may read it.
     if as_json:
-        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **asdict(manifest)}
+        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
         typer.echo(json.dumps(record, indent=2))
         return
     statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")

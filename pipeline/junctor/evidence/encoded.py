@@ -1,4 +1,4 @@
-"""Encoded partitions on disk: Parquet with numbers instead of names.
+"""Encoded partitions on disk: Parquet with numbers instead of names, and an Arrow file of the columns to keep.
 
 Columns: `case_id`; `s7`, states of variable 7 (smallest unsigned type, null where unobserved); `l7`, its likelihoods
 (fixed-size lists of doubles, null where there are none); `reason`, null where the row is valid. Metadata: `junctor`,
@@ -32,7 +32,12 @@ _CASE_ID = "case_id"
 
 
 def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
-    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete."""
+    """Write a partition to a temporary file that is renamed to `path`, so that a file of that name is complete.
+
+    Kept columns go to a file of their own (`kept_file`), which is there before.
+    """
+    if partition.kept is not None:
+        _write_kept(partition.kept, kept_file(path))
     columns = dict(_columns(partition))
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -40,13 +45,36 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
         # Parquet lacks some Arrow types (timestamps in seconds, for one); the recorded type restores them.
         "case_id": base64.b64encode(pa.schema([(_CASE_ID, partition.case_ids.type)]).serialize()).decode(),
     }
+    if partition.kept is not None:
+        metadata["kept"] = partition.kept.column_names
     table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata={_METADATA: json.dumps(metadata)})
     with aside(Path(path)) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_statistics=False)
 
 
-def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
-    """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else."""
+def kept_file(path: str | os.PathLike[str]) -> Path:
+    """Return the file of the kept columns of a partition at `path`."""
+    return Path(path).with_suffix(".arrow")
+
+
+def _write_kept(kept: pa.Table, path: Path) -> None:
+    # Not as columns of the Parquet file: that has neither all types of Arrow nor the order of a dictionary's values.
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with aside(path) as temporary, pa.ipc.new_file(str(temporary), kept.schema, options=options) as file:
+        file.write_table(kept)
+
+
+def _read_kept(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)) as read:
+        return read.read_all()
+
+
+def read_partition(path: str | os.PathLike[str], kept: bool = False) -> EncodedPartition:
+    """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else.
+
+    path: of the partition.
+    kept: whether the kept columns are read as well.
+    """
     try:
         with pq.ParquetFile(path) as file:
             metadata = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
@@ -56,7 +84,8 @@ def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
         kind = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata["case_id"]))).field(0).type
         columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
         batch = _batch(columns, table.num_rows)
-        return EncodedPartition(batch, columns[_CASE_ID].cast(kind), metadata["first_row"])
+        carried = _read_kept(kept_file(path)) if kept and "kept" in metadata else None
+        return EncodedPartition(batch, columns[_CASE_ID].cast(kind), metadata["first_row"], carried)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
 

@@ -20,7 +20,7 @@ from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.partition import PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -60,6 +60,11 @@ class SequenceSpec:
     strict: bool
     junctor_version: str
     format_version: int = FORMAT_VERSION
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """Format of the answers."""
+        return "parquet"
 
 
 class SequenceDirectory(Directory[SequenceSpec]):
