@@ -13,7 +13,6 @@ from uuid import UUID
 
 from junctor.model.errors import JunctorError, RunError
 from junctor.runs import run as steps
-from junctor.runs.storage import as_record
 from junctor.runs.workload import Workload
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Progress, Silence
@@ -54,7 +53,7 @@ class FlowSteps:
                 manifest = self._finalise(job, work, time.monotonic() - started)
                 text = summary(job.title, str(job.directory.path / manifest.spec.folder), manifest)
                 create_markdown_artifact(text, key="junctor-summary", description="What the run did")
-                return as_record(manifest)
+                return manifest.to_record()
         except JunctorError as error:
             return _failed(error)
 

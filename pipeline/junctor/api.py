@@ -24,7 +24,7 @@ from junctor.engine.few_rows import FewRows, are_few, load_trees
 from junctor.evidence.plain_cells import PlainCells
 from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import AnswerFiles, ComputeOptions, DeviceChoice
 from junctor.model.query import (
     AnswerKind,
     Method,
@@ -36,7 +36,8 @@ from junctor.model.query import (
     Stages,
     as_posteriors,
 )
-from junctor.runs.results import default_partition_rows
+from junctor.runs.answer_files import refuse_taken_names
+from junctor.runs.results import default_partition_rows, with_kept
 from junctor.runs.score_tables import tables_for
 from junctor.runtime.devices import check_device, has_gpu
 from junctor.runtime.machine import allowed_memory, compute_options
@@ -78,6 +79,7 @@ def posteriors(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
     method: Method = "exact",
     sampler: Sampler = "epis-bn",
     samples: int | None = None,
@@ -103,6 +105,7 @@ def posteriors(
     spill: folder for tables that exceed the memory, None for the system's temporary folder.
     disk: bytes of files there, None for half of what is free.
     case_id, ignore_extra, strict: as for evidence files.
+    keep: names of columns of the evidence that are carried through, after `case_id`.
     method: "sampling" estimates posteriors of a directed network, "auto" does so for rows whose exact answers exceed
         the memory; there are more columns then (`junctor.runs.results`).
     sampler, samples, error, seed, stages: how, as in `junctor.model.query.Sampling`.
@@ -120,7 +123,7 @@ def posteriors(
     sampling = method, sampler, samples, error, seed, stages
     scores = answers, top, probabilities
     question = _question("posteriors", targets, precision, resources, sampling, scores)
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 def most_probable(
@@ -135,6 +138,7 @@ def most_probable(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
 ) -> pa.Table:
     """Return the most probable states of all variables together, given each row of `evidence`.
 
@@ -143,7 +147,7 @@ def most_probable(
     `reason`.
     """
     question = _question("mpe", targets, precision, (memory, threads, device))
-    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict)
+    return _prepared(network).answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 class Model:
@@ -183,6 +187,7 @@ class Model:
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
+        keep: Sequence[str] = (),
         method: Method = "exact",
         sampler: Sampler = "epis-bn",
         samples: int | None = None,
@@ -198,7 +203,7 @@ class Model:
         sampling = method, sampler, samples, error, seed, stages
         scores = answers, top, probabilities
         question = _question("posteriors", targets, precision, resources, sampling, scores)
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
 
     def most_probable(
         self,
@@ -212,10 +217,11 @@ class Model:
         case_id: str | None = None,
         ignore_extra: bool = False,
         strict: bool = False,
+        keep: Sequence[str] = (),
     ) -> pa.Table:
         """Return the most probable states for each row of `evidence`; arguments and errors as of `most_probable`."""
         question = _question("mpe", targets, precision, (memory, threads, device))
-        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict)
+        return self._prepared.answer(question, evidence, case_id, ignore_extra, strict, keep)
 
 
 def _question(
@@ -273,11 +279,19 @@ class _Prepared:
         # The longest unused first.
         self._idle: list[_Answerer] = []
 
-    def answer(self, question: _Question, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
+    def answer(
+        self,
+        question: _Question,
+        evidence: Any,
+        case_id: str | None,
+        extra: bool,
+        strict: bool,
+        keep: Sequence[str] = (),
+    ) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
         answerer = self._take(question)
         try:
-            table = answerer.answer(evidence, case_id, extra, strict)
+            table = answerer.answer(evidence, case_id, extra, strict, keep)
         except EvidenceError:
             # Nothing was begun. After any other error it is not known what is left.
             self._give_back(answerer)
@@ -318,9 +332,15 @@ class _Answerer:
         self._engine: Engine | None = None
         self._sampler: SamplingEngine | AutoEngine | None = None
 
-    def answer(self, evidence: Any, case_id: str | None, extra: bool, strict: bool) -> pa.Table:
-        """Return the answers to a table of evidence; case_id, extra and strict: as of `encode_table`."""
-        few = self._encoder.encode(evidence, case_id)
+    def answer(
+        self, evidence: Any, case_id: str | None, extra: bool, strict: bool, keep: Sequence[str] = ()
+    ) -> pa.Table:
+        """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
+        if keep:
+            # A name alone would otherwise pass for a sequence of letters.
+            keep = (keep,) if isinstance(keep, str) else tuple(keep)
+            refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
+        few = None if keep else self._encoder.encode(evidence, case_id)
         if few is not None and few[0].rows <= self._most_rows:
             batch, case_ids = few
             return self._tables.table(self._answer(batch, 0, batch.rows), case_ids)
@@ -331,10 +351,10 @@ class _Answerer:
         # In pieces of the size of a part file: the same answers, row for row, as `junctor run` writes.
         for first, piece in _slices(table, default_partition_rows(self._network, self._query)):
             encoded = encode_table(
-                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, first_row=first
+                piece, self._network, case_id=case_id, ignore_extra=extra, strict=strict, keep=keep, first_row=first
             )
             answers = self._answer(encoded.batch, first, table.num_rows)
-            results.append(self._tables.table(answers, encoded.case_ids))
+            results.append(with_kept(self._tables.table(answers, encoded.case_ids), encoded.kept))
         return pa.concat_tables(results)
 
     def rest(self) -> None:

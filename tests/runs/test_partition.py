@@ -28,7 +28,7 @@ from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
-from junctor.runs.partition import WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
+from junctor.runs.partition import MOST_WRITERS, WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
 from junctor.runs.results import answer_width
 from junctor.runs.run import ingest_inputs, ingest_model, run
 from junctor.runs.storage import Ingested
@@ -213,17 +213,17 @@ def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
 def test_an_error_of_the_writer_comes_through_and_leaves_no_half_part(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from junctor.runs import results
+    from junctor.runs import answer_files
 
-    def write_answers(table: object, path: Path) -> None:
+    def write_answers(table: object, path: Path, files: object) -> None:
         if "part-00001" in path.name:
             path.write_bytes(b"some of it")
             raise ValueError("the writer stumbled")
-        real(table, path)  # type: ignore[arg-type]
+        real(table, path, files)  # type: ignore[arg-type]
 
-    real = results.write_answers
+    real = answer_files.write_answers
     with monkeypatch.context() as patch:
-        patch.setattr(results, "write_answers", write_answers)
+        patch.setattr(answer_files, "write_answers", write_answers)
         with pytest.raises(ValueError, match="the writer stumbled"):
             run(job, Resources(workers=0))
     # Others that were under way are finished.
@@ -339,9 +339,9 @@ def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(
 ) -> None:
     partition = partitions._Partition(tasks_of(job)[0])
     each = PARTITION_ROWS * answer_width(network, Query())
-    assert [partition.writers(memory) for memory in (0, 1 << 31, 1 << 40)] == [2, 2, 8]
+    assert [partition.writers(memory) for memory in (0, 1 << 31, 1 << 40)] == [2, 2, MOST_WRITERS]
     assert partition.writers((1 << 31) + 16 * 5 * each) == 5
-    monkeypatch.setattr(partitions, "usable_cores", lambda: 16)
+    monkeypatch.setattr(partitions, "usable_cores", lambda: PARTS)
     at_once: list[int] = []
     writing: set[int] = set()
 

@@ -9,6 +9,7 @@ from junctor.model.answers import IMPOSSIBLE, INVALID, OK, Answers, posterior_by
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.query import Query, target_names
+from junctor.runs.answer_files import write_answers
 from junctor.runs.export import write_csv
 from junctor.runs.results import (
     PARTITION_BYTES,
@@ -20,7 +21,6 @@ from junctor.runs.results import (
     default_partition_rows,
     states_of,
     statuses_of,
-    write_answers,
 )
 from junctor.runtime.arrow import list_array, number_array, string_array
 from pyarrow import csv, parquet

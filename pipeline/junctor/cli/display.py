@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from junctor.planning.budget import format_bytes
-from junctor.runs.storage import FORMAT_VERSION, Directory, as_record
+from junctor.runs.storage import FORMAT_VERSION, Directory
 from junctor.runtime.progress import Progress, Silence
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     """Print what a finished run did: for programs, or for people."""
     # On stdout, unlike progress: a program may read it.
     if as_json:
-        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **as_record(manifest)}
+        record = {"directory": str(directory.path), "format_version": FORMAT_VERSION, **manifest.to_record()}
         typer.echo(json.dumps(record, indent=2))
         return
     statuses = ", ".join(f"{count:,} {name}" for name, count in manifest.statuses.items() if count or name == "ok")

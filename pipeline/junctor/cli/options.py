@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from junctor.model.errors import JunctorError
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
 
@@ -90,6 +90,23 @@ NetworkFormat = Annotated[
 ]
 EvidenceFormat = Annotated[
     str | None, typer.Option(help="Format of EVIDENCE, if its name does not say: csv, tsv, parquet, arrow, evid.")
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option("--keep", metavar="COLUMN", help="Evidence column to carry through to the answers; repeatable."),
+]
+OutputFormatOption = Annotated[
+    OutputFormat, typer.Option("--output-format", help="Format of the answers; Arrow is written several times as fast.")
+]
+LayoutOption = Annotated[
+    Layout, typer.Option("--layout", help="Posteriors as one list a variable, or one column a state: 'variable=state'.")
+]
+CompressionOption = Annotated[
+    Compression, typer.Option("--compression", help="Of the answers: zstd is smallest, none is fastest.")
+]
+PartSize = Annotated[
+    str | None,
+    typer.Option(help="Answers in one part before compression, such as 512MiB, in place of --partition-rows."),
 ]
 MethodOption = Annotated[
     Method,

@@ -40,8 +40,12 @@ def run(
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
     strict: cli.Strict = False,
+    keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
     evidence_format: cli.EvidenceFormat = None,
+    output_format: cli.OutputFormatOption = "parquet",
+    layout: cli.LayoutOption = "lists",
+    compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
     overwrite: cli.Overwrite = False,
     workers: cli.Workers = None,
@@ -54,13 +58,14 @@ def run(
     spill: cli.Spill = None,
     disk: cli.Disk = None,
     partition_rows: Annotated[int | None, typer.Option(min=1, help="Rows in one part.")] = None,
+    part_size: cli.PartSize = None,
     scheduler: cli.Scheduler = None,
     insecure_scheduler: cli.InsecureScheduler = False,
     prefect: cli.UsePrefect = None,
     json: cli.AsJson = False,
     quiet: cli.Quiet = False,
 ) -> None:
-    """Answer every row of EVIDENCE from NETWORK, into Parquet files.
+    """Answer every row of EVIDENCE from NETWORK, into Parquet or Arrow files.
 
     An interrupted run goes on where it stopped when the same command is given again.
     """
@@ -72,6 +77,8 @@ def run(
     # Before anything is read: a contradiction on the command line needs no minutes of work to be seen.
     sampling = Sampling(sampler, samples, error, seed, stages)
     _refuse_idle(method, sampling)
+    if partition_rows is not None and part_size is not None:
+        raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
     job = Job(
         network=network,
         evidence=evidence,
@@ -85,6 +92,11 @@ def run(
         csv=csv,
         network_format=network_format,
         evidence_format=evidence_format,
+        part_bytes=cli.memory_size(part_size, "--part-size"),
+        keep=tuple(keep or ()),
+        output_format=output_format,
+        layout=layout,
+        compression=compression,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.

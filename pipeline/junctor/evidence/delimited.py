@@ -73,7 +73,8 @@ class DelimitedTable:
                 raise self._error("the file is empty, expected a header with names of variables")
             self._header_line, names = header
             self._has_rows = _any_row(records, len(names) == 1)
-        self.schema: pa.Schema = pa.schema([(name, _TEXT) for name in names])
+        # What a cell is to others; batches have it as a dictionary.
+        self.schema: pa.Schema = pa.schema([(name, pa.string()) for name in names])
         self._block_bytes = max(_BLOCK_BYTES, 8 * sum(map(len, names)))
 
     def batches(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.evidence.columns import Bad, encode_entries, encode_lists, encode_states
-from junctor.evidence.layout import ColumnLayout, Role, read_layout
+from junctor.evidence.layout import NO_COLUMNS, ColumnLayout, Role, read_layout
 from junctor.evidence.states import StateCells
 from junctor.evidence.tables import as_arrow
 from junctor.model.errors import EvidenceError, Place
@@ -32,11 +32,13 @@ class EncodedPartition:
     batch: the evidence.
     case_ids: Arrow array [rows].
     first_row: number of the first row in the table.
+    kept: columns that are carried through, as they were given; None for none.
     """
 
     batch: EvidenceBatch
     case_ids: pa.Array
     first_row: int
+    kept: pa.Table | None = None
 
     def rows(self, start: int, rows: int) -> EncodedPartition:
         """Return `rows` rows from `start` on; shares the memory."""
@@ -51,7 +53,8 @@ class EncodedPartition:
                 likelihoods[variable] = SoftEvidence(soft.rows[here] - start, soft.values[here])
         invalid = {row - start: reason for row, reason in batch.invalid.items() if start <= row < end}
         evidence = EvidenceBatch(rows, states, likelihoods, invalid)
-        return EncodedPartition(evidence, self.case_ids.slice(start, rows), self.first_row + start)
+        kept = None if self.kept is None else self.kept.slice(start, rows)
+        return EncodedPartition(evidence, self.case_ids.slice(start, rows), self.first_row + start, kept)
 
 
 def encode_table(
@@ -61,6 +64,7 @@ def encode_table(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
     file: str | None = None,
     first_row: int = 0,
 ) -> EncodedPartition:
@@ -71,18 +75,19 @@ def encode_table(
     case_id: name of the column of case ids, None for `case_id` or row numbers.
     ignore_extra: whether columns that are no evidence are left out instead of refused.
     strict: whether the first invalid row is refused instead of marked.
+    keep: names of columns to carry through.
     file: name for errors.
     first_row: number of the first row, from 0.
     Raises EvidenceError.
     """
-    layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=file)
+    layout = read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=file)
     encoder = Encoder(network, layout, strict, lambda row: Place(file) if file else None)
     parts, row = [], first_row
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     for batch in batches:
-        parts.append(encoder.encode(batch.select([column.position for column in layout.columns]), row, row))
+        parts.append(encoder.encode(batch.select(layout.positions), row, row))
         row += batch.num_rows
-    return concatenate(parts, layout.case_id_type, first_row)
+    return concatenate(parts, layout.case_id_type, first_row, layout.kept_schema)
 
 
 class Encoder:
@@ -105,6 +110,8 @@ class Encoder:
         self._strict = strict
         self._place = place
         self._case_id: int | None = None
+        self._kept = [layout.positions.index(position) for position in layout.kept]
+        self._kept_schema = layout.kept_schema
         # (role, variable) -> positions of its columns in a batch; entries of a likelihood in the order of the states.
         self._sources: dict[tuple[Role, int], list[int]] = {}
         for at, column in sorted(enumerate(layout.columns), key=lambda item: item[1].state):
@@ -119,7 +126,7 @@ class Encoder:
     def encode(self, batch: pa.RecordBatch, first_row: int, row_in_file: int) -> EncodedPartition:
         """Encode a batch with exactly the columns of the layout; raises EvidenceError if strict and a row is invalid.
 
-        batch: columns in the order of the layout.
+        batch: columns at the positions of the layout.
         first_row: number of its first row in the table, from 0.
         row_in_file: the same in its file.
         """
@@ -154,8 +161,10 @@ class Encoder:
             bad[variable] += errors
         invalid = self._joined(bad)
         soft = {variable: likelihood for variable, likelihood in likelihoods.items() if likelihood.rows.size}
-        evidence = EvidenceBatch(batch.num_rows, states, soft, invalid)
-        return EncodedPartition(evidence, self._case_ids(batch, first_row), first_row)
+        encoded = EvidenceBatch(batch.num_rows, states, soft, invalid)
+        kept = [batch.column(at).cast(kind) for at, kind in zip(self._kept, self._kept_schema.types, strict=True)]
+        carried = pa.Table.from_arrays(kept, schema=self._kept_schema) if kept else None
+        return EncodedPartition(encoded, self._case_ids(batch, first_row), first_row, carried)
 
     def _joined(self, bad: Mapping[int, Bad]) -> dict[int, str]:
         """Return the joined reasons of each row, in the order of the network's variables."""
@@ -177,12 +186,15 @@ def row_numbers(first_row: int, rows: int) -> pa.Array:
     return number_array(np.arange(first_row, first_row + rows, dtype=np.int64))
 
 
-def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, first_row: int) -> EncodedPartition:
+def concatenate(
+    parts: Sequence[EncodedPartition], case_id_type: pa.DataType, first_row: int, kept: pa.Schema = NO_COLUMNS
+) -> EncodedPartition:
     """Return consecutive encoded pieces as one partition.
 
     parts: in the order of the rows; none give a partition without rows.
     case_id_type: Arrow type of the case ids, for no parts.
     first_row: number of the first row.
+    kept: names and types of the columns that are carried through.
     """
     starts = np.cumsum([0, *(part.batch.rows for part in parts)]).tolist()
     batches = [part.batch for part in parts]
@@ -193,7 +205,7 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
         batch = batches[0]
         soft = {variable: batch.likelihoods[variable] for variable in sorted(batch.likelihoods)}
         ordered = EvidenceBatch(batch.rows, {v: batch.states[v] for v in variables}, soft, batch.invalid)
-        return EncodedPartition(ordered, parts[0].case_ids, first_row)
+        return EncodedPartition(ordered, parts[0].case_ids, first_row, parts[0].kept)
     states = {variable: np.concatenate([_states(batch, variable) for batch in batches]) for variable in variables}
     pieces: dict[int, list[SoftEvidence]] = {}
     invalid: dict[int, str] = {}
@@ -205,7 +217,10 @@ def concatenate(parts: Sequence[EncodedPartition], case_id_type: pa.DataType, fi
     likelihoods = {variable: _concatenated(pieces[variable]) for variable in sorted(pieces)}
     ids = [part.case_ids for part in parts]
     case_ids = pa.concat_arrays(ids) if ids else pa.nulls(0, case_id_type)
-    return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row)
+    # In one piece: files of Arrow have one dictionary a column.
+    tables = [part.kept for part in parts if part.kept is not None] or [kept.empty_table()]
+    carried = pa.concat_tables(tables).combine_chunks() if len(kept) else None
+    return EncodedPartition(EvidenceBatch(starts[-1], states, likelihoods, invalid), case_ids, first_row, carried)
 
 
 def _without_states(likelihood: SoftEvidence, states: npt.NDArray[np.int32]) -> tuple[SoftEvidence, Bad]:

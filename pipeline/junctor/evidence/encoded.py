@@ -2,7 +2,8 @@
 
 Columns: `case_id`; `states`, lists with the states of all observed variables (smallest signed type, -1 where
 unobserved); `l7`, likelihoods of variable 7 (fixed-size lists of doubles, null where there are none); `reason`, null
-where the row is valid. Metadata: `junctor`, JSON with `format_version`, `first_row` and the variables of `states`.
+where the row is valid; `kept0`, ..., columns that are carried through. Metadata: `junctor`, JSON with `format_version`,
+`first_row`, the variables of `states` and the names of the kept columns.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _METADATA = b"junctor"
 _REASON = "reason"
 _CASE_ID = "case_id"
 _STATES = "states"
+# Followed by a number.
+_KEPT = "kept"
 
 
 def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -> None:
@@ -42,32 +45,57 @@ def write_partition(partition: EncodedPartition, path: str | os.PathLike[str]) -
         "first_row": partition.first_row,
         "variables": list(partition.batch.states),
     }
+    if partition.kept is not None:
+        metadata["kept"] = partition.kept.column_names
     table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata={_METADATA: json.dumps(metadata)})
+    if partition.kept is not None:
+        for i, (field, column) in enumerate(zip(partition.kept.schema, partition.kept.columns, strict=True)):
+            table = table.append_column(field.with_name(f"{_KEPT}{i}"), column)
     # Read once or twice and then never again: cheap to write and to read comes before small.
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with aside(Path(path)) as temporary, pa.ipc.new_file(str(temporary), table.schema, options=options) as writer:
         writer.write_table(table)
 
 
-def read_partition(path: str | os.PathLike[str]) -> EncodedPartition:
-    """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else."""
+def read_partition(path: str | os.PathLike[str], kept: bool = False) -> EncodedPartition:
+    """Read what `write_partition` wrote, equal in every bit; raises RunError for anything else.
+
+    path: of the partition.
+    kept: whether the kept columns are read as well.
+    """
     try:
         with pa.OSFile(str(path)) as file:
             if file.read(6) != b"ARROW1":
                 return _read_parquet(path)
             file.seek(0)
-            # Workers read partitions concurrently; threads in each of them would only compete.
-            with pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
-                metadata = _metadata(reader.schema, path, FORMAT_VERSION)
-                table = reader.read_all()
-        columns = {name: in_one_piece(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+            metadata, table = _read_arrow(file, path, kept)
+        carried = table.select([name for name in table.column_names if name.startswith(_KEPT)]) if kept else None
+        carried = carried.rename_columns(metadata["kept"]) if carried is not None and "kept" in metadata else None
+        columns = {
+            name: in_one_piece(column)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+            if not name.startswith(_KEPT)
+        }
         variables = metadata["variables"]
         nothing = np.zeros((0, table.num_rows), np.int32)
         states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing
         batch = _batch(dict(zip(variables, states, strict=True)), columns, table.num_rows)
-        return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"])
+        return EncodedPartition(batch, columns[_CASE_ID], metadata["first_row"], carried)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: cannot be read as encoded evidence ({error}): start the run anew") from error
+
+
+def _read_arrow(file: pa.NativeFile, path: str | os.PathLike[str], kept: bool) -> tuple[dict[str, Any], pa.Table]:
+    # Workers read partitions concurrently; threads in each of them would only compete.
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    with pa.ipc.open_file(file, options=options) as reader:
+        schema = reader.schema
+        metadata = _metadata(schema, path, FORMAT_VERSION)
+        if kept or "kept" not in metadata:
+            return metadata, reader.read_all()
+    options.included_fields = [i for i, name in enumerate(schema.names) if not name.startswith(_KEPT)]
+    with pa.ipc.open_file(file, options=options) as reader:
+        return metadata, reader.read_all()
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> EncodedPartition:

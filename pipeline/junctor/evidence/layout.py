@@ -22,8 +22,10 @@ from junctor.model.network import Network
 # - A column with the name of a variable holds its states, or, where its cells are lists, its likelihood.
 # - A column `variable=state` (the state by name or index) holds one entry of a likelihood. A variable that has one such
 #   column must have one for each of its states.
+# - A column that is kept is carried through as it is, and may be any of these, or a column that is no evidence.
 # - Anything else is refused, or left out with `ignore_extra`.
 Role = Literal["case_id", "states", "likelihood", "entry"]
+NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +48,52 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """The columns of a table that are read, in the order of the table, and the type of its case ids."""
+    """The columns of a table that are read, in the order of the table, and the type of its case ids.
+
+    kept: positions in the table of the columns that are carried through, in the order asked.
+    kept_schema: their names and types.
+    """
 
     columns: tuple[Column, ...]
     case_id_type: pa.DataType
+    kept: tuple[int, ...] = ()
+    kept_schema: pa.Schema = NO_COLUMNS
 
     @property
     def variables(self) -> list[int]:
         """The variables that the table has evidence on, ascending."""
         return sorted({column.variable for column in self.columns if column.role != "case_id"})
 
+    @property
+    def positions(self) -> list[int]:
+        """The positions in the table of all columns that are read, those of `columns` first."""
+        return list(dict.fromkeys([*(column.position for column in self.columns), *self.kept]))
+
 
 def read_layout(
-    schema: pa.Schema, network: Network, *, case_id: str | None = None, ignore_extra: bool = False, file: str | None
+    schema: pa.Schema,
+    network: Network,
+    *,
+    case_id: str | None = None,
+    ignore_extra: bool = False,
+    keep: Sequence[str] = (),
+    file: str | None,
 ) -> ColumnLayout:
-    """Return the columns that are evidence.
+    """Return the columns that are evidence, and those that are carried through.
 
     schema: Arrow schema of the table.
     network: the network that names refer to.
     case_id: name of the column of case ids, None for `case_id` where there is one.
     ignore_extra: whether unknown columns are left out.
+    keep: names of columns to carry through, which need not be of the network.
     file: name for errors.
     Raises EvidenceError for unknown columns unless `ignore_extra`, two columns of the same content, cells of a wrong
-    type, a likelihood without columns for all states, and a missing case-id column.
+    type, a likelihood without columns for all states, and a missing case-id or kept column.
     """
-    reader = _LayoutReader(network, case_id, ignore_extra, Place(file) if file else None, schema.names)
+    place = Place(file) if file else None
+    reader = _LayoutReader(network, case_id, ignore_extra, frozenset(keep), place, schema.names)
+    # First: a misspelt name is not to be told as an unknown column.
+    kept = tuple(reader.position_of(name) for name in keep)
     # Checks of whole tables come after the roles of all columns: files list them in any order.
     columns = tuple(reader.columns(schema.types))
     reader.refuse_doubles(columns)
@@ -78,7 +101,8 @@ def read_layout(
     ids = [schema.types[column.position] for column in columns if column.role == "case_id"]
     if case_id is not None and not ids:
         reader.fail(f"no column {case_id!r} for the case ids{nearest(case_id, schema.names)}")
-    return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64())
+    fields = [schema.field(at).with_name(name).with_nullable(True) for name, at in zip(keep, kept, strict=True)]
+    return ColumnLayout(columns, _case_id_type(ids[0], reader) if ids else pa.int64(), kept, pa.schema(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,7 @@ class _LayoutReader:
     network: Network
     case_id: str | None
     ignore_extra: bool
+    keep: frozenset[str]
     place: Place | None
     names: Sequence[str]
     cells: dict[int, StateCells] = field(default_factory=dict)
@@ -102,8 +127,17 @@ class _LayoutReader:
             column = self._column(position, name, kind) or self._entry(position, raw, kind)
             if column is not None:
                 yield column
-            elif not self.ignore_extra:
+            elif not self.ignore_extra and not self.keep & {raw, name}:
                 self._refuse_unknown(position, name)
+
+    def position_of(self, name: str) -> int:
+        """Return the position of a column to keep; raises EvidenceError unless there is exactly one."""
+        found = [i for i, raw in enumerate(self.names) if raw == name]
+        found = found or [i for i, raw in enumerate(self.names) if raw.strip() == name]
+        if len(found) != 1:
+            there = f"there is none{nearest(name, self.names)}" if not found else f"there are {len(found)} of that name"
+            self.fail(f"cannot keep column {name!r}: {there}")
+        return found[0]
 
     def _column(self, position: int, name: str, kind: pa.DataType) -> Column | None:
         if name == self.case_id or (self.case_id is None and name == CASE_ID and name not in self.network.index):

@@ -42,6 +42,11 @@ class EvidenceSource(Protocol):
         """The Arrow type of the case ids; int64 where they are row numbers."""
         ...
 
+    @property
+    def kept_schema(self) -> pa.Schema:
+        """The names and types of the columns that are carried through."""
+        ...
+
     def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
         """Yield partitions of `rows` rows, the last one shorter, in the order of the input; none if it has no rows.
 
@@ -60,6 +65,7 @@ def open_evidence(
     case_id: str | None = None,
     ignore_extra: bool = False,
     strict: bool = False,
+    keep: Sequence[str] = (),
     format: str | None = None,
 ) -> EvidenceSource:
     """Open an evidence file or folder; its columns are checked, its rows not read yet.
@@ -69,6 +75,7 @@ def open_evidence(
     case_id: name of the column of case ids; by default `case_id`, and row numbers where there is none.
     ignore_extra: whether columns that are not of the network are left out.
     strict: whether invalid rows are refused instead of marked.
+    keep: names of columns to carry through to the answers; cells of CSV are text.
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     Raises EvidenceError.
     """
@@ -77,10 +84,12 @@ def open_evidence(
         if not source.is_dir():
             format = format or format_of(source)
         if format == "evid":
-            return _open_evid(source, network, case_id, strict)
+            return _open_evid(source, network, case_id, strict, keep)
         tables = list(_open_tables(source, format))
         layouts = [
-            read_layout(table.schema, network, case_id=case_id, ignore_extra=ignore_extra, file=str(table.path))
+            read_layout(
+                table.schema, network, case_id=case_id, ignore_extra=ignore_extra, keep=keep, file=str(table.path)
+            )
             for table in tables
         ]
     # Files of a folder may differ in the order of columns, so that each has its own encoder, but not in the columns.
@@ -89,7 +98,7 @@ def open_evidence(
     pairs = zip(tables, layouts, strict=True)
     files = tuple((table, layout, Encoder(network, layout, strict, table.place_of)) for table, layout in pairs)
     # The first file stands for all of them: they have equal columns and types of case ids.
-    return TableSource(layouts[0].variables, layouts[0].case_id_type, files)
+    return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, files)
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
@@ -135,6 +144,7 @@ class TableSource:
 
     columns: list[int]
     case_id_type: pa.DataType
+    kept_schema: pa.Schema
     _files: tuple[tuple[ColumnTable, ColumnLayout, Encoder], ...] = field(repr=False)
 
     def partitions(self, rows: int, threads: int = 1) -> Iterator[EncodedPartition]:
@@ -151,10 +161,15 @@ class TableSource:
                 held.append(piece.rows(start, take))
                 held_rows, start = held_rows + take, start + take
                 if held_rows == rows:
-                    yield concatenate(held, self.case_id_type, first_row)
+                    yield self._joined(held, first_row)
                     first_row, held_rows, held = first_row + rows, 0, []
         if held:
-            yield concatenate(held, self.case_id_type, first_row)
+            yield self._joined(held, first_row)
+
+    def _joined(self, held: Sequence[EncodedPartition], first_row: int) -> EncodedPartition:
+        # Kept columns may be too large for one array of their type, or their dictionaries.
+        with explained(self._files[0][0].path):
+            return concatenate(held, self.case_id_type, first_row, self.kept_schema)
 
     def _pieces(self, threads: int) -> Iterator[EncodedPartition]:
         """Yield the batches of the files, encoded."""
@@ -169,9 +184,8 @@ class TableSource:
         first_row = 0
         for table, layout, encoder in self._files:
             row_in_file = 0
-            positions = [column.position for column in layout.columns]
             ids = [column.position for column in layout.columns if column.role == "case_id"]
-            batches = table.batches(positions, ids, threads)
+            batches = table.batches(layout.positions, ids, threads)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
@@ -209,13 +223,20 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
         raise EvidenceError(
             f"case ids of type {other.case_id_type}, but {first_file} has {first.case_id_type}", Place(file)
         )
+    for name, kind, expected in zip(
+        first.kept_schema.names, other.kept_schema.types, first.kept_schema.types, strict=True
+    ):
+        if kind != expected:
+            raise EvidenceError(
+                f"column {name!r} to keep is of type {kind}, but {first_file} has {expected}", Place(file)
+            )
 
 
-def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool) -> EvidenceSource:
+def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]) -> EvidenceSource:
     from junctor.evidence.uai_evid import EvidSource
 
-    if path.is_dir() or case_id is not None:
-        missing = "columns, so none for the case ids" if case_id is not None else "folders, only files"
+    if path.is_dir() or case_id is not None or keep:
+        missing = "folders, only files" if path.is_dir() else "columns, so none for the case ids and none to keep"
         raise EvidenceError(f"UAI evidence has no {missing}", Place(str(path)))
     return EvidSource.read(path, network, strict)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.evidence.encode import EncodedPartition, row_numbers
 from junctor.evidence.files import open_bytes
+from junctor.evidence.layout import NO_COLUMNS
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
 
@@ -50,12 +51,13 @@ class _Cases:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EvidSource:
-    """The cases of a UAI evidence file; case ids are row numbers."""
+    """The cases of a UAI evidence file; case ids are row numbers, and there is no column to keep."""
 
     columns: list[int]
     case_id_type: pa.DataType
     _cases: _Cases = field(repr=False)
     _invalid: dict[int, str] = field(repr=False)
+    kept_schema: pa.Schema = NO_COLUMNS
 
     @classmethod
     def read(cls, path: Path, network: Network, strict: bool) -> EvidSource:

@@ -20,7 +20,7 @@ from junctor.cost.constants import CPU
 from junctor.hmm.engine import SequenceEngine, SequenceKind
 from junctor.hmm.model import HiddenMarkovModel
 from junctor.model.errors import BudgetError, RunError
-from junctor.model.options import ComputeOptions
+from junctor.model.options import ComputeOptions, OutputFormat
 from junctor.model.query import Precision
 from junctor.runs.partition import PartitionTask
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -65,6 +65,11 @@ class SequenceSpec:
     def folder(self) -> str:
         """Name of the folder of the answers."""
         return self.query
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """Format of the answers."""
+        return "parquet"
 
 
 class SequenceDirectory(Directory[SequenceSpec]):

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from junctor.model.errors import EvidenceError
+from junctor.model.query import one_of
+
 # Defined here and not with the devices, so that the command line offers the choices without looking for a GPU.
 DeviceChoice = Literal["cpu", "gpu", "auto"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
+OutputFormat = Literal["parquet", "arrow"]
+Layout = Literal["lists", "columns"]
+Compression = Literal["zstd", "lz4", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,29 @@ class ComputeOptions:
     spill_dir: Path | None = None
     spill_bytes: int | None = None
     all_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFiles:
+    """How the answers of a run are written; raises EvidenceError for unknown names.
+
+    format: Parquet or Arrow IPC.
+    layout: posteriors as a list for each variable, or as a column of numbers for each state.
+    compression: of columns; `zstd` at its first level.
+    keep: columns of the evidence that are carried through, after the case ids.
+    """
+
+    format: OutputFormat = "parquet"
+    layout: Layout = "lists"
+    compression: Compression = "zstd"
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("output format", self.format, OutputFormat)
+        one_of("layout", self.layout, Layout)
+        one_of("compression", self.compression, Compression)
+        if twice := [name for name in self.keep if self.keep.count(name) > 1]:
+            raise EvidenceError(f"column {twice[0]!r} to keep is named twice")
 
 
 # What an engine of its own gets without options: answers need no more, and a caller's other threads stay free.

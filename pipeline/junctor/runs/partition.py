@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from junctor.model.errors import BudgetError, RunError
 from junctor.model.options import ComputeOptions
 from junctor.model.query import as_posteriors
-from junctor.runs.storage import Directory, Ingested, RunDirectory, RunSpec, Spec
+from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec, Spec
 from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import aside, explained, read_json
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 # the disk work without Python's lock. In memory are at most one partition of evidence, one of answers in progress and
 # two (more with plenty of memory) of answers to write.
 
-# Partitions written at a time: layout and compression of answers take about as long as their computation, and far
-# longer for repeated rows or on a GPU. More than two only within a share of the memory above two GiB. Nothing of that
-# depends on the machine, because the memory of these answers limits that of plans.
-WRITERS, MOST_WRITERS = 2, 8
+# Partitions written at a time, one thread each: layout and compression of answers take about as long as their
+# computation, and far longer for repeated rows or on a GPU. More than two only within a share of the memory above two
+# GiB, and as many as there are cores. What is reserved for them does not depend on cores, because it limits the memory
+# of plans.
+WRITERS, MOST_WRITERS = 2, 64
 PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 
 
@@ -88,6 +89,10 @@ class PartitionTask(ABC, Generic[Spec]):
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
 
+    def carried_bytes(self, inputs: Any) -> int:
+        """Return the bytes of what goes from the inputs to the answers as it is."""
+        return 0
+
     @abstractmethod
     def answer(self, inputs: Any, options: ComputeOptions, reserved: int, workers: WorkerPool | None) -> pa.Table:
         """Return the table of answers.
@@ -118,14 +123,20 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the encoded evidence."""
         from junctor.evidence.encoded import read_partition
 
-        return read_partition(self.home.evidence_part(self.part))
+        return read_partition(self.home.evidence_part(self.part), kept=True)
 
     def answer_bytes(self) -> int:
         """Return the bytes of the answers to a whole partition."""
         from junctor.model.answers import answer_width
 
         network = network_for(str(self.home.network), self.spec.network_digest)
-        return self.spec.partition_rows * answer_width(network, self.spec.as_query())
+        width = answer_width(network, self.spec.as_query())
+        # A column for each state is a copy, made when it is written.
+        return self.spec.partition_rows * width * (2 if self.spec.layout == "columns" else 1)
+
+    def carried_bytes(self, inputs: EncodedPartition) -> int:
+        """Return the bytes of the kept columns."""
+        return 0 if inputs.kept is None else int(inputs.kept.nbytes)
 
     def answer(
         self, inputs: EncodedPartition, options: ComputeOptions, reserved: int, workers: WorkerPool | None
@@ -144,13 +155,13 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return answers_table(answers, inputs.case_ids, network, query)
+        return answers_table(answers, inputs.case_ids, network, query, inputs.kept)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
-        from junctor.runs.results import write_answers
+        from junctor.runs.answer_files import write_answers
 
-        write_answers(answers, path)
+        write_answers(answers, path, self.spec.as_files())
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +242,7 @@ def propagate_here(
     partitions = [_Partition(task, workers is None, workers) for task in tasks]
     writing: deque[Future[tuple[Part, StageTimings]]] = deque()
     writers = partitions[0].writers(memory)
-    at_once = max(WRITERS, min(writers, usable_cores() // 2))
+    at_once = max(WRITERS, min(writers, usable_cores()))
     with ThreadPoolExecutor(1 + at_once, thread_name_prefix="junctor-files") as threads:
         reading = threads.submit(partitions[0].read)
         for i, partition in enumerate(partitions):
@@ -258,17 +269,16 @@ def propagate_over(
         yield from propagate_here(tasks, memory_here(workers, resources), workers)
 
 
-def read_part(directory: Directory[Any], kind: str, number: int) -> Part:
+def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
     """Return the record of a finished part from its metadata, without reading its rows."""
     import pyarrow as pa
-    from pyarrow import parquet
 
-    from junctor.runs.results import statuses_of
+    from junctor.runs.answer_files import read_facts
 
-    path = directory.answers_part(kind, number)
+    path = directory.answers_part(spec.folder, number, spec.output_format)
     try:
-        with explained(path), parquet.ParquetFile(path) as file:
-            rows, statuses = file.metadata.num_rows, statuses_of(file.schema_arrow)
+        with explained(path):
+            rows, statuses = read_facts(path)
     except (pa.ArrowInvalid, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
     return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
@@ -295,7 +305,9 @@ class _Partition:
         task, threads = self.task, self.task.compute.threads or threads_here()
         options = replace(task.compute, memory=memory, threads=threads, all_gpus=self._all_gpus)
         with self.stages.time("propagating"):
-            reserved = waiting * task.answer_bytes() if waiting else 0
+            # What is carried through by those that are written is taken to be as large as this one.
+            carried = task.carried_bytes(self._inputs)
+            reserved = (waiting * (task.answer_bytes() + carried) if waiting else 0) + carried
             try:
                 self._answers = task.answer(self._inputs, options, reserved, self._workers)
             except MemoryError as error:
@@ -330,12 +342,12 @@ class _Partition:
             return writing.result()
 
     def write(self) -> tuple[Part, StageTimings]:
-        directory, kind, part = self.task.home, self.task.spec.folder, self.task.part
+        directory, spec, part = self.task.home, self.task.spec, self.task.part
         with self.stages.time("writing"):
-            with aside(directory.answers_part(kind, part)) as temporary:
+            with aside(directory.answers_part(spec.folder, part, spec.output_format)) as temporary:
                 self.task.write(self._answers, temporary)
             self._answers = None
-            return read_part(directory, kind, part), self.stages
+            return read_part(directory, spec, part), self.stages
 
 
 class _Writing:

@@ -1,7 +1,7 @@
 """Answers as an Arrow table: one row a case, one column a target, and the metadata of its schema.
 
-Main functions: `answers_table` and `write_answers`, called by partitions of runs. Main class: AnswerTables, kept by the
-API from call to call.
+Main function: `answers_table`, called by partitions of runs. Main class: AnswerTables, kept by the API from call to
+call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,11 @@ from junctor.runtime.arrow import (
     string_array,
 )
 
-# Columns, in this order: `case_id`; each target under its own name (posteriors: a fixed-size list with one number a
-# state; explanations: the name of the most probable state); `log_evidence` (explanations: `log_probability`), a natural
-# logarithm; `status`; `reason`. A row that is not `ok` has its reason and is null in its targets and its logarithm.
-# A target named like one of the others keeps its name: the other one gets a trailing underscore.
+# Columns, in this order: `case_id`; kept columns of the evidence; each target under its own name (posteriors: a
+# fixed-size list with one number a state; explanations: the name of the most probable state); `log_evidence`
+# (explanations: `log_probability`), a natural logarithm; `status`; `reason`. A row that is not `ok` has its reason and
+# is null in its targets and its logarithm. A target named like one of the others keeps its name: the other one gets a
+# trailing underscore. `answer_files` has another layout, with a column for each state.
 #
 # Tables of sampled rows have more: after each target `NAME_error`, a list with the standard error of each number; after
 # the logarithm its standard error, `log_evidence_error`; `effective_samples`, `samples` and `method`. An exact row
@@ -43,11 +43,14 @@ FORMAT_VERSION = 1
 METADATA_KEY = b"junctor"
 PART_KEY = b"junctor.part"
 
-# Most rows of a partition, and most bytes of answers: about a second of work (half a minute of sampling), and a file
-# that is worth opening.
-PARTITION_ROWS = 65_536
+# Most rows of a partition (about half a minute of sampling), and most bytes of answers and of the states of evidence:
+# files that are worth opening, and some of them in memory at a time.
+PARTITION_ROWS = 524_288
 SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
-PARTITION_BYTES = 64 * 2**20
+PARTITION_BYTES = 128 * 2**20
+
+# Of a cell of evidence in memory.
+STATE_BYTES = 4
 
 # Schemas that are kept for the next table of a query: of calls, those of up to so many different counts of rows.
 KEPT_SCHEMAS = 64
@@ -98,11 +101,19 @@ def status_names(query: Query) -> tuple[str, ...]:
     return STATUS_NAMES if query.method == "exact" else SAMPLED_STATUS_NAMES
 
 
-def default_partition_rows(network: Network, query: Query) -> int:
-    """Return the default number of rows of a partition."""
-    # A power of two, from the width of the answers alone: another machine continues a run with the same partitions.
-    most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
-    fitting = max(1, min(most, PARTITION_BYTES // answer_width(network, query)))
+def default_partition_rows(network: Network, query: Query, part_bytes: int | None = None) -> int:
+    """Return the default number of rows of a partition.
+
+    network, query: of the run.
+    part_bytes: bytes of its answers before compression, None for a good size.
+    """
+    # A power of two, from widths alone: another machine continues a run with the same partitions.
+    if part_bytes is not None:
+        fitting = max(1, part_bytes // answer_width(network, query))
+    else:
+        width = answer_width(network, query) + STATE_BYTES * len(network.variables)
+        most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
+        fitting = max(1, min(most, PARTITION_BYTES // width))
     return 1 << (fitting.bit_length() - 1)
 
 
@@ -132,15 +143,26 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
     return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
 
 
-def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
+def answers_table(
+    answers: Answers, case_ids: pa.Array, network: Network, query: Query, kept: pa.Table | None = None
+) -> pa.Table:
     """Return the answers to one batch as a table of `answers_schema`, rows in the order of the batch.
 
     answers: to the rows of the batch.
     case_ids: Arrow array [rows].
     network, query: of the answers.
+    kept: columns of the evidence that are carried through.
     The metadata under `junctor.part` has the number of rows of each status.
     """
-    return AnswerTables(network, query).table(answers, case_ids)
+    return with_kept(AnswerTables(network, query).table(answers, case_ids), kept)
+
+
+def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
+    """Return a table of answers with columns of the evidence after the case ids."""
+    if kept is not None:
+        for i, field in enumerate(kept.schema):
+            table = table.add_column(1 + i, field, kept.column(i))
+    return table
 
 
 class AnswerTables:
@@ -252,18 +274,6 @@ def sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) 
     ]
 
 
-def write_answers(table: pa.Table, path: Path) -> None:
-    """Write a result table as Parquet."""
-    from pyarrow import parquet
-
-    # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
-    # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
-    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
-    others = [field.name for field in table.schema if not pa.types.is_fixed_size_list(field.type)]
-    options = {"use_dictionary": words, "write_statistics": others}
-    parquet.write_table(table, path, compression="zstd", compression_level=1, **options)
-
-
 def states_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return target name -> state names, from the schema of a result."""
     states: dict[str, list[str]] = json.loads(schema.metadata[METADATA_KEY])["states"]
@@ -274,6 +284,15 @@ def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column name -> state names of all columns of lists: targets and, in sampled tables, standard errors."""
     description, states = json.loads(schema.metadata[METADATA_KEY]), states_of(schema)
     return states | {error: states[name] for name, error in description.get("errors", {}).items()}
+
+
+def lists_of_scores(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that are lists of the most probable states, or of numbers of these."""
+    facts = json.loads(schema.metadata[METADATA_KEY])
+    if facts.get("answers") != "scores" or facts["top"] is None:
+        return []
+    columns = (facts["probability_columns"], facts.get("error_columns", {}))
+    return [*facts["states"], *(name for names in columns for name in names.values())]
 
 
 def statuses_of(schema: pa.Schema) -> dict[str, int]:

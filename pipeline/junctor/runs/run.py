@@ -26,7 +26,7 @@ from junctor.runs.partition import (
     propagate_partition,
     read_part,
 )
-from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, as_record
+from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, spec_record
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
@@ -80,6 +80,10 @@ class Manifest:
     seconds: float
     stages: StageTimings
     finished_at: str
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a record for JSON."""
+        return {**asdict(self), "spec": spec_record(self.spec)}
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -162,7 +166,7 @@ def _keep(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
 
 def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
     """Return the estimate of the remaining partitions; raises BudgetError if they do not fit."""
-    pending = job.directory.unanswered(job.directory.read_spec().folder)
+    pending = job.directory.unanswered(job.directory.read_spec())
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
@@ -175,7 +179,7 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     progress: counts rows of finished parts.
     """
     directory, counts = job.directory, job.directory.counts()
-    pending = directory.unanswered(directory.read_spec().folder)
+    pending = directory.unanswered(directory.read_spec())
     if pending:
         # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
@@ -275,15 +279,15 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
     spec = directory.read_spec()
     # Parts may have been deleted since, or written to another disk.
-    missing = directory.unanswered(spec.folder)
+    missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-    parts = tuple(read_part(directory, spec.folder, i) for i in range(directory.counts().partitions))
+    parts = tuple(read_part(directory, spec, i) for i in range(directory.counts().partitions))
     statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
     manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
-    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **as_record(manifest)})
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
 
@@ -299,7 +303,7 @@ def read_manifest(directory: Directory[Any]) -> Manifest:
 
 
 def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) -> Manifest:
-    """Return the manifest of a record of `dataclasses.asdict`; raises KeyError or TypeError for another record.
+    """Return the manifest of a record of `Manifest.to_record`; raises KeyError or TypeError for another record.
 
     parse: makes the spec of its record.
     """

@@ -23,10 +23,12 @@ from junctor.runs.results import (
     KEPT_SCHEMAS,
     METADATA_KEY,
     AnswerTables,
+    answers_schema,
     part_metadata,
     sampled_columns,
     status_array,
     status_names,
+    with_kept,
 )
 from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
 
@@ -180,14 +182,16 @@ def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
     return ScoreTables(network, query) if query.has_scores else AnswerTables(network, query)
 
 
-def answers_table(answers: Answers, case_ids: pa.Array, network: Network, query: Query) -> pa.Table:
+def answers_table(
+    answers: Answers, case_ids: pa.Array, network: Network, query: Query, kept: pa.Table | None = None
+) -> pa.Table:
     """Return the answers to one batch as a table, as `results.answers_table` or as scores; arguments as there."""
-    return tables_for(network, query).table(answers, case_ids)
+    return with_kept(tables_for(network, query).table(answers, case_ids), kept)
 
 
-def is_scores(schema: pa.Schema) -> bool:
-    """Return True if a schema is that of scores."""
-    return bool(json.loads(schema.metadata[METADATA_KEY]).get("answers") == "scores")
+def schema_of(network: Network, query: Query) -> pa.Schema:
+    """Return the schema of the answers to a query, with numbers of rows as case ids."""
+    return (scores_schema if query.has_scores else answers_schema)(network, query, pa.int64())
 
 
 def _lists(values: pa.Array, size: int, bad: npt.NDArray[np.bool_] | None) -> pa.Array:

@@ -9,12 +9,13 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, TypeVar
 
 from junctor.model.errors import RunError
+from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
 from junctor.runtime.files import explained, read_json, write_json
@@ -26,7 +27,7 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
-#                                       rows and order
+#                                       rows and order; `.arrow` in that format
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
@@ -36,9 +37,8 @@ FORMAT_VERSION = 1
 _KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
-_ENDINGS = (".parquet", ".arrow")
-# Fields of a specification that came later, left out of records where they say nothing new.
-_LATER: dict[str, Any] = {"answers": "posteriors", "top": None, "probabilities": ()}
+# Of a field of a spec: left out of the record where it has its default.
+OPTIONAL = {"optional": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,23 @@ class RunSpec:
     error: float | None = None
     seed: int | None = None
     stages: SampledStages | None = None
-    answers: AnswerKind = "posteriors"
-    top: int | None = None
-    probabilities: tuple[str, ...] = ()
+    # Left out of the record where they are these: runs of before them go on.
+    answers: AnswerKind = field(default="posteriors", metadata=OPTIONAL)
+    top: int | None = field(default=None, metadata=OPTIONAL)
+    probabilities: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    keep: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    output_format: OutputFormat = field(default="parquet", metadata=OPTIONAL)
+    layout: Layout = field(default="lists", metadata=OPTIONAL)
+    compression: Compression = field(default="zstd", metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
         """Name of the folder of the answers."""
         return "scores" if self.answers == "scores" else self.query
+
+    def as_files(self) -> AnswerFiles:
+        """Return how the answers are written."""
+        return AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
 
     def as_query(self) -> Query:
         """Return the query of the run."""
@@ -79,15 +88,6 @@ class RunSpec:
             return Query(self.query, self.targets, self.precision, "exact", Sampling(), *scores)
         sampling = Sampling(self.sampler, self.samples, self.error, self.seed, self.stages)
         return Query(self.query, self.targets, self.precision, self.method, sampling, *scores)
-
-
-def as_record(value: Any) -> dict[str, Any]:
-    """Return a specification, or what holds one, as a JSON record."""
-
-    def shown(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: field for name, field in pairs if name not in _LATER or field != _LATER[name]}
-
-    return asdict(value, dict_factory=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,10 @@ class AnySpec(Protocol):
     @property
     def junctor_version(self) -> str:
         """Version of Junctor at the start of the run."""
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """Format of the answers, and the ending of their files."""
 
 
 Spec = TypeVar("Spec", bound=AnySpec)
@@ -171,9 +175,9 @@ class Directory(Generic[Spec]):
         """The encoded evidence of one partition."""
         return self.path / self.inputs / f"part-{part:05d}.parquet"
 
-    def answers_part(self, kind: str, part: int) -> Path:
+    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> Path:
         """The answers to one partition."""
-        return self.path / kind / f"part-{part:05d}.parquet"
+        return self.path / kind / f"part-{part:05d}.{format}"
 
     def csv(self, kind: str) -> Path:
         """The answers as one CSV file."""
@@ -198,9 +202,10 @@ class Directory(Generic[Spec]):
             raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
         return ingested
 
-    def unanswered(self, kind: str) -> list[int]:
-        """Return the numbers of the partitions without answers of a kind."""
-        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i).exists()]
+    def unanswered(self, spec: AnySpec) -> list[int]:
+        """Return the numbers of the partitions without answers."""
+        kind, format = spec.folder, spec.output_format
+        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i, format).exists()]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -226,7 +231,7 @@ class Directory(Generic[Spec]):
                 # Files of other programs: never removed, and never mixed with a run.
                 if not replaced:
                     self._refuse_foreign_files()
-                write_json(self.spec_file, as_record(spec))
+                write_json(self.spec_file, spec_record(spec))
             elif there != spec:
                 raise RunError(_difference(self.path, there, spec))
 
@@ -256,7 +261,7 @@ class Directory(Generic[Spec]):
             return overwrite
 
     def _has_answers(self) -> bool:
-        parts = (part for kind in _KINDS for part in (self.path / kind).glob("part-*.parquet"))
+        parts = (part for kind in _KINDS for part in _parts_in(self.path / kind))
         tables = (self.csv(kind) for kind in _KINDS)
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
@@ -272,7 +277,7 @@ class Directory(Generic[Spec]):
         self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
             (self.path / folder / "done.json").unlink(missing_ok=True)
-            for part in chain.from_iterable((self.path / folder).glob(f"part-*{ending}") for ending in _ENDINGS):
+            for part in _parts_in(self.path / folder):
                 part.unlink()
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
             with suppress(OSError):
@@ -322,10 +327,20 @@ class RunDirectory(Directory[RunSpec]):
     def parse(record: dict[str, Any]) -> RunSpec:
         """Return the spec of a record."""
         # JSON has no tuples.
-        targets, probabilities = record["targets"], tuple(record.get("probabilities", ()))
-        return RunSpec(
-            **{**record, "targets": None if targets is None else tuple(targets), "probabilities": probabilities}
-        )
+        tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep")}
+        targets = record["targets"]
+        return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
+
+
+def spec_record(spec: Any) -> dict[str, Any]:
+    """Return the record of a spec, without optional fields that have their defaults."""
+    left_out = {each.name for each in fields(spec) if each.metadata and getattr(spec, each.name) == each.default}
+    return {name: value for name, value in asdict(spec).items() if name not in left_out}
+
+
+def _parts_in(folder: Path) -> Iterator[Path]:
+    """Yield the files of partitions: Parquet, or Arrow."""
+    return chain(folder.glob("part-*.parquet"), folder.glob("part-*.arrow"))
 
 
 def _difference(path: Path, old: Any, new: Any) -> str:

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from junctor.model.errors import BudgetError
-from junctor.model.options import ComputeOptions, DeviceChoice
+from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
@@ -142,6 +142,9 @@ class Job(Workload):
     output: run directory.
     query: for every row.
     partition_rows: cases in one part; None for a number by the width of the answers.
+    part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
+    keep: evidence columns that are carried through to the answers.
+    output_format, layout, compression: of the answers, as in `AnswerFiles`.
     case_id: evidence column with the names of the cases.
     ignore_extra: whether columns that are not in the network are left out.
     strict: whether the first invalid row ends the run.
@@ -162,6 +165,11 @@ class Job(Workload):
     csv: bool = False
     network_format: str | None = None
     evidence_format: str | None = None
+    part_bytes: int | None = None
+    keep: tuple[str, ...] = ()
+    output_format: OutputFormat = "parquet"
+    layout: Layout = "lists"
+    compression: Compression = "zstd"
 
     words = Words("network", "evidence", "propagating")
     task_class = PartTask
@@ -181,9 +189,16 @@ class Job(Workload):
         from junctor.formats import read_network
         from junctor.model.query import answered_names
 
+        files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
+        if self.part_bytes is not None and self.partition_rows is not None:
+            raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
         network = read_network(self.network, self.network_format)
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
+        if self.keep:
+            from junctor.runs.answer_files import refuse_taken_names
+
+            refuse_taken_names(network, self.query, files)
         if self.query.method == "sampling":
             from junctor.sampling.tables import refuse
 
@@ -203,12 +218,16 @@ class Job(Workload):
             query=self.query.kind,
             targets=self.query.targets,
             precision=self.query.precision,
-            partition_rows=self.partition_rows or default_partition_rows(model, self.query),
+            partition_rows=self.partition_rows or default_partition_rows(model, self.query, self.part_bytes),
             case_id=self.case_id,
             ignore_extra=self.ignore_extra,
             strict=self.strict,
             junctor_version=version("junctor"),
             method=self.query.method,
+            keep=self.keep,
+            output_format=self.output_format,
+            layout=self.layout,
+            compression=self.compression,
             **sampling,
             answers=self.query.answers,
             top=self.query.top,
@@ -233,6 +252,7 @@ class Job(Workload):
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import open_evidence
         from junctor.formats import read_network
+        from junctor.runs.answer_files import refuse_other_types
 
         # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
@@ -242,12 +262,15 @@ class Job(Workload):
             case_id=spec.case_id,
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
+            keep=spec.keep,
             format=self.evidence_format,
         )
-        nothing = concatenate([], source.case_id_type, 0)
+        refuse_other_types(source.kept_schema, spec.as_files())
+        nothing = concatenate([], source.case_id_type, 0, source.kept_schema)
         for partition in chain(source.partitions(spec.partition_rows, threads), [nothing]):
             # States take four bytes each, case ids some more.
             size = 4 * partition.batch.rows * (2 + len(source.columns))
+            size += 0 if partition.kept is None else partition.kept.nbytes
             yield InputPart(partition.batch.rows, size, partial(write_partition, partition))
 
     def estimate(self, resources: Resources, pending: Sequence[int], progress: Progress) -> RunEstimate:

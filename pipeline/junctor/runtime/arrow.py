@@ -54,6 +54,20 @@ def list_arrays(
     return columns
 
 
+def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
+    """Return fixed-size lists of floats as columns, one for each place in a list, null where the list is."""
+    # Five to thirty times as fast as a kernel of Arrow for each place.
+    rows, size = len(lists), lists.type.list_size
+    kind = np.dtype(np.float32 if lists.type.value_type == pa.float32() else np.float64)
+    start, data = lists.offset * size + lists.values.offset, lists.values.buffers()[1]
+    numbers = np.frombuffer(data or b"", kind, start + rows * size)[start:].reshape(rows, size)
+    validity = _validity(_nulls(lists))
+    return [
+        pa.Array.from_buffers(lists.type.value_type, rows, [validity, pa.py_buffer(np.ascontiguousarray(column))])
+        for column in numbers.T
+    ]
+
+
 class BatchTemplate:
     """The bytes in which Arrow sends a record batch without nulls: batches like it differ in their numbers alone.
 
@@ -131,13 +145,20 @@ def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
 def numbers_of(column: pa.Array, null: int) -> npt.NDArray[Any]:
     """Return the integers or doubles of a column, `null` where there is none; shares the memory where none is null."""
     # Slices share the buffers of the whole column: everything starts at the offset.
-    validity, data = column.buffers()
+    data = column.buffers()[1]
     end = column.offset + len(column)
     values = np.frombuffer(data or b"", np.dtype(str(column.type)), end)[column.offset :]
+    nulls = _nulls(column)
+    return values if nulls is None else np.where(nulls, values.dtype.type(null), values)
+
+
+def _nulls(column: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return where a column is null, bool [rows]; None for nowhere."""
     if not column.null_count:
-        return values
-    valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[column.offset :]
-    return np.where(valid, values, values.dtype.type(null))
+        return None
+    bits = np.frombuffer(column.buffers()[0], np.uint8)
+    end = column.offset + len(column)
+    return ~np.unpackbits(bits, count=end, bitorder="little")[column.offset :].view(np.bool_)
 
 
 def _validity(null: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:

@@ -1,0 +1,185 @@
+"""Files of answers: Parquet or Arrow IPC, posteriors as lists or as a column for each state.
+
+Main functions: `write_answers`, called by partitions, and `read_facts`; `batches_of` reads them for other forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from junctor.model.errors import EvidenceError
+from junctor.model.network import Network
+from junctor.model.options import AnswerFiles, Compression
+from junctor.model.query import Query
+from junctor.runs.results import METADATA_KEY, list_states_of, lists_of_scores, statuses_of
+from junctor.runs.score_tables import schema_of
+from junctor.runtime.arrow import columns_of_lists, in_one_piece
+
+# Rows of a record batch in Arrow files: whoever reads batch by batch holds no whole part.
+BATCH_ROWS = 65_536
+
+
+def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None) -> None:
+    """Write a table of answers.
+
+    table: of `answers_table`, kept columns included.
+    path: of the file.
+    files: format, layout and compression; None for the defaults.
+    """
+    files = files or AnswerFiles()
+    numbers = list_states_of(table.schema)
+    if files.layout == "columns":
+        names = column_names(table.schema)
+        table = in_columns(table)
+        numbers = {column: [] for columns in names.values() for column in columns}
+    if files.format == "arrow":
+        _write_arrow(table, path, files.compression)
+    else:
+        _write_parquet(table, path, files, numbers)
+
+
+def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
+    # Buffers of a batch are compressed side by side; their bytes do not depend on it.
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with pa.ipc.new_file(str(path), table.schema, options=options) as file:
+        file.write_table(table, max_chunksize=BATCH_ROWS)
+
+
+def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: dict[str, list[str]]) -> None:
+    from pyarrow import parquet
+
+    # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
+    # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
+    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
+    others = [name for name in table.column_names if name not in numbers]
+    parquet.write_table(
+        table,
+        path,
+        compression=files.compression,
+        compression_level=1 if files.compression == "zstd" else None,
+        use_dictionary=list({*words, *files.keep}),
+        write_statistics=others,
+    )
+
+
+def in_columns(table: pa.Table) -> pa.Table:
+    """Return answers with a column of numbers for each state in place of each list; a copy of all numbers."""
+    names, ranked = column_names(table.schema), lists_of_scores(table.schema)
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in ranked:
+            # Null inside of a list as well, beyond the last state.
+            columns += [pc.list_element(column, place) for place in range(column.type.list_size)]
+        else:
+            columns += columns_of_lists(in_one_piece(column)) if name in names else [column]
+    return pa.Table.from_arrays(columns, schema=schema_in_columns(table.schema))
+
+
+def schema_in_columns(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of `in_columns`; its metadata has the columns of each list under `columns`."""
+    names = column_names(schema)
+    fields: list[pa.Field] = []
+    for field in schema:
+        entries = [pa.field(column, field.type.value_type) for column in names.get(field.name, ())]
+        fields += entries if field.name in names else [field]
+    facts = json.loads(schema.metadata[METADATA_KEY]) | {"columns": names}
+    return pa.schema(fields, {**schema.metadata, METADATA_KEY: json.dumps(facts).encode()})
+
+
+def column_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return list column -> names of the columns of its places, for all lists of answers.
+
+    `variable=state` for each state, `variable.1` for the first place of scores; a name that is taken gets a trailing
+    underscore.
+    """
+    states, ranked = list_states_of(schema), lists_of_scores(schema)
+    labels = {name: [f"{name}={state}" for state in names] for name, names in states.items()}
+    labels |= {name: [f"{name}.{place + 1}" for place in range(schema.field(name).type.list_size)] for name in ranked}
+    lists = [field.name for field in schema if field.name in labels and pa.types.is_fixed_size_list(field.type)]
+    taken = set(schema.names) - set(lists)
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    return {name: [free(label) for label in labels[name]] for name in lists}
+
+
+def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> None:
+    """Raise EvidenceError for a kept column with the name of a column of answers."""
+    if not files.keep:
+        return
+    schema = schema_of(network, query)
+    taken = set((schema_in_columns(schema) if files.layout == "columns" else schema).names)
+    for name in files.keep:
+        if name in taken and name in network.index:
+            raise EvidenceError(
+                f"cannot keep column {name!r}: the answers have a column of that name for the target {name!r}; name "
+                "the targets without it, or rename the column"
+            )
+        if name in taken:
+            raise EvidenceError(
+                f"cannot keep column {name!r}: the answers have a column of that name; "
+                + ("case ids are in them anyway" if name == "case_id" else "rename it in the evidence")
+            )
+
+
+def refuse_other_types(kept: pa.Schema, files: AnswerFiles) -> None:
+    """Raise EvidenceError for a kept column whose type the format of the answers has not."""
+    from pyarrow import parquet
+
+    for field in kept if files.format == "parquet" else ():
+        try:
+            parquet.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            raise EvidenceError(
+                f"cannot keep column {field.name!r}: Parquet has no cells of type {field.type}; write the answers with "
+                "--output-format arrow"
+            ) from error
+
+
+def read_facts(path: Path) -> tuple[int, dict[str, int]]:
+    """Return the rows of a part, and those of each status, without reading them.
+
+    Raises ArrowInvalid, KeyError or TypeError for a damaged file.
+    """
+    statuses = statuses_of(_schema_of(path))
+    return sum(statuses.values()), statuses
+
+
+def batches_of(path: Path, rows: int) -> Iterator[pa.Table]:
+    """Yield the rows of a part in tables of at most `rows`, with the metadata of the part."""
+    from pyarrow import parquet
+
+    if path.suffix == ".arrow":
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+            for i in range(file.num_record_batches):
+                table = pa.Table.from_batches([file.get_batch(i)])
+                for first in range(0, table.num_rows, rows):
+                    yield table.slice(first, rows)
+    else:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                yield pa.Table.from_batches([batch], file.schema_arrow)
+
+
+def empty_answers(parts: Sequence[Path]) -> pa.Table:
+    """Return a table without rows, of the columns of some parts."""
+    return _schema_of(parts[0]).empty_table()
+
+
+def _schema_of(path: Path) -> pa.Schema:
+    from pyarrow import parquet
+
+    if path.suffix == ".arrow":
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+            return file.schema
+    with parquet.ParquetFile(path) as file:
+        return file.schema_arrow
