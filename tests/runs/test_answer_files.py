@@ -17,6 +17,7 @@ import pytest
 from helpers.files import ROOT
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from junctor.evidence.encoded import read_partition
 from junctor.model.errors import EvidenceError, Place, RunError
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
 from junctor.model.options import AnswerFiles
@@ -307,7 +308,7 @@ def test_another_way_to_write_is_another_run(job: Job) -> None:
     other = replace(job, output_format="arrow", overwrite=True)
     run(other, HERE)
     assert not list(job.directory.path.rglob("posteriors/*.parquet"))
-    assert not list(job.directory.path.rglob("evidence/*.arrow"))
+    assert read_partition(job.directory.evidence_part(1), kept=True).kept is None
 
 
 @pytest.mark.parametrize("name", ["posteriors/part-00001.arrow", "evidence/part-00001.arrow"])

@@ -136,6 +136,14 @@ def test_partitions_are_bounded_in_rows_and_bytes(states: int) -> None:
     assert rows & (rows - 1) == 0
 
 
+@pytest.mark.parametrize(("width", "rows"), [(2**20, 64), (2**22, 64), (2**24, 16), (2**40, 1)])
+def test_partitions_of_long_networks_have_rows_for_all_threads(
+    width: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("junctor.runs.results.answer_width", lambda network, query: width)
+    assert default_partition_rows(make_network(states=2), Query()) == rows
+
+
 def test_csv_has_a_column_for_each_state(tmp_path: Path) -> None:
     parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
     for part in parts:

@@ -48,6 +48,8 @@ PART_KEY = b"junctor.part"
 PARTITION_ROWS = 524_288
 SAMPLED_PARTITION_ROWS = {"sampling": 512, "auto": 4_096}
 PARTITION_BYTES = 128 * 2**20
+# Rows that a partition has anyway, up to so many bytes.
+LEAST_ROWS, MOST_BYTES = 64, 4 * PARTITION_BYTES
 
 # Of a cell of evidence in memory.
 STATE_BYTES = 4
@@ -113,7 +115,9 @@ def default_partition_rows(network: Network, query: Query, part_bytes: int | Non
     else:
         width = answer_width(network, query) + STATE_BYTES * len(network.variables)
         most = SAMPLED_PARTITION_ROWS.get(query.method, PARTITION_ROWS)
-        fitting = max(1, min(most, PARTITION_BYTES // width))
+        # Of long networks more: threads and vectors share out the rows of a partition.
+        fitting = max(PARTITION_BYTES // width, min(LEAST_ROWS, MOST_BYTES // width))
+        fitting = max(1, min(most, fitting))
     return 1 << (fitting.bit_length() - 1)
 
 
