@@ -338,3 +338,30 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, workers: str) -> None:
     assert process.returncode == 130
     assert told.endswith("error: interrupted: run the same command again to go on\n")
     assert "Traceback" not in told
+
+
+def test_scores() -> None:
+    result = run("--answers", "scores", "--targets", "l*,dysp", "--probability", "tub=yes", "--probability", "lung=no")
+    assert result.exit_code == 0, result.output
+    assert f"out{os.sep}scores" in result.stdout
+    table = parquet.read_table("out/scores")
+    scores = [f"{name}{what}" for name in ("lung", "dysp") for what in ("", "_probability", "_entropy")]
+    assert table.column_names == ["case_id", *scores, "tub=yes", "lung=no", "log_evidence", "status", "reason"]
+    inspected = junctor_cli("inspect", ASIA, "evidence.csv", "--answers", "scores", "--targets", "l*", "--top", "2")
+    assert inspected.exit_code == 0, inspected.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--answers", "scores", "--query", "mpe"], ["scores are of posteriors", "--query posteriors"]),
+        (["--top", "2"], ["--answers scores"]),
+        (["--probability", "lung=yes"], ["--answers scores", "--probability"]),
+        (["--answers", "scores", "--probability", "lungs=yes"], ["unknown variable 'lungs'", "'lung'"]),
+        (["--answers", "scores", "--probability", "lung=yess"], ["unknown state 'yess'", "'yes'"]),
+        (["--targets", "DIAG_*"], ["'DIAG_*' matches no variable"]),
+    ],
+)
+def test_scores_that_are_refused(options: list[str], words: list[str]) -> None:
+    fails(run(*options), 3, *words)
+    assert not Path("out/run.json").exists()

@@ -115,3 +115,19 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 6
     assert done.stderr.splitlines()[-1].startswith("error: Prefect's server did not start (")
     assert "--no-prefect" in done.stderr
+
+
+def test_the_flow_makes_scores(server: None, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow, score_batch
+
+    query = Query(targets=("l*", "dysp"), answers="scores", top=2, probabilities=("tub=yes",))
+    job = make_job(tmp_path, query=query)
+    manifest = score_as_flow(job, Resources(workers=0), Silence())
+    assert manifest.statuses["ok"] == 23
+    plain = Job(job.network, job.evidence, str(tmp_path / "plain"), query, partition_rows=10)
+    assert run(plain, Resources(workers=0)).parts == manifest.parts
+    # As a deployment is called: with records.
+    record = {"network": ASIA, "evidence": job.evidence, "output": str(tmp_path / "record")}
+    asked = {"targets": ["lung"], "answers": "scores", "probabilities": ["tub=yes"]}
+    assert score_batch({**record, "query": asked})["spec"]["probabilities"] == ("tub=yes",)
+    assert parquet.read_table(tmp_path / "record" / "scores").column_names[4] == "tub=yes"
