@@ -474,7 +474,8 @@ def _assert_partitions_or_error(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, threads: int) -> None:
     path = tmp_path / "t.csv"
     block = "yes,2,a fairly long case identifier\n" * 100_000
     with path.open("w") as file:
@@ -484,7 +485,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     before, most = pa.total_allocated_bytes(), 0
     tracemalloc.start()
     rows = 0
-    for part in open_evidence(path, NETWORK).partitions(10_000):
+    for part in open_evidence(path, NETWORK).partitions(10_000, threads):
         rows += part.batch.rows
         most = max(most, pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
