@@ -1,6 +1,11 @@
 """Speed from Parquet to Parquet, as users call it, and where the time goes.
 
+    uv run python benchmarks/end_to_end.py NETWORKS [--scale 0.01] [--flow] [-- --precision single]
     uv run python benchmarks/end_to_end.py alarm.bif [--rows 1000000] [--workers 0 2] [--flow] [--encodings]
+
+With a folder of networks: engine, reader and writer alone, and the run, side by side, for munin2 (20,000 rows of one
+pattern, and a second run of 1,000), alarm (a million rows) and asia (10 million from CSV); what comes after `--` are
+options of `junctor run`. With a network:
 
 Makes a table of evidence with one pattern, a fifth of the variables observed, in a temporary folder. Prints the seconds
 and the rows a second of the whole command by the clock on the wall, interpreter and all, median of the repeats, and the
@@ -44,6 +49,7 @@ from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
 from pyarrow import parquet
+from side_by_side import print_jobs
 
 # What propagation consists of: the functions whose time is taken, without changing what they do.
 INSIDE: dict[str, tuple[Any, str]] = {
@@ -211,17 +217,26 @@ def print_stages(job: Job) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("network")
+    parser.add_argument("network", help="network file, or folder of them")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precision", choices=("double", "single"), default="double")
     parser.add_argument("--flow", action="store_true", help="the Prefect flow as well")
     parser.add_argument("--encodings", action="store_true", help="measure encodings of the answers instead")
-    options = parser.parse_args()
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the rows of the jobs of a folder")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
     with tempfile.TemporaryDirectory() as folder:
         # Where nobody has a server, the flow starts one; its settings are not the user's.
         os.environ.setdefault("PREFECT_PROFILES_PATH", str(Path(folder) / "profiles.toml"))
+        if Path(options.network).is_dir():
+            with prefect_server(Path(folder)) if options.flow else nullcontext() as server:
+                print_jobs(
+                    Path(options.network), Path(folder), options.scale, options.repeats, server, words[end + 1 :]
+                )
+            return
         make_evidence(options.network, options.rows, Path(folder) / "evidence.parquet")
         numbers = iter(range(10**6))
 

@@ -143,6 +143,10 @@ class ProgressArtifact:
             self.shown = now
             update_progress_artifact(self.artifact, self._percent())
 
+    def passes(self, done: int, of: int) -> None:
+        """Leave it to the other display."""
+        self.display.passes(done, of)
+
     def _percent(self) -> float:
         return 100.0 * self.done / self.rows if self.rows else 0.0
 

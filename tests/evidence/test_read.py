@@ -21,6 +21,7 @@ from helpers.evidence_reference import DrawnTable, assert_same, drawn_tables, sm
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
+from junctor.evidence.delimited import DelimitedTable
 from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate, encode_table
 from junctor.evidence.read import digest_of, open_evidence
 from junctor.model.errors import EvidenceError
@@ -304,6 +305,58 @@ def test_rows_that_straddle_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [case for part in parts for case in part.case_ids.to_pylist()] == ids
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(
+    text=st.lists(st.sampled_from([*'",\n\r5 ', "yes", "no", '"yes"', '""', "\r\n", "a,yes\n"]), max_size=60).map(
+        "".join
+    )
+)
+@example('5",yes\n"a\nb",no\n"5,yes\n1",no\n')
+@example('"a\nb",yes\n"a\n""b\n",no\n')
+def test_blocks_and_threads_change_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"case_id,smoke\n{text}".encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("junctor.evidence.delimited._end_of_lines", lambda data: 0)
+        stream = outcome(path, 1)
+    for size in (8, 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DelimitedTable, "_bytes_at_once", lambda self, size=size: size)
+            for threads in (1, 3):
+                assert outcome(path, threads) == stream
+
+
+def outcome(path: Path, threads: int) -> Any:
+    """Return all rows of a file, or the error of reading it."""
+    try:
+        source = open_evidence(path, NETWORK)
+        parts = list(source.partitions(7, threads))
+    except EvidenceError as error:
+        return str(error)
+    whole = concatenate(parts, source.case_id_type, 0)
+    states = {variable: column.tolist() for variable, column in whole.batch.states.items()}
+    return states, whole.case_ids.to_pylist(), whole.batch.invalid
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow"])
+def test_reasons_do_not_depend_on_threads(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Suggestions are limited: those of the first rows are given, whichever thread is first.
+    monkeypatch.setattr("junctor.evidence.states._HINTS", 3)
+    monkeypatch.setattr(DelimitedTable, "_bytes_at_once", lambda self: 100)
+    monkeypatch.setattr("junctor.evidence.columnar._BATCH_ROWS", 10)
+    cells = [f"ye{i}" if i % 3 else "yes" for i in range(200)]
+    if name == "t.csv":
+        (tmp_path / name).write_text("\n".join(["smoke", *cells]))
+    else:
+        WRITERS[name](tmp_path / name, pa.table({"smoke": cells}))
+    one, other = (list(open_evidence(tmp_path / name, NETWORK).partitions(9, threads)) for threads in (1, 4))
+    for part, same in zip(one, other, strict=True):
+        assert_same(part, same)
+    assert sum("did you mean" in reason for part in one for reason in part.batch.invalid.values()) == 3
+    with pytest.raises(EvidenceError, match="row 2: column 'smoke'"):
+        list(open_evidence(tmp_path / name, NETWORK, strict=True).partitions(9, 4))
+
+
 def test_strict_names_line_row_and_column(tmp_path: Path) -> None:
     text = 'case_id,smoke\n"1\n1",yes\n\n2,no\n3,yess\n4,x\n'
     assert read_text(tmp_path, text)[0].batch.invalid.keys() == {2, 3}
@@ -421,7 +474,8 @@ def _assert_partitions_or_error(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, threads: int) -> None:
     path = tmp_path / "t.csv"
     block = "yes,2,a fairly long case identifier\n" * 100_000
     with path.open("w") as file:
@@ -431,7 +485,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     before, most = pa.total_allocated_bytes(), 0
     tracemalloc.start()
     rows = 0
-    for part in open_evidence(path, NETWORK).partitions(10_000):
+    for part in open_evidence(path, NETWORK).partitions(10_000, threads):
         rows += part.batch.rows
         most = max(most, pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()

@@ -379,10 +379,29 @@ def test_progress_hears_of_every_row(job: Job) -> None:
         def advance(self, rows: int) -> None:
             self.rows[self.name] += rows
 
+        def passes(self, done: int, of: int) -> None:
+            raise AssertionError("no row of this run has passes")
+
     heard = Heard()
     run(job, HERE, heard)
     assert heard.rows["reading the evidence"] == heard.rows["propagating"] == ROWS
     assert list(heard.rows)[-1] == "finishing"
+
+
+def test_progress_hears_of_the_passes_of_a_large_row(tmp_path: Path) -> None:
+    class Heard(Silence):
+        def __init__(self) -> None:
+            self.heard: list[tuple[int, int]] = []
+
+        def passes(self, done: int, of: int) -> None:
+            self.heard.append((done, of))
+
+    network, job = grid_job(tmp_path, [0], Query())
+    heard, memory = Heard(), needed(network, 0, Query()) // 2
+    run(job, Resources(workers=0, compute=ComputeOptions(memory)), heard)
+    passes = heard.heard[-1][1]
+    assert passes > 1
+    assert heard.heard == [(done, passes) for done in range(1, passes + 1)]
 
 
 @pytest.fixture

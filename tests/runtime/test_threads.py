@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import distributed
 import numpy as np
@@ -23,7 +24,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runtime import dask_cluster as distribution
 from junctor.runtime.dask_cluster import Resources, distribute, threads_for, threads_here
-from junctor.runtime.threads import in_threads
+from junctor.runtime.threads import ahead, in_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -140,3 +141,41 @@ def test_a_worker_of_a_scheduler_uses_its_own_threads() -> None:
     with distributed.LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster:
         resources = Resources(scheduler=cluster.scheduler_address, compute=ComputeOptions(memory=100))
         assert list(distribute(threads_of, range(2), resources)) == [3, 3]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_work_ahead_comes_in_order_and_within_the_bytes(threads: int) -> None:
+    made: list[int] = []
+
+    def tasks() -> Iterator[int]:
+        for task in range(20):
+            made.append(task)
+            yield task
+
+    def square(task: int) -> int:
+        time.sleep(0.001 * (task % 3))
+        return task * task
+
+    for done, result in enumerate(ahead(square, tasks(), threads, lambda task: 10, 30)):
+        assert result == done * done
+        # Those within the bytes, and the next one, which does not fit yet.
+        assert len(made) <= done + (4 if threads > 1 else 1)
+    assert len(made) == 20
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("bad", "error", "before"), [(9, KeyError, 5), (3, ValueError, 3)])
+def test_work_ahead_fails_when_its_turn_comes(threads: int, bad: int, error: type[Exception], before: int) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(5)
+        raise KeyError("no more")
+
+    def double(task: int) -> int:
+        if task == bad:
+            raise ValueError("bad")
+        return 2 * task
+
+    results: list[int] = []
+    with pytest.raises(error):
+        results.extend(ahead(double, tasks(), threads))
+    assert results == [2 * task for task in range(before)]

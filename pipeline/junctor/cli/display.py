@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress where there is no terminal.
 LINE_SECONDS = 5.0
+# Seconds that the rate of a bar is taken from: parts may take minutes.
+SPEED_SECONDS = 600.0
 # Thirty years: nobody waits for more.
 FAR_TOO_LONG = 1e9
 
@@ -40,7 +43,9 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
         with _bars() as bars:
             yield _BarProgress(bars)
     else:
-        yield LineProgress()
+        lines = LineProgress()
+        with _ticking(lines):
+            yield lines
 
 
 def _log_to_stderr() -> None:
@@ -78,58 +83,114 @@ class _BarProgress:
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
         self.current: TaskID | None = None
+        self.name = ""
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Finish the last bar and begin one."""
         if self.current is not None:
             # A stage without a known number of rows ends full, not pulsing.
             finished = self.bars.tasks[self.current].completed
-            self.bars.update(self.current, total=finished or 1, completed=finished or 1)
+            self.bars.update(self.current, description=self.name, total=finished or 1, completed=finished or 1)
+        self.name = name
         self.current = self.bars.add_task(name, total=rows, completed=done)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
         if self.current is not None:
-            self.bars.advance(self.current, rows)
+            self.bars.update(self.current, description=self.name, advance=rows)
+
+    def passes(self, done: int, of: int) -> None:
+        """Show the passes beside the bar."""
+        if self.current is not None:
+            self.bars.update(self.current, description=f"{self.name} (pass {done:,} of {of:,} of a row)")
 
 
 class LineProgress:
-    """A line for each stage, and one every few seconds within it."""
+    """A line for each stage, and one every few seconds within it.
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.done = 0
-        self.at_start = 0
-        self.rows: int | None = None
-        self.started = self.shown = time.monotonic()
+    clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._name = ""
+        self._rows: int | None = None
+        self._done = 0
+        self._passes = ""
+        # Time and rows at the end of the first part. Before it plans are made and code is compiled, once: no rate.
+        self._first: tuple[float, int] | None = None
+        self._started = self._shown = clock()
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Say what begins."""
-        self.name, self.rows, self.done, self.at_start = name, rows, done, done
-        self.started = self.shown = time.monotonic()
+        self._name, self._rows, self._done, self._passes, self._first = name, rows, done, "", None
+        self._started = self._shown = self._clock()
         of = f" {rows:,} rows" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
         typer.echo(f"{name}{of}{there}", err=True)
 
     def advance(self, rows: int) -> None:
-        """Say how far it is, if it is time."""
-        self.done += rows
-        now = time.monotonic()
-        if now - self.shown < LINE_SECONDS:
+        """Count rows, and say how far it is, if it is time."""
+        self._done, self._passes = self._done + rows, ""
+        self._first = self._first or (self._clock(), self._done)
+        self.tick()
+
+    def passes(self, done: int, of: int) -> None:
+        """Say how far a row is, if it is time."""
+        self._passes = f", pass {done:,} of {of:,} of a row"
+        self.tick()
+
+    def tick(self) -> None:
+        """Say how far it is, if it is time; called every second, because a plan or a part may take minutes."""
+        now = self._clock()
+        if not self._name or now - self._shown < LINE_SECONDS:
             return
-        self.shown = now
-        # Rows that an earlier run answered took no time in this one.
-        rate = (self.done - self.at_start) / (now - self.started)
-        far = f"{self.done:,} rows"
-        if self.rows:
-            left = (self.rows - self.done) / rate
-            far = f"{self.done:,} of {self.rows:,} rows ({self.done / self.rows:.0%}), {left:,.0f} s left"
-        typer.echo(f"{self.name}: {far}, {rate:,.0f} rows/s", err=True)
+        self._shown = now
+        far = f"{self._done:,} rows, " if self._done else ""
+        if self._rows:
+            far = f"{self._done:,} of {self._rows:,} rows ({self._done / self._rows:.0%}), "
+        typer.echo(f"{self._name}: {far}{self._speed(now)}{self._passes}", err=True)
+
+    def _speed(self, now: float) -> str:
+        """Return seconds left and rows a second, or only the seconds so far where nothing tells."""
+        since, before = self._first or (now, self._done)
+        if self._done == before or now == since:
+            return f"{now - self._started:,.0f} s so far"
+        rate = (self._done - before) / (now - since)
+        left = f"{(self._rows - self._done) / rate:,.0f} s left, " if self._rows else ""
+        return f"{left}{rate:,.0f} rows/s"
+
+
+@contextmanager
+def _ticking(lines: LineProgress) -> Iterator[None]:
+    """Context manager: `lines.tick` every second, in another thread."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(1.0):
+            lines.tick()
+
+    thread = threading.Thread(target=tick, name="junctor-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _bars() -> Bars:
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Bars(SpinnerColumn(), *columns, console=Console(stderr=True))
+    # Seconds so far, because planning knows no others; those left are counted from the end of the first part.
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    return Bars(SpinnerColumn(), *columns, *times, console=Console(stderr=True), speed_estimate_period=SPEED_SECONDS)

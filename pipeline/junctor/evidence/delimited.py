@@ -30,6 +30,9 @@ _BLOCK_BYTES = 2**20
 _BLOCKS, _AHEAD = 4, 2**27
 # Line ends that are looked at for one outside of all cells.
 _LINE_ENDS = 100
+_QUOTE = ord('"')
+# Bytes of text that are looked at together.
+_CACHED = 2**17
 # Longest line: a file without line ends would otherwise be loaded whole.
 _LINE_CHARACTERS = 2**24
 # No line of a file can be this one: text has no NUL characters.
@@ -112,7 +115,7 @@ class DelimitedTable:
         """Yield the file in pieces of whole lines, as long as that is easy to see."""
         rest, is_start = b"", True
         with self._open() as raw:
-            while data := raw.read(_BLOCKS * self._block_bytes):
+            while data := raw.read(self._bytes_at_once()):
                 data = rest + data
                 end = _end_of_lines(data)
                 if end == 0:
@@ -122,6 +125,9 @@ class DelimitedTable:
                 rest, is_start = data[end:], False
         if rest:
             yield _Block(rest, is_start, True)
+
+    def _bytes_at_once(self) -> int:
+        return _BLOCKS * self._block_bytes
 
     def _parsed(self, columns: _Columns, block: _Block) -> tuple[_Block, list[pa.RecordBatch] | None]:
         """Return a block with its rows, None where they have to be read as part of a stream."""
@@ -248,12 +254,12 @@ class DelimitedTable:
 
 def _end_of_lines(data: bytes) -> int:
     """Return the end of the last line that ends behind an even number of quotes, 0 for none among the last ones."""
-    end = len(data)
+    end, text = len(data), np.frombuffer(data, np.uint8)
     for _ in range(_LINE_ENDS):
         end = data.rfind(b"\n", 0, end)
         if end < 0:
             break
-        if data.count(b'"', 0, end) % 2 == 0:
+        if np.count_nonzero(text[:end] == _QUOTE) % 2 == 0:
             return end + 1
     return 0
 
@@ -274,15 +280,17 @@ def _quotes_are_pairs(data: bytes, delimiter: str) -> bool:
     if b'"' not in data:
         return True
     # Only then are line ends behind an even number of quotes those of rows: `5" pipe` is a cell as well.
-    text = np.frombuffer(data, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    if len(quotes) % 2:
-        return False
-    begins = quotes[::2]
-    before = text[begins - 1]
-    fine = (before == ord(delimiter)) | (before == ord("\n")) | (before == ord("\r")) | (begins == 0)
-    fine[1:] |= begins[1:] == quotes[1:-1:2] + 1
-    return bool(fine.all())
+    text, odd = np.frombuffer(data, np.uint8), 0
+    # In pieces that stay in the cache of a core.
+    for start in range(0, len(text), _CACHED):
+        quotes = np.flatnonzero(text[start : start + _CACHED] == _QUOTE)
+        begins = quotes[odd::2] + start
+        before = text[begins - 1]
+        fine = (before == ord(delimiter)) | (before == _QUOTE) | (before == ord("\n")) | (before == ord("\r"))
+        if not (fine | (begins == 0)).all():
+            return False
+        odd = (odd + len(quotes)) % 2
+    return not odd
 
 
 def _any_row(records: _Records, empty_counts: bool) -> bool:

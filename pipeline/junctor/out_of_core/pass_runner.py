@@ -16,6 +16,7 @@ from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.out_of_core.bound_plan import BoundPlan, PassReport
 from junctor.out_of_core.store import ChunkStore
 from junctor.placement.pass_order import PassOrder
+from junctor.runtime.progress import pass_done
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -51,13 +52,15 @@ def propagate(bound: BoundPlan, block: EvidenceBlock, runner: PassRunner) -> Blo
     runner: does the tasks; serves one propagation.
     """
     stats = bound.begin(block, runner.store)
-    order = PassOrder(bound.chunks)
+    order, done = PassOrder(bound.chunks), 0
     while order:
         # As many as the runner accepts: one for threads, several for workers.
         while (number := order.begin(runner.accepts)) is not None:
             runner.submit(number, bound.exponents(number, stats))
         for report in runner.reports():
             bound.update(stats, report)
+            done += 1
+            pass_done(done, len(bound.chunks.passes))
             for table in order.end(report.number):
                 # Answers are read off at the end, in the order of the plan.
                 if table not in bound.results:

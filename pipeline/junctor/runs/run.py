@@ -32,7 +32,7 @@ from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute,
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
 from junctor.runtime.files import explained, read_json, write_json
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
-from junctor.runtime.progress import Progress, Silence
+from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.threads import ahead
 
 # The steps of a run, which the Prefect flows call as their tasks:
@@ -192,9 +192,10 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     else:
         results = _distribute(job, replace(resources, workers=workers_for(resources, estimate)), pending)
     total = StageTimings()
-    for part, stages in results:
-        progress.advance(part.rows)
-        total += stages
+    with shows_passes(progress):
+        for part, stages in results:
+            progress.advance(part.rows)
+            total += stages
     return RunStats(counts.partitions - len(pending), total.rounded())
 
 

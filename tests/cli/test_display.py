@@ -1,0 +1,118 @@
+"""What a user sees of a run: lines by a clock of the test's own, bars on a terminal of Python's."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.files import ASIA
+from junctor.cli.display import LineProgress
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    shown = capsys.readouterr()
+    assert not shown.out
+    return shown.err.splitlines()
+
+
+def test_seconds_of_planning_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = LineProgress(clock)
+    lines.tick()
+    lines.stage("planning")
+    for _ in range(12):
+        clock.now += 1
+        lines.tick()
+    assert lines_of(capsys) == ["planning", "planning: 5 s so far", "planning: 10 s so far"]
+
+
+def test_rate_and_seconds_left_begin_with_the_first_part(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = LineProgress(clock)
+    lines.stage("propagating", 5000, 1000)
+    # Plans are made and code is compiled.
+    clock.now += 30
+    lines.tick()
+    lines.advance(1000)
+    for _ in range(2):
+        clock.now += 5
+        lines.advance(1000)
+    clock.now += 1
+    lines.advance(1000)
+    assert lines_of(capsys) == [
+        "propagating 5,000 rows, 1,000 done already",
+        "propagating: 1,000 of 5,000 rows (20%), 30 s so far",
+        "propagating: 3,000 of 5,000 rows (60%), 10 s left, 200 rows/s",
+        "propagating: 4,000 of 5,000 rows (80%), 5 s left, 200 rows/s",
+    ]
+
+
+def test_rows_of_unknown_number_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = LineProgress(clock)
+    lines.stage("reading the evidence")
+    for _ in range(3):
+        clock.now += 4
+        lines.advance(100)
+    assert lines_of(capsys) == ["reading the evidence", "reading the evidence: 200 rows, 25 rows/s"]
+
+
+def test_passes_of_a_long_row_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = LineProgress(clock)
+    lines.stage("propagating", 2)
+    for done in range(1, 4):
+        clock.now += 60
+        lines.passes(done, 1200)
+    lines.advance(1)
+    clock.now += 60
+    lines.tick()
+    assert lines_of(capsys) == [
+        "propagating 2 rows",
+        "propagating: 0 of 2 rows (0%), 60 s so far, pass 1 of 1,200 of a row",
+        "propagating: 0 of 2 rows (0%), 120 s so far, pass 2 of 1,200 of a row",
+        "propagating: 0 of 2 rows (0%), 180 s so far, pass 3 of 1,200 of a row",
+        "propagating: 1 of 2 rows (50%), 240 s so far",
+    ]
+
+
+def test_a_terminal_has_bars_with_seconds(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("smoke\nyes\n\nno\n")
+    command = [sys.executable, "-c", "from junctor.cli import main; main()", "run", ASIA, "e.csv"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, "-o", "out", "--no-prefect"], cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE
+    ) as child:
+        os.close(theirs)
+        shown = b""
+        # Linux ends a terminal that nobody holds any more with an error.
+        while data := _read(ours):
+            shown += data
+        assert child.stdout is not None
+        printed = child.stdout.read()
+    os.close(ours)
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    for stage in ("reading the network", "reading the evidence", "planning", "propagating"):
+        assert re.search(rf"{stage} +\S+ +\d+/\d+ +0:00:0\d", text), text
+    assert b"3 rows in" in printed
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
