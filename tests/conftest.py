@@ -9,6 +9,9 @@ import pytest
 from helpers.files import SHARED
 from hypothesis import HealthCheck, settings
 
+# Tests find nothing of other runs, and leave nothing; those of the cache have one of their own.
+os.environ["JUNCTOR_CACHE"] = "off"
+
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )

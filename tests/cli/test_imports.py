@@ -21,7 +21,7 @@ HEAVY = {
     "lark",
     "psutil",
 }
-COMMANDS = ("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi", "tune", "demo")
+COMMANDS = ("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi", "tune", "cache", "demo")
 
 
 def loaded(code: str) -> set[str]:

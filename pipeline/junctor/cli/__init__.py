@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from junctor.cli.cache import cache
 from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.demo import demo
@@ -27,7 +28,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, demo):
+for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, cache, demo):
     app.command()(command)
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -180,6 +179,7 @@ def _ticking(lines: LineProgress) -> Iterator[None]:
 
 
 def _bars() -> Bars:
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -28,6 +28,7 @@ from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.plans import plan_counts
 from junctor.cost.model import CostModel, CostModels, cpu_name, local_cost_models
 from junctor.engine.few_rows import FEW_ROWS, are_few, take_own_trees
+from junctor.engine.kept_orders import KeptOrders
 from junctor.engine.pattern_prices import Work, compiled_prices, plain_prices, plain_seconds, row_tree_seconds
 from junctor.engine.patterns import PatternChoice, PatternGroup, Patterns, patterns_of
 from junctor.engine.tree_choice import LANES, TreeChoice, alone_seconds, shared_seconds
@@ -43,8 +44,10 @@ from junctor.out_of_core.programs import cut
 from junctor.planning.budget import Budget
 from junctor.planning.chunk_search import operations_of
 from junctor.planning.compile import Problem, compile_plan
+from junctor.planning.elimination import keep_orders_in
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
+from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import count_gpus, gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import DEFAULT_SHARE, allowed_disk, available_memory, spill_folder, usable_cores
@@ -226,6 +229,8 @@ class Router:
         self.targets = tuple(network.index[name] for name in answered_names(network, query))
         self.shape: Shape = shape_of(network)
         self.ladder = ladder_of(query)
+        cache = user_cache()
+        keep_orders_in(KeptOrders(cache) if cache.limit else None)
 
     def plan(self, pattern: Pattern, rows: int = 1) -> Plan:
         """Return the plan for `pattern`; the search for its order is longer the more rows will use it.

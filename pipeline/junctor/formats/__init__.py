@@ -6,8 +6,10 @@ compressed by gzip (`.gz` after the extension). Conversion is reading one format
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import Network
+from junctor.runtime.cache import LARGEST_SHARE, user_cache
 
 EXTENSIONS = {
     "bif": (".bif",),
@@ -26,6 +29,9 @@ EXTENSIONS = {
 }
 # UAI files have no names: variables and states become numbers. The XML formats and Hugin are read only.
 WRITABLE = ("bif", "uai", "parquet")
+# Bytes of a text from which on the network in it is kept: reading takes 0.2 s for a megabyte of BIF, 0.01 s from the
+# cache.
+LEAST_KEPT = 1 << 17
 # Formats of plain text.
 _TEXTS = ("bif", "hugin", "uai")
 
@@ -48,7 +54,7 @@ def read_network(path: str | os.PathLike[str], format: str | None = None) -> Net
         # By path, not by content: its limit on the size of the file is larger than that of text formats.
         return store.read(path)
     data = read_bytes(path)
-    return _read(chosen or _format_of_content(data, path), data, path)
+    return _kept_or_read(chosen or _format_of_content(data, path), data, path)
 
 
 def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
@@ -68,6 +74,24 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     # Converted before the file is touched: a network that the format cannot hold leaves the old file as it is.
     publish(path, _written(network, chosen))
     return _losses(network, chosen)
+
+
+def _kept_or_read(format: str, data: bytes, path: Path) -> Network:
+    """Return the network in a file, as it was kept by an earlier reader of the same bytes, or read anew."""
+    cache = user_cache()
+    if format == "parquet" or len(data) < LEAST_KEPT or len(data) > LARGEST_SHARE * cache.limit:
+        return _read(format, data, path)
+    from junctor.formats import store
+
+    # The name: that of a network without one is its file's.
+    key = f"{format} {path.name} {hashlib.sha256(data).hexdigest()}"
+    network = cache.read("network", key, lambda content: store.read(content, str(path)))
+    if network is None:
+        network = _read(format, data, path)
+        # A name that no file can hold, for instance.
+        with suppress(ModelError):
+            cache.write("network", key, store.to_bytes(network))
+    return network
 
 
 def _read(format: str, data: bytes, path: Path) -> Network:

@@ -6,12 +6,14 @@ sets. Kjaerulff, Optimal decomposition of probabilistic networks by simulated an
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from junctor.planning.shape import bits, mask_of
 
@@ -78,6 +80,8 @@ STEPS_PER_ENTRY = 0.01
 FEWEST_STEPS = 30_000_000
 # About ten seconds.
 MOST_STEPS = 3_000_000_000
+# Part of the key of orders that are kept: another search, another number.
+SEARCH = 1
 # With more variables the bit matrix of the search would take more than 128 MiB.
 MOST_SEARCHED = 1 << 15
 # With more variables left once none is simplicial, compiled code eliminates them: bit sets take quadratic time.
@@ -169,6 +173,25 @@ def _breadth_first(graph: Graph, members: AbstractSet[int], start: int) -> list[
     return reached
 
 
+class OrderStore(Protocol):
+    """Orders that searches found, for other processes."""
+
+    def find(self, key: str, members: frozenset[int]) -> tuple[tuple[int, ...], float] | None:
+        """Return an order of `members` and the entries of its maximal cliques, None where there is none."""
+
+    def keep(self, key: str, variables: tuple[int, ...], entries: float) -> None:
+        """Keep what a search found."""
+
+
+_store: OrderStore | None = None
+
+
+def keep_orders_in(store: OrderStore | None) -> None:
+    """Look for the results of long searches in `store`, and keep them there, from now on in this process."""
+    global _store
+    _store = store
+
+
 # Forecast and plan of the same query search once.
 @lru_cache(maxsize=4)
 def _searched(
@@ -179,14 +202,40 @@ def _searched(
     steps: int,
     seed: int,
 ) -> EliminationOrder:
-    """Return the order that the compiled search finds from `start` in so many steps."""
+    """Return the order that the compiled search finds from `start` in so many steps, or once found."""
+    store = _store
+    # The result depends on nothing else, so that a plan is the same whether the order was kept or not.
+    key = "" if store is None else _key(graph, members, cardinalities, start.variables, steps, seed)
+    found = None if store is None else store.find(key, members)
+    if found is None:
+        found = _search(graph, members, cardinalities, start, steps, seed)
+        if store is not None:
+            store.keep(key, *found)
+    variables, entries = found
+    return EliminationOrder(variables, cliques_of(graph, variables), entries, "annealing")
+
+
+def _search(
+    graph: Sequence[frozenset[int]],
+    members: frozenset[int],
+    cardinalities: Sequence[int],
+    start: EliminationOrder,
+    steps: int,
+    seed: int,
+) -> tuple[tuple[int, ...], float]:
     # Imported here: Numba takes a second to load, and small plans do not need it.
     from junctor_kernels.orders.annealing import search
     from junctor_kernels.orders.greedy import pack
 
     masks, (members_mask,) = pack([*map(mask_of, graph)], len(graph)), pack([mask_of(members)], len(graph))
     variables, entries = search(masks, members_mask, cardinalities, start.variables, steps, seed)
-    return EliminationOrder(tuple(variables), cliques_of(graph, variables), entries, "annealing")
+    return tuple(variables), entries
+
+
+def _key(graph: Graph, members: AbstractSet[int], *rest: object) -> str:
+    """Return a digest of all that a search depends on."""
+    asked = SEARCH, [sorted(around) for around in graph], sorted(members), *rest
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
 def cliques_of(graph: Graph | Mapping[int, AbstractSet[int]], order: Sequence[int]) -> tuple[frozenset[int], ...]:

@@ -31,6 +31,7 @@ from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
 from junctor.runtime.files import explained, read_json, write_json
+from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.threads import ahead
@@ -100,9 +101,12 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     started = time.monotonic()
     check_resources(resources)
     with job.directory.locked():
-        ingest_model(job, progress)
+        # Modules, networks and plans stay: the collector would search all of them again and again.
+        with collector_paused():
+            ingest_model(job, progress)
         ingest_inputs(job, progress)
-        estimate = plan(job, resources, progress)
+        with collector_paused():
+            estimate = plan(job, resources, progress)
         work = propagate(job, resources, estimate, progress)
         return finalise(job, work, time.monotonic() - started, progress)
 

@@ -83,8 +83,12 @@ def allowed_disk(folder: Path) -> int:
 
 def own_measurements() -> Path:
     """Return the folder of the measurements of `junctor tune`, in the user's cache directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "junctor" / "measured"
+    return user_folder() / "measured"
+
+
+def user_folder() -> Path:
+    """Return Junctor's folder in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "junctor"
 
 
 def has_own_measurements() -> bool:

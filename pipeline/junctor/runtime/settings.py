@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from junctor.model.errors import InputError, JunctorError, Place, nearest
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.cache import VARIABLE, cache_bytes
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
 
@@ -33,6 +34,15 @@ def _bytes(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
+def _cache_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return cache_bytes(value)
+    except JunctorError as error:
+        raise ValueError(str(error)) from None
+
+
 class Settings(BaseSettings):
     """Resources under the users' names; None for unset."""
 
@@ -48,6 +58,7 @@ class Settings(BaseSettings):
     spill: str | None = None
     disk: Annotated[int, BeforeValidator(_bytes), Field(gt=0)] | None = None
     prefect: bool | None = None
+    cache: Annotated[int, BeforeValidator(_cache_bytes), Field(ge=0)] | None = None
 
     @property
     def compute(self) -> ComputeOptions:
@@ -78,9 +89,13 @@ def load_settings() -> Settings:
     """Return the settings; raises InputError for unknown names, bad values and files that are not TOML."""
     _refuse_misspelt()
     try:
-        return Settings()
+        settings = Settings()
     except ValidationError as error:
         raise InputError("; ".join(_explain(item) for item in error.errors())) from None
+    if settings.cache is not None:
+        # For workers too: they read no settings.
+        os.environ[VARIABLE] = str(settings.cache)
+    return settings
 
 
 def _from_file() -> dict[str, Any]:

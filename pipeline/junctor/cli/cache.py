@@ -1,0 +1,47 @@
+"""`junctor cache`: what stays on this machine between runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from junctor.cli import options as cli
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
+    json: cli.AsJson = False,
+) -> None:
+    """Show or clear what is kept for the next run: networks that were read, elimination orders that were searched.
+
+    It lies in the user's cache directory (`XDG_CACHE_HOME`, `~/.cache`). No answer depends on it. `JUNCTOR_CACHE`, or
+    `cache` in `junctor.toml`, is its bound, such as 2GiB; `off` is no cache.
+    """
+    import json as writer
+
+    from junctor.model.errors import RunError
+    from junctor.planning.budget import format_bytes
+    from junctor.runtime.cache import user_cache
+    from junctor.runtime.settings import load_settings
+
+    load_settings()
+    kept = user_cache()
+    removed = 0
+    if clear:
+        try:
+            removed = kept.clear()
+        except OSError as error:
+            raise RunError(f"{kept.folder}: {error.strerror or error}") from error
+    entries = kept.entries()
+    size, kinds = sum(entry.bytes for entry in entries), Counter(entry.kind for entry in entries)
+    if json:
+        record = {"folder": str(kept.folder), "limit": kept.limit, "entries": len(entries), "bytes": size}
+        typer.echo(writer.dumps({**record, "kinds": kinds, "removed": removed}, indent=2))
+        return
+    if clear:
+        typer.echo(f"{removed:,} entries removed")
+    told = ", ".join(f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in sorted(kinds.items())) or "no entries"
+    bound = f"of {format_bytes(kept.limit)}" if kept.limit else "and it is off"
+    typer.echo(f"{kept.folder}: {told}, {format_bytes(size)} {bound}")
