@@ -36,7 +36,6 @@ from junctor.model.query import (
     Stages,
     as_posteriors,
 )
-from junctor.runs.answer_files import refuse_taken_names
 from junctor.runs.results import default_partition_rows, with_kept
 from junctor.runs.score_tables import tables_for
 from junctor.runtime.devices import check_device, has_gpu
@@ -337,6 +336,8 @@ class _Answerer:
     ) -> pa.Table:
         """Return the answers to a table of evidence; case_id, extra, strict and keep: as of `encode_table`."""
         if keep:
+            from junctor.runs.answer_files import refuse_taken_names
+
             # A name alone would otherwise pass for a sequence of letters.
             keep = (keep,) if isinstance(keep, str) else tuple(keep)
             refuse_taken_names(self._network, self._query, AnswerFiles(keep=keep))
