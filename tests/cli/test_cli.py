@@ -61,6 +61,23 @@ def test_run_says_what_it_did() -> None:
     assert "1 part, 1 of them there already" in run().stdout
 
 
+def test_files_of_answers_as_asked() -> None:
+    Path("evidence.csv").write_text("smoke,note\nyes,01\nno,\n")
+    asked = ["--keep", "note", "--keep", "smoke", "--targets", "lung", "--output-format", "arrow"]
+    result = run(*asked, "--layout", "columns", "--compression", "none", "--part-size", "1KiB")
+    assert result.exit_code == 0, result.output
+    table = pa.ipc.open_file("out/posteriors/part-00000.arrow").read_all()
+    names = ["case_id", "note", "smoke", "lung=yes", "lung=no", "log_evidence", "status", "reason"]
+    assert table.column_names == names
+    assert table["note"].to_pylist() == ["01", ""]
+    assert junctor_cli("validate", ASIA, "evidence.csv", "--keep", "note").exit_code == 0
+    assert junctor_cli("inspect", ASIA, "evidence.csv", "--keep", "note").exit_code == 0
+    fails(run("--overwrite", "--keep", "nota"), 3, "cannot keep column 'nota'", "did you mean 'note'?")
+    assert run("--part-size", "1KiB", "--partition-rows", "3").exit_code == 2
+    assert run("--part-size", "much").exit_code == 2
+    assert run("--output-format", "csv").exit_code == 2
+
+
 def test_run_as_json() -> None:
     result = run("--json", "--quiet", "--targets", "lung, either", "--precision", "single")
     record = json.loads(result.stdout)

@@ -58,6 +58,14 @@ def test_the_flow_answers_as_the_plain_run_does(server: None, tmp_path: Path) ->
     assert score_as_flow(job, Resources(), Silence()).reused_parts == 3
 
 
+def test_a_job_of_json_has_what_the_command_line_has() -> None:
+    from pydantic import TypeAdapter
+
+    record = {"network": "n.bif", "evidence": "e.csv", "output": "o", "keep": ["a", "b"], "layout": "columns"}
+    job = TypeAdapter(Job).validate_python({**record, "output_format": "arrow", "part_bytes": 1024})
+    assert job == Job("n.bif", "e.csv", "o", keep=("a", "b"), layout="columns", output_format="arrow", part_bytes=1024)
+
+
 def test_a_users_error_is_ours_and_one_line(
     server: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

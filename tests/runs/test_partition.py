@@ -16,6 +16,7 @@ from typing import Any
 
 import junctor
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.options import on_cpu
 from junctor.engine.engine import Engine
@@ -354,6 +355,44 @@ def test_more_are_written_at_a_time_where_there_is_plenty_of_memory(
     list(propagate_here(tasks_of(job), 1 << 40))
     assert max(at_once) > WRITERS
     assert no_thread_is_left()
+
+
+def test_workers_with_many_threads_write_as_many_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "threads_here", lambda: PARTS + 2)
+    together = threading.Barrier(PARTS)
+    # Passed by all of them at once or by none.
+    on(monkeypatch, "write", lambda task: together.wait(PATIENCE) and None)
+    with ThreadPoolExecutor(PARTS + 2) as pool:
+        results = list(pool.map(lambda task: propagate_partition(task, 1 << 40), tasks_of(job)))
+    assert [part.rows for part, _ in results] == [PARTITION_ROWS] * (PARTS - 1) + [7]
+    assert not partitions._with_inputs._count
+    assert not partitions._writing._count
+
+
+@pytest.mark.parametrize("layout", ["lists", "columns"])
+def test_kept_columns_and_copies_are_taken_off_the_memory_of_plans(
+    job: Job, network: Network, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = parquet.read_table(job.evidence)
+    evidence = evidence.append_column("note", pa.array(np.arange(len(evidence))))
+    parquet.write_table(evidence, job.evidence)
+    job = replace(job, output=job.output + layout, keep=("note",), layout=layout)
+    with job.directory.locked():
+        ingest_model(job, Silence())
+        ingest_inputs(job, Silence())
+    found: list[int] = []
+    real = Engine.answer
+
+    def answer(self: Engine, batch: EvidenceBatch, reserved: int = 0) -> Any:
+        found.append(reserved)
+        return real(self, batch, reserved)
+
+    monkeypatch.setattr(Engine, "answer", answer)
+    list(propagate_here(tasks_of(job), MEMORY))
+    # Columns are a copy of the lists.
+    each = PARTITION_ROWS * answer_width(network, Query()) * (2 if layout == "columns" else 1)
+    rows = [PARTITION_ROWS] * (PARTS - 1) + [7]
+    assert found == [WRITERS * (each + 8 * n) + 8 * n for n in rows]
 
 
 def test_a_single_partition_gets_all_the_memory(job: Job, network: Network) -> None:

@@ -59,6 +59,7 @@ def inspect(
     disk: cli.Disk = None,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
+    keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
@@ -94,7 +95,9 @@ def inspect(
         "no_evidence": _work(engine, EvidenceBatch(1), stored),
     }
     if evidence is not None:
-        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
+        source = open_evidence(
+            evidence, model, case_id=case_id, ignore_extra=ignore_extra, keep=keep or (), format=evidence_format
+        )
         # A sample: reading a whole file would take as long as answering it.
         first = next(iter(source.partitions(SAMPLE_ROWS)), None)
         record["evidence"] = _work(engine, first.batch if first is not None else EvidenceBatch(0), stored)

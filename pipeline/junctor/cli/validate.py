@@ -25,6 +25,7 @@ def validate(
     evidence: Annotated[str | None, typer.Argument(metavar="[EVIDENCE]", help="Evidence to check against it.")] = None,
     case_id: cli.CaseId = None,
     ignore_extra: cli.IgnoreExtra = False,
+    keep: cli.Keep = None,
     network_format: cli.NetworkFormat = None,
     evidence_format: cli.EvidenceFormat = None,
     json: cli.AsJson = False,
@@ -36,7 +37,9 @@ def validate(
     model = read_network(network, network_format)
     report: dict[str, Any] = {"network": network_facts(model)}
     if evidence is not None:
-        source = open_evidence(evidence, model, case_id=case_id, ignore_extra=ignore_extra, format=evidence_format)
+        source = open_evidence(
+            evidence, model, case_id=case_id, ignore_extra=ignore_extra, keep=keep or (), format=evidence_format
+        )
         report["evidence"] = _evidence_facts(source)
     if json:
         typer.echo(json_module.dumps(report, indent=2))

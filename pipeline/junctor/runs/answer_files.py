@@ -31,12 +31,10 @@ def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None)
     path: of the file.
     files: format, layout and compression; None for the defaults.
     """
-    files = files or AnswerFiles()
-    numbers = list_states_of(table.schema)
+    files, names = files or AnswerFiles(), column_names(table.schema)
+    numbers = set(names)
     if files.layout == "columns":
-        names = column_names(table.schema)
-        table = in_columns(table)
-        numbers = {column: [] for columns in names.values() for column in columns}
+        table, numbers = in_columns(table, names), {column for columns in names.values() for column in columns}
     if files.format == "arrow":
         _write_arrow(table, path, files.compression)
     else:
@@ -50,7 +48,7 @@ def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
         file.write_table(table, max_chunksize=BATCH_ROWS)
 
 
-def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: dict[str, list[str]]) -> None:
+def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: set[str]) -> None:
     from pyarrow import parquet
 
     # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
@@ -62,14 +60,18 @@ def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: dic
         path,
         compression=files.compression,
         compression_level=1 if files.compression == "zstd" else None,
-        use_dictionary=list({*words, *files.keep}),
+        use_dictionary=[*words, *files.keep],
         write_statistics=others,
     )
 
 
-def in_columns(table: pa.Table) -> pa.Table:
-    """Return answers with a column of numbers for each state in place of each list; a copy of all numbers."""
-    names, ranked = column_names(table.schema), lists_of_scores(table.schema)
+def in_columns(table: pa.Table, names: dict[str, list[str]] | None = None) -> pa.Table:
+    """Return answers with a column of numbers for each state in place of each list; a copy of all numbers.
+
+    table: of answers.
+    names: of the columns of each list, None for those of `column_names`.
+    """
+    names, ranked = names or column_names(table.schema), lists_of_scores(table.schema)
     columns: list[pa.Array | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in ranked:
@@ -77,16 +79,15 @@ def in_columns(table: pa.Table) -> pa.Table:
             columns += [pc.list_element(column, place) for place in range(column.type.list_size)]
         else:
             columns += columns_of_lists(in_one_piece(column)) if name in names else [column]
-    return pa.Table.from_arrays(columns, schema=schema_in_columns(table.schema))
+    return pa.Table.from_arrays(columns, schema=schema_in_columns(table.schema, names))
 
 
-def schema_in_columns(schema: pa.Schema) -> pa.Schema:
+def schema_in_columns(schema: pa.Schema, names: dict[str, list[str]]) -> pa.Schema:
     """Return the schema of `in_columns`; its metadata has the columns of each list under `columns`."""
-    names = column_names(schema)
     fields: list[pa.Field] = []
     for field in schema:
-        entries = [pa.field(column, field.type.value_type) for column in names.get(field.name, ())]
-        fields += entries if field.name in names else [field]
+        number = field.type.value_type if field.name in names else None
+        fields += [pa.field(column, number) for column in names[field.name]] if number is not None else [field]
     facts = json.loads(schema.metadata[METADATA_KEY]) | {"columns": names}
     return pa.schema(fields, {**schema.metadata, METADATA_KEY: json.dumps(facts).encode()})
 
@@ -117,7 +118,8 @@ def refuse_taken_names(network: Network, query: Query, files: AnswerFiles) -> No
     if not files.keep:
         return
     schema = schema_of(network, query)
-    taken = set((schema_in_columns(schema) if files.layout == "columns" else schema).names)
+    names = column_names(schema) if files.layout == "columns" else {}
+    taken = set(schema_in_columns(schema, names).names)
     for name in files.keep:
         if name in taken and name in network.index:
             raise EvidenceError(

@@ -213,17 +213,21 @@ def propagate_partition(task: PartitionTask[Any], memory: int) -> tuple[Part, St
 
     Raises BudgetError if a plan does not fit, RunError if files cannot be read or written.
     """
-    partition = _Partition(task)
+    _refuse_strange_worker(task)
+    partition, threads = _Partition(task), threads_here()
     # Threads of a worker read and write other partitions at the same time, as in `propagate_here`.
-    with _under_way, ExitStack() as until_written:
-        with partition.stages.time("waiting"):
-            partition.read()
-        with _one_at_a_time:
-            if threads_here() > 1:
-                partition.answer_beside(memory, _writing.wait_for_none)
-            else:
-                partition.answer(memory)
-            until_written.enter_context(_writing)
+    writers = partition.writers(memory) if threads > 1 else WRITERS
+    at_once = max(WRITERS, min(writers, threads - 2))
+    with ExitStack() as until_written:
+        with _with_inputs.one_of(2):
+            with partition.stages.time("waiting"):
+                partition.read()
+            with _one_at_a_time:
+                if threads > 1:
+                    partition.answer_beside(memory, _writing.wait_for_none, writers)
+                else:
+                    partition.answer(memory)
+                until_written.enter_context(_writing.one_of(at_once))
         with partition.stages.time("waiting"):
             return partition.write()
 
@@ -320,7 +324,7 @@ class _Partition:
         fitting = int(WRITERS_SHARE * (memory - PLENTY_BYTES) // max(1, self.task.answer_bytes()))
         return max(WRITERS, min(MOST_WRITERS, fitting))
 
-    def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int = WRITERS) -> None:
+    def answer_beside(self, memory: int, wait_for_others: Callable[[], None], writers: int) -> None:
         """Propagate while others are written, or afterwards if the memory is too small for both.
 
         memory: bytes for both.
@@ -350,21 +354,25 @@ class _Partition:
             return read_part(directory, spec, part), self.stages
 
 
-class _Writing:
-    """Context manager: count of the partitions that threads of a Dask worker are writing."""
+class _Count:
+    """Count of the partitions that threads of a Dask worker are at."""
 
     def __init__(self) -> None:
         self._count = 0
         self._changed = threading.Condition()
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def one_of(self, most: int) -> Iterator[None]:
+        """Context manager: one more while the body runs; waits until there are fewer than `most`."""
         with self._changed:
+            self._changed.wait_for(lambda: self._count < most)
             self._count += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
 
     def wait_for_none(self) -> None:
         """Wait for a count of 0."""
@@ -379,9 +387,8 @@ def _wait_for_all(partition: _Partition, writing: Iterable[Future[tuple[Part, St
 
 # Of this worker process: one partition is propagated at a time, and as many others are read or written as
 # `propagate_here` has in memory.
-_writing = _Writing()
+_with_inputs, _writing = _Count(), _Count()
 _one_at_a_time = threading.Lock()
-_under_way = threading.BoundedSemaphore(2 + WRITERS)
 
 
 @lru_cache(maxsize=1)

@@ -57,15 +57,14 @@ def list_arrays(
 def columns_of_lists(lists: pa.Array) -> list[pa.Array]:
     """Return fixed-size lists of floats as columns, one for each place in a list, null where the list is."""
     # Five to thirty times as fast as a kernel of Arrow for each place.
-    rows, size = len(lists), lists.type.list_size
-    kind = np.dtype(np.float32 if lists.type.value_type == pa.float32() else np.float64)
-    start, data = lists.offset * size + lists.values.offset, lists.values.buffers()[1]
-    numbers = np.frombuffer(data or b"", kind, start + rows * size)[start:].reshape(rows, size)
-    validity = _validity(_nulls(lists))
-    return [
-        pa.Array.from_buffers(lists.type.value_type, rows, [validity, pa.py_buffer(np.ascontiguousarray(column))])
-        for column in numbers.T
-    ]
+    rows, size, number, values = len(lists), lists.type.list_size, lists.type.value_type, lists.values
+    kind = np.dtype(np.float32 if number == pa.float32() else np.float64)
+    start = lists.offset * size + values.offset
+    numbers = np.frombuffer(values.buffers()[1] or b"", kind, start + rows * size)[start:].reshape(rows, size)
+    validity, columns = _validity(_nulls(lists)), pa.py_buffer(np.ascontiguousarray(numbers.T))
+    width = rows * kind.itemsize
+    pieces = [columns.slice(place * width, width) for place in range(size)]
+    return [pa.Array.from_buffers(number, rows, [validity, piece]) for piece in pieces]
 
 
 class BatchTemplate:

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 # Tasks in flight for each worker: enough that none waits for its next one, few enough that a scheduler with ten
 # thousand remaining partitions stays small.
 WINDOW = 4
-# Threads of a worker with a GPU: it reads, propagates and writes at the same time.
+# Least threads of a worker with a GPU: it reads and propagates a partition each, and writes others at the same time.
 GPU_WORKER_THREADS = 4
 # Retries of a task after an unexpected exception, such as one of a network drive.
 RETRIES = 2
@@ -168,7 +168,7 @@ def _on_this_machine(
             logger.warning("the workers died at %s; starting new ones (%d of %d)", lost_at, attempt, REBUILDS)
         try:
             with silent_dask(), local_client(workers, gpus) as client:
-                ways = workers * (GPU_WORKER_THREADS if gpus else 1)
+                ways = workers * _worker_threads(workers, gpus)
                 # A copy: finished tasks leave `remaining`, the list of a new attempt.
                 for i, result in _windowed(client, function, dict(remaining), memory, ways):
                     del remaining[i]
@@ -245,7 +245,7 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
     with dask.config.set(quiet), _keyboard_is_ours():
         cluster = _cluster_class(gpus)(
             n_workers=workers,
-            threads_per_worker=GPU_WORKER_THREADS if gpus else 1,
+            threads_per_worker=_worker_threads(workers, gpus),
             host="127.0.0.1",
             memory_limit=0,
             dashboard_address="127.0.0.1:0",
@@ -253,6 +253,11 @@ def local_client(workers: int, gpus: bool) -> Iterator[Client]:
         )
     with cluster, Client(cluster, set_as_default=False) as client:
         yield client
+
+
+def _worker_threads(workers: int, gpus: bool) -> int:
+    """Return the threads of each worker: with GPUs, all cores write."""
+    return max(GPU_WORKER_THREADS, 2 + usable_cores() // workers) if gpus else 1
 
 
 def _cluster_class(gpus: bool) -> Any:
