@@ -6,7 +6,7 @@ Main class: ScoreMaker, used by the engine for exact answers, and by `sampled_sc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -173,17 +173,20 @@ def slices_of(groups: Sequence[Rows], most: int) -> Iterator[list[tuple[int, Row
         yield parts
 
 
-def rows_of(batch: EvidenceBatch, rows: Rows) -> EvidenceBatch:
-    """Return the evidence of some valid rows, all different, in their order."""
+def rows_of(batch: EvidenceBatch, rows: Rows, variables: Collection[int]) -> EvidenceBatch:
+    """Return the evidence of some valid rows, all different, in their order; they have none on other variables."""
     if len(rows) == batch.rows and isinstance(span_of(rows), slice):
         return batch
     at = span_of(rows)
     likelihoods = {}
-    for v, likelihood in batch.likelihoods.items():
+    for v in batch.likelihoods.keys() & variables:
+        likelihood = batch.likelihoods[v]
         here, values = likelihood.among(rows)
         order = np.argsort(here)
         likelihoods[v] = SoftEvidence(here[order], values[order])
-    return EvidenceBatch(len(rows), {v: column[at] for v, column in batch.states.items()}, likelihoods)
+    return EvidenceBatch(
+        len(rows), {v: batch.states[v][at] for v in sorted(batch.states.keys() & variables)}, likelihoods
+    )
 
 
 def spread_scores(unique: UniqueRows, different: Scores, scores: Scores) -> None:
