@@ -28,7 +28,7 @@ from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.generate import hmm, layered, sample
-from junctor.model.answers import Answers, posteriors_in
+from junctor.model.answers import Answers, Scores, posteriors_in
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
@@ -324,3 +324,21 @@ def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, caps
     assert "plan | rule before | small" in printed
     assert "| 600 |" in printed
     assert "geometric mean over 4" in printed
+
+
+@ON
+@pytest.mark.parametrize("missing", [0.0, 0.1])
+def test_scores_are_made_of_slices_that_the_device_writes(
+    device: Callable[..., gpu.BlockDevice], missing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
+    batch = batch_of(network, 300, missing)
+    monkeypatch.setattr("junctor.model.answers.SLICE_BYTES", 1 << 15)
+    expected = Engine(network, Query()).answer(batch)
+    found = Engine(network, Query(answers="scores"), gpu=opened(device)).answer(batch)
+    assert isinstance(found, Scores)
+    assert found.status.tolist() == expected.status.tolist()
+    for n, v in enumerate(found.targets):
+        np.testing.assert_allclose(found.probabilities[n, :, 0], expected.posteriors[v].max(axis=1), atol=1e-12)
+        stated = np.take_along_axis(expected.posteriors[v], found.best[n], axis=1)
+        np.testing.assert_allclose(found.probabilities[n], stated, atol=1e-12)

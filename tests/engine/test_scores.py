@@ -146,8 +146,9 @@ def test_slices_hold_all_rows_once(sizes: list[int], most: int) -> None:
 def test_rows_of_a_batch_in_any_order(network: Network) -> None:
     batch = batch_of(network, 60, 3)
     rows = np.array([22, 5, 39, 7])
-    part = rows_of(batch, rows)
-    assert all((part.states[v] == column[rows]).all() for v, column in batch.states.items())
+    part = rows_of(batch, rows, {0, 2, 4, 11})
+    assert list(part.states) == [0, 2, 4]
+    assert all((column == batch.states[v][rows]).all() for v, column in part.states.items())
     assert part.likelihoods[11].rows.tolist() == [0, 1, 2]
     assert part.invalid == {}
 
@@ -183,3 +184,16 @@ def test_sampled_scores_have_errors_of_what_they_state() -> None:
     assert found.chosen_errors[0].tolist()[:3] == answers.errors[2][:3, 1].tolist()
     assert found.estimates is not None
     assert found.estimates.posteriors == {}
+
+
+def test_scores_of_rows_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = random_network(10, seed=4, states=4, parents=3)
+    batch = EvidenceBatch(5, {0: np.array([0, 1, 2, -1, 3], np.int32)})
+    query = Query(answers="scores", top=2, probabilities=("x_5=1",))
+    monkeypatch.setattr(records, "SLICE_BYTES", 1)
+    monkeypatch.setattr(few_rows, "FEW_ROWS", 0)
+    # Too few bytes for the tables of a row in one piece.
+    options = ComputeOptions(device="cpu", threads=1, device_memory=4096)
+    engine = Engine(wide, query, options)
+    assert any(route.chunks is not None for route in engine.routes(batch))
+    check(wide, query, engine.answer(batch), Engine(wide, as_posteriors(wide, query)).answer(batch), 1e-12)

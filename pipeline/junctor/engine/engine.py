@@ -238,9 +238,13 @@ class Engine:
         memory: for the posteriors of a slice.
         compiled: whether scores are made in compiled code.
         """
-        for parts in slices_of([group.rows for group in groups], slice_rows(self.network, self.query)):
+        most = memory.size // max(1, self._size(1))
+        for parts in slices_of([group.rows for group in groups], most):
             rows = np.concatenate([part for _, part in parts])
-            some, begin, here = rows_of(batch, rows), 0, []
+            # Of wide batches with many small groups, copies of all columns would take longer than answers.
+            patterns = [groups[number].pattern for number, _ in parts]
+            evidence = {v for pattern in patterns for v in pattern.sliced | pattern.weighted}
+            some, begin, here = rows_of(batch, rows, evidence), 0, []
             for number, part in parts:
                 here.append(replace(groups[number], rows=np.arange(begin, begin + len(part))))
                 begin += len(part)

@@ -6,9 +6,10 @@ Main class: ScoreMaker, used by the engine for exact answers, and by `sampled_sc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,8 @@ from junctor.model.network import Network
 from junctor.model.query import Query, chosen_states, target_names
 from junctor.runtime.threads import in_threads
 
-# Posterior probabilities of a task of a thread, and its least rows: a call has work for each target.
-TASK_STATES, TASK_ROWS = 1 << 17, 64
+# Posterior probabilities of a task of a thread, and its most rows.
+TASK_STATES, TASK_ROWS = 1 << 17, 1 << 13
 
 
 class ScoreMaker:
@@ -75,18 +76,31 @@ class ScoreMaker:
 
         total, memory = len(answers.status), answers.memory
         assert memory is not None
-        step = max(TASK_ROWS, TASK_STATES // max(1, int(self._sizes.sum())))
         # Rows without gaps are written where they belong, others together first.
         there = scores if isinstance(at, slice) else _Part(total, scores, 0, len(self.targets))
         start = at.start if isinstance(at, slice) else 0
 
-        def make(begin: int, _: int) -> None:
-            arrays = there.best, there.probabilities, there.entropies
-            score_rows(memory, self._sizes, total, begin, min(begin + step, total), start + begin, *arrays)
+        def make(task: tuple[int, int, int], _: int) -> None:
+            first, last, begin = task
+            arrays = (array[first:last] for array in (there.best, there.probabilities, there.entropies))
+            end, numbers = min(begin + TASK_ROWS, total), memory[total * self._starts[first] :]
+            score_rows(numbers, self._sizes[first:last], total, begin, end, start + begin, *arrays)
 
-        in_threads(make, range(0, total, step), threads)
+        tasks = [(*targets, begin) for targets in self._shares(total) for begin in range(0, total, TASK_ROWS)]
+        in_threads(make, tasks, threads)
         if isinstance(there, _Part):
             there.copy_to(scores, at)
+
+    def _shares(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield first and last target of each task: whole columns lie together in memory, cells of a row do not."""
+        most = max(1, TASK_STATES // max(1, min(rows, TASK_ROWS)))
+        numbers = (self._starts[:-1] // most).tolist()
+        bounds = [n for n, share in enumerate(numbers) if n == 0 or share != numbers[n - 1]]
+        yield from pairwise([*bounds, len(numbers)])
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0, *self._sizes])
 
     @cached_property
     def _sizes(self) -> npt.NDArray[np.int64]:
@@ -159,17 +173,20 @@ def slices_of(groups: Sequence[Rows], most: int) -> Iterator[list[tuple[int, Row
         yield parts
 
 
-def rows_of(batch: EvidenceBatch, rows: Rows) -> EvidenceBatch:
-    """Return the evidence of some valid rows, all different, in their order."""
+def rows_of(batch: EvidenceBatch, rows: Rows, variables: Collection[int]) -> EvidenceBatch:
+    """Return the evidence of some valid rows, all different, in their order; they have none on other variables."""
     if len(rows) == batch.rows and isinstance(span_of(rows), slice):
         return batch
     at = span_of(rows)
     likelihoods = {}
-    for v, likelihood in batch.likelihoods.items():
+    for v in batch.likelihoods.keys() & variables:
+        likelihood = batch.likelihoods[v]
         here, values = likelihood.among(rows)
         order = np.argsort(here)
         likelihoods[v] = SoftEvidence(here[order], values[order])
-    return EvidenceBatch(len(rows), {v: column[at] for v, column in batch.states.items()}, likelihoods)
+    return EvidenceBatch(
+        len(rows), {v: batch.states[v][at] for v in sorted(batch.states.keys() & variables)}, likelihoods
+    )
 
 
 def spread_scores(unique: UniqueRows, different: Scores, scores: Scores) -> None:
