@@ -67,9 +67,11 @@ def network_facts(network: Network, zeros: bool = False) -> dict[str, Any]:
 
 
 def _evidence_facts(source: EvidenceSource) -> dict[str, Any]:
+    from junctor.runtime.machine import usable_cores
+
     rows = invalid = 0
     shown: list[dict[str, Any]] = []
-    for partition in source.partitions(CHUNK):
+    for partition in source.partitions(CHUNK, usable_cores()):
         batch = partition.batch
         rows += batch.rows
         invalid += len(batch.invalid)
