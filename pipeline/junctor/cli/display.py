@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
+from junctor_kernels.cpu.compilation import compilation
 
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -33,6 +34,7 @@ FAR_TOO_LONG = 1e9
 def progress_display(quiet: bool = False) -> Iterator[Progress]:
     """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
     _log_to_stderr()
+    compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
     # Bars overwrite themselves, which makes a mess of a log file.
@@ -41,6 +43,15 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
             yield _BarProgress(bars)
     else:
         yield LineProgress()
+
+
+def _tell_compilation() -> None:
+    typer.echo("compiling for this machine, once (`junctor warmup` does it beforehand)", err=True)
+
+
+def _clock() -> float:
+    """Return seconds without those of compilation, which no rate is about."""
+    return time.monotonic() - compilation.seconds
 
 
 def _log_to_stderr() -> None:
@@ -101,12 +112,12 @@ class LineProgress:
         self.done = 0
         self.at_start = 0
         self.rows: int | None = None
-        self.started = self.shown = time.monotonic()
+        self.started = self.shown = _clock()
 
     def stage(self, name: str, rows: int | None = None, done: int = 0) -> None:
         """Say what begins."""
         self.name, self.rows, self.done, self.at_start = name, rows, done, done
-        self.started = self.shown = time.monotonic()
+        self.started = self.shown = _clock()
         of = f" {rows:,} rows" if rows is not None else ""
         there = f", {done:,} done already" if done else ""
         typer.echo(f"{name}{of}{there}", err=True)
@@ -114,7 +125,7 @@ class LineProgress:
     def advance(self, rows: int) -> None:
         """Say how far it is, if it is time."""
         self.done += rows
-        now = time.monotonic()
+        now = _clock()
         if now - self.shown < LINE_SECONDS:
             return
         self.shown = now
