@@ -21,7 +21,10 @@ HEAVY = {
     "lark",
     "psutil",
 }
-COMMANDS = ("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi", "tune", "cache", "demo")
+COMMANDS = (
+    *("run", "inspect", "convert", "validate", "calibrate", "ask", "joint", "viterbi"),
+    *("tune", "warmup", "cache", "demo"),
+)
 
 
 def loaded(code: str) -> set[str]:

@@ -50,3 +50,27 @@ def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
     for _ in range(2):
         assert run(tmp_path, MODULE + CALLS) == ["10.0", "0", "True", "10.0", "0"]
     assert not (tmp_path / "cache").exists()
+
+
+def test_code_is_loaded_from_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    code = f"from module import outer\n{CALLS}"
+    run(tmp_path, code)
+    kept = sorted((tmp_path / "cache").rglob("*.nb?"))
+    # Numba tries to write there first of all; the user who runs the tests may write anywhere.
+    refuse = (
+        "import tempfile\ndef refuse(**_):\n    raise PermissionError\ntempfile.TemporaryFile = refuse\n"
+        "from junctor_kernels.cpu.compilation import compilation\n"
+    )
+    told = run(tmp_path, f"{refuse}{code}\nprint(compilation.functions)")
+    assert told == ["10.0", "1", "False", "10.0", "2", "0"]
+    assert sorted((tmp_path / "cache").rglob("*.nb?")) == kept
+
+
+def test_compilation_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    code = f"from module import outer\nfrom junctor_kernels.cpu.compilation import compilation\n{CALLS}"
+    counts = "print(compilation.functions, compilation.seconds > 0)"
+    # Two functions, each for two types.
+    assert run(tmp_path, code + counts)[-2:] == ["4", "True"]
+    assert run(tmp_path, code + counts)[-2:] == ["0", "False"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from typing import Any
 
@@ -9,9 +10,38 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.caching import FunctionCache, NullCache
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    InTreeCacheLocator,
+    NullCache,
+    UserProvidedCacheLocator,
+)
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
+
+from junctor_kernels.cpu.compilation import compilation
+
+
+class _Readable:
+    """Mixin of locators: a folder that may be read, whoever writes there."""
+
+    def ensure_cache_path(self) -> None:
+        path = self.get_cache_path()  # type: ignore[attr-defined]
+        if not os.path.isdir(path):
+            raise FileNotFoundError(path)
+
+
+class _Named(_Readable, UserProvidedCacheLocator):  # type: ignore[misc]
+    """The folder of `NUMBA_CACHE_DIR`."""
+
+
+class _InTree(_Readable, InTreeCacheLocator):  # type: ignore[misc]
+    """The folder beside the module."""
+
+
+class _ReadOnlyFiles(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Named, _InTree)
 
 
 class _Loader(FunctionCache):  # type: ignore[misc]
@@ -23,6 +53,12 @@ class _Loader(FunctionCache):  # type: ignore[misc]
         rtsys.initialize(context)
         with self._guard_against_spurious_io_errors():
             return self._load_overload(signature, context)
+
+
+class _ReadOnlyLoader(_Loader):
+    """The same for a folder that this user may not write to: an image is built by another one."""
+
+    _impl_class = _ReadOnlyFiles
 
 
 class _Cache(NullCache):  # type: ignore[misc]
@@ -39,14 +75,29 @@ class _Cache(NullCache):  # type: ignore[misc]
             # No writable cache directory, neither next to the module nor in the user's home.
             return NullCache()
 
+    def _installed(self, signature: Any, context: Any) -> Any:
+        """Return compiled code from where this user may not write, None without any."""
+        try:
+            files = _ReadOnlyLoader(self._function)
+        except RuntimeError:
+            return None
+        return None if files.cache_path == self.cache_path else files.load_overload(signature, context)
+
     @property
     def cache_path(self) -> Any:
         return self._files.cache_path
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        return self._files.load_overload(signature, context)
+        found = self._files.load_overload(signature, context)
+        if found is None:
+            found = self._installed(signature, context)
+        if found is None:
+            # Numba compiles now, and saves what it has compiled.
+            compilation.begin()
+        return found
 
     def save_overload(self, signature: Any, result: Any) -> None:
+        compilation.end()
         self._files.save_overload(signature, result)
 
     def flush(self) -> None:

@@ -18,6 +18,7 @@ from junctor.cli.run import run
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
 from junctor.cli.viterbi import viterbi
+from junctor.cli.warmup import warmup
 
 app = typer.Typer(
     cls=Commands,
@@ -28,7 +29,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, cache, demo):
+for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
+from junctor_kernels.cpu.compilation import compilation
 
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory
@@ -35,6 +36,7 @@ FAR_TOO_LONG = 1e9
 def progress_display(quiet: bool = False) -> Iterator[Progress]:
     """Show progress while the body runs: bars on a terminal, else a line now and then, or nothing."""
     _log_to_stderr()
+    compilation.listener = None if quiet else _tell_compilation
     if quiet:
         yield Silence()
     # Bars overwrite themselves, which makes a mess of a log file.
@@ -45,6 +47,15 @@ def progress_display(quiet: bool = False) -> Iterator[Progress]:
         lines = LineProgress()
         with _ticking(lines):
             yield lines
+
+
+def _tell_compilation() -> None:
+    typer.echo("compiling for this machine, once (`junctor warmup` does it beforehand)", err=True)
+
+
+def _clock() -> float:
+    """Return seconds without those of compilation, which no rate is about."""
+    return time.monotonic() - compilation.seconds
 
 
 def _log_to_stderr() -> None:
@@ -110,7 +121,7 @@ class LineProgress:
     clock: gives seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = _clock) -> None:
         self._clock = clock
         self._name = ""
         self._rows: int | None = None

@@ -1,0 +1,52 @@
+"""Compilation for this machine: told while it goes on, and counted, so that rates can leave it out.
+
+Main object: `compilation`; `cpu.jit` reports to it, the display of progress asks it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Compilation:
+    """Seconds in which functions were compiled in this process, and how many.
+
+    listener: called when the first function is compiled, from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[], None] | None = None
+        self.functions = 0
+        self._ended = 0.0
+        self._under_way = 0
+        self._started = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until now; what several threads compile at once counts once."""
+        with self._lock:
+            return self._ended + (time.monotonic() - self._started if self._under_way else 0.0)
+
+    def begin(self) -> None:
+        """Count from here; functions that are compiled for another one are within it."""
+        with self._lock:
+            if not self._under_way:
+                self._started = time.monotonic()
+            self._under_way += 1
+            self.functions += 1
+            listener, self.listener = self.listener, None
+        if listener is not None:
+            listener()
+
+    def end(self) -> None:
+        """Count what began last until here."""
+        with self._lock:
+            self._under_way -= 1
+            if not self._under_way:
+                self._ended += time.monotonic() - self._started
+
+
+compilation = Compilation()

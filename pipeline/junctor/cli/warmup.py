@@ -1,0 +1,151 @@
+"""`junctor warmup`: compile all kernels now, for the build of an image or before the first run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from junctor.model.network import Network
+    from junctor.model.query import Precision, Query, Sampler
+
+Device = Literal["cpu", "gpu"]
+# Rows of a batch, and of all batches as far as preparations go: so many are worth a plan in compiled code.
+ROWS, TO_COME = 600, 1 << 22
+# Less than the tables of the grid take: its rows go in chunks.
+SMALL_MEMORY = 24 << 20
+
+
+def warmup(device: Annotated[Device, typer.Option(help="What runs will use.")] = "cpu") -> None:
+    """Compile all kernels for this machine, by answering small networks in all ways there are.
+
+    Compiled code lies in `NUMBA_CACHE_DIR`, beside the installed package, or in the user's cache directory, whichever
+    may be written first; runs load it from there, also where they may only read. Kernels of a GPU lie where CuPy keeps
+    them (`CUPY_CACHE_DIR`). It takes some minutes, once for each kind of processor.
+    """
+    from junctor_kernels.cpu.compilation import compilation
+
+    from junctor.runtime.devices import check_device
+
+    check_device(device)
+    started = time.monotonic()
+    for name, work in _ways(device):
+        typer.echo(f"  {name}", err=True)
+        work()
+    seconds = time.monotonic() - started
+    typer.echo(f"{compilation.functions:,} functions compiled in {compilation.seconds:.0f} of {seconds:.0f} s")
+
+
+def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what to do and its name."""
+    from junctor import generate
+    from junctor.model.query import Query
+
+    # The grid is wide, so that a search for its order is worth it.
+    network, grid = generate.random_network(60, (2, 3), seed=1), generate.grid(9, 9, 3, seed=1)
+    impossible = generate.layered(5, 12, zeros=0.5, seed=1)
+    precisions: tuple[Precision, ...] = "double", "single", "log"
+    samplers: tuple[Sampler, ...] = "lw", "sis", "ais-bn", "epis-bn"
+    for precision in precisions:
+        for query in (Query(precision=precision), Query("mpe", precision=precision)):
+            for share in (0.0, 0.05, 0.8):
+                yield f"{query.kind}, {precision}, {share:.0%} missing", partial(_answer, network, query, device, share)
+            yield f"{query.kind}, {precision}, a wide network", partial(_answer, grid, query, device, 0.0, 20)
+            yield f"{query.kind}, {precision}, one row", partial(_answer, grid, query, device, 0.0, 1, 1)
+        query = Query(precision=precision)
+        yield f"chunks, {precision}", partial(_answer, grid, query, device, 0.0, 1, 1, SMALL_MEMORY)
+        yield f"hidden Markov models, {precision}", partial(_decode, precision, device)
+        yield f"impossible rows, {precision}", partial(_answer, impossible, query, device, 0.1)
+        yield f"numbers that underflow, {precision}", partial(_answer, _tiny(), query, device, 0.0)
+        yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
+    for sampler in samplers:
+        yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
+    yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
+    yield "orders of long networks", _order
+
+
+def _answer(
+    network: Network,
+    query: Query,
+    device: Device,
+    missing: float,
+    rows: int = ROWS,
+    to_come: int = TO_COME,
+    memory: int | None = None,
+) -> None:
+    """Answer rows of uniform states, some of them impossible.
+
+    missing: share of the cells of the rows without evidence.
+    to_come: rows as far as preparations go.
+    memory: bytes, None for those that are free.
+    """
+    import numpy as np
+
+    from junctor.engine.engine import Engine
+    from junctor.evidence.batch import EvidenceBatch
+    from junctor.model.options import ComputeOptions
+
+    rng = np.random.default_rng(1)
+    states = {}
+    for variable in range(0, len(network.variables), 4):
+        column = rng.integers(0, network.cardinalities[variable], rows, dtype=np.int32)
+        column[rng.random(rows) < missing] = -1
+        states[variable] = column
+    options = ComputeOptions(memory=memory, threads=1, device=device)
+    Engine(network, query, options, expected_rows=to_come).answer(EvidenceBatch(rows, states))
+
+
+def _sample(network: Network, sampler: Sampler, device: Device) -> None:
+    import junctor
+
+    rows = [{"x_30": network.variables[30].states[0]}] * 2
+    junctor.posteriors(network, rows, method="sampling", sampler=sampler, samples=20_000, device=device)
+
+
+def _keep_cliques(network: Network, precision: Precision) -> None:
+    from junctor.cliques.tree import StoredTree
+
+    StoredTree(network, precision).propagate({})
+
+
+def _tiny() -> Network:
+    """Return a network whose rows climb to log space: products of its entries underflow."""
+    from junctor.model.errors import Place
+    from junctor.model.network import DraftTable, DraftVariable, build_network
+
+    here, names = Place("warmup"), [f"x_{i}" for i in range(60)]
+    variables = [DraftVariable(name, ("a", "b"), here) for name in names]
+    tables = [DraftTable(pair, [1e-300, 1.0, 1.0, 1e-300], here) for pair in pairwise(names)]
+    return build_network("tiny", "markov", variables, tables)
+
+
+def _decode(precision: Precision, device: Device) -> None:
+    import numpy as np
+
+    from junctor import hmm
+
+    rng = np.random.default_rng(1)
+    for states, zeros in ((6, 0.0), (40, 0.9)):
+        move = np.where(rng.random((states, states)) < zeros, 0.0, rng.random((states, states))) + np.eye(states)
+        emit = rng.random((states, 4))
+        model = hmm.build_model(
+            np.full(states, 1 / states), move / move.sum(1, keepdims=True), emit / emit.sum(1, keepdims=True)
+        )
+        sequences = [rng.integers(0, 4, length).tolist() for length in (5, 40, 3_000)]
+        hmm.viterbi(model, sequences, precision, device=device)
+        hmm.posteriors(model, sequences, precision, device=device)
+
+
+def _order() -> None:
+    from junctor_kernels.orders.sparse import eliminations
+
+    from junctor.planning.elimination import CRITERIA
+
+    eliminate = eliminations([[1, 3], [0, 2], [1, 3], [0, 2]], [2, 2, 3, 2])
+    for criterion in CRITERIA:
+        eliminate(criterion)
