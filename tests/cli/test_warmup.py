@@ -59,6 +59,8 @@ def test_compilation_is_told_and_left_out_of_rates(
     monkeypatch.setattr("time.monotonic", lambda: now)
     with display.progress_display() as progress:
         progress.stage("propagating", 1_000)
+        # Rates begin with the end of the first part.
+        progress.advance(100)
         compilation.begin()
         now = 130.0
         compilation.end()

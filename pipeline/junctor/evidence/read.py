@@ -184,8 +184,10 @@ class TableSource:
         first_row = 0
         for table, layout, encoder in self._files:
             row_in_file = 0
-            ids = [column.position for column in layout.columns if column.role == "case_id"]
-            batches = table.batches(layout.positions, ids, threads)
+            # Their texts are mostly different; those of kept columns that are evidence too are not.
+            plain = [column.position for column in layout.columns if column.role == "case_id"]
+            plain += set(layout.kept).difference(column.position for column in layout.columns)
+            batches = table.batches(layout.positions, sorted(plain), threads)
             while True:
                 # Only reading is explained as a damaged file; errors of the consumer between two batches must pass
                 # unchanged.
