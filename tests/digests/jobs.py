@@ -179,6 +179,27 @@ def _targets(_: Path) -> Outputs:
     return {**answered("run", chest(), "chest.csv", *words), "csv": Path("out/posteriors.csv").read_text()}
 
 
+@job("rows-scores")
+def _scores(_: Path) -> Outputs:
+    words = ("--answers", "scores", "--probability", "lung=yes", "--keep", "smoke", "--targets", "[elx]*", "--csv")
+    return {
+        **answered("run", chest(), "chest.csv", *words, folder="scores"),
+        "csv": Path("out/scores.csv").read_text(),
+    }
+
+
+@job("rows-scores-top")
+def _scores_top(_: Path) -> Outputs:
+    words = ("--answers", "scores", "--top", "3", "--precision", "single", "--layout", "columns")
+    return answered("run", chest(), "chest.csv", *words, folder="scores")
+
+
+@job("rows-columns")
+def _columns(_: Path) -> Outputs:
+    words = ("--layout", "columns", "--compression", "lz4", "--targets", "lung,xray", "--keep", "smoke")
+    return answered("run", chest(), "chest.csv", *words)
+
+
 @job("rows-soft")
 def _soft(_: Path) -> Outputs:
     Path("soft.csv").write_text(SOFT)
