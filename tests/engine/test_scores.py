@@ -157,7 +157,7 @@ def test_memory_of_a_slice_is_planned(network: Network, monkeypatch: pytest.Monk
     query = Query(answers="scores")
     monkeypatch.setattr(records, "SLICE_BYTES", 4096)
     batch = batch_of(network, 700, 1)
-    held = answer_bytes(network, query, batch.rows)
+    held = answer_bytes(network, query)(batch.rows)
     assert 700 * answer_width(network, query) < held <= 700 * answer_width(network, query) + 4096
     with pytest.raises(BudgetError):
         Engine(network, query, ComputeOptions(held, threads=1, device="cpu")).answer(batch)
