@@ -16,7 +16,7 @@ from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import AnswerFiles, Compression
 from junctor.model.query import Query
-from junctor.runs.results import METADATA_KEY, list_states_of, lists_of_scores, statuses_of
+from junctor.runs.results import METADATA_KEY, list_states_of, lists_of_scores, numbers_of_scores, statuses_of
 from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece
 
@@ -32,9 +32,12 @@ def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None)
     files: format, layout and compression; None for the defaults.
     """
     files, names = files or AnswerFiles(), column_names(table.schema)
-    numbers = set(names)
+    numbers = {*names, *numbers_of_scores(table.schema)}
     if files.layout == "columns":
-        table, numbers = in_columns(table, names), {column for columns in names.values() for column in columns}
+        table = in_columns(table, names)
+        numbers = {*numbers, *(column for columns in names.values() for column in columns)}.intersection(
+            table.column_names
+        )
     if files.format == "arrow":
         _write_arrow(table, path, files.compression)
     else:
@@ -53,6 +56,7 @@ def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: set
 
     # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
     # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
+    # Nor do those of scores, which would take a sixth of their time.
     words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
     others = [name for name in table.column_names if name not in numbers]
     parquet.write_table(

@@ -299,6 +299,13 @@ def lists_of_scores(schema: pa.Schema) -> list[str]:
     return [*facts["states"], *(name for names in columns for name in names.values())]
 
 
+def numbers_of_scores(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns of probabilities and entropies of targets."""
+    facts = json.loads(schema.metadata[METADATA_KEY])
+    kinds = ("probability_columns", "entropy_columns", "error_columns")
+    return [name for kind in kinds for name in facts.get(kind, {}).values()]
+
+
 def statuses_of(schema: pa.Schema) -> dict[str, int]:
     """Return status name -> number of rows, from the schema of one part."""
     statuses: dict[str, int] = json.loads(schema.metadata[PART_KEY])["statuses"]
