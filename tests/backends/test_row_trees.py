@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from helpers import strategies
@@ -63,6 +65,31 @@ def test_rows_on_one_tree_equal_rows_one_by_one(rows: int) -> None:
     np.testing.assert_allclose(together.log_value, alone.log_value, rtol=1e-13)
     for v in range(60):
         np.testing.assert_allclose(together.posteriors[v], alone.posteriors[v], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("rows", [5, 33, 64, 200, 700])
+def test_rows_that_share_a_tree_are_divided_among_threads(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = random_network(40, seed=6)
+    batch, found, calls = random_batch(network, rows), [], []
+    sizes: list[int] = []
+    real = RowEngine._answer
+
+    def recorded(engine: RowEngine, cells: Any, task: Any, *rest: Any) -> Any:
+        sizes.append(len(task.rows))
+        return real(engine, cells, task, *rest)
+
+    monkeypatch.setattr(RowEngine, "_answer", recorded)
+    for threads in (1, 2, 16):
+        sizes.clear()
+        answers = blank(network, batch, range(40))
+        engine = RowEngine(network, range(40), 16 * ROOM, threads)
+        assert not engine.answer_groups(batch, [TreeRows(np.arange(rows), shared=True)], answers).size
+        assert sum(sizes) == rows
+        calls.append(len(sizes))
+        found.append([answers.log_value.tobytes(), *(table.tobytes() for table in answers.posteriors.values())])
+    assert found[0] == found[1] == found[2]
+    assert calls[1] >= min(2, rows // 32)
+    assert calls[2] >= min(16, rows // 40)
 
 
 def random_batch(network: Network, rows: int, seed: int = 1) -> EvidenceBatch:

@@ -34,6 +34,8 @@ LEAST_ROWS = 16
 MOST_ROWS = 1024
 # Rows of a group that are one call, which plans their tree: it is not kept for others.
 ONE_CALL_ROWS = 64
+# Fewer rows are not divided among threads: the start of each table would outweigh its rows.
+FEWEST_TOGETHER = 32
 # Initial entries of the arena; it grows with the rows that need more.
 ARENA_ENTRIES = 1 << 16
 # Bytes of the messages of rows that are computed together: more rows share the work on a table, but not the cache.
@@ -220,15 +222,22 @@ class RowEngine:
         groups: of rows.
         answers: of the batch, written here.
         """
-        large = [group.rows for group in groups if group.shared and len(group.rows) > ONE_CALL_ROWS]
+        block = self._block(sum(len(group.rows) for group in groups if group.shared))
+        one_call = min(ONE_CALL_ROWS, block)
+        large = [group.rows for group in groups if group.shared and len(group.rows) > one_call]
         trees = in_threads(lambda rows, thread: self._plan_before(batch, rows, thread), large, len(self._rooms))
         # Rows with trees of their own first: they take longest.
         tasks = [_Task(rows) for group in groups if not group.shared for rows in self._calls(group.rows)]
         for rows, tree in zip(large, trees, strict=True):
-            tasks.extend(self._blocks(rows, tree))
-        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= ONE_CALL_ROWS)
+            tasks.extend(self._blocks(rows, tree, block))
+        tasks.extend(_Task(group.rows, True) for group in groups if group.shared and len(group.rows) <= one_call)
         left = [self._in_threads(batch, part, answers) for part in self._chunks(batch, tasks)]
         return np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *left]))
+
+    def _block(self, rows: int) -> int:
+        """Return how many rows of so many that share trees are one call at most, so that all threads have some."""
+        # Two calls for each thread: blocks are not all of the same work.
+        return rows if len(self._rooms) == 1 else max(FEWEST_TOGETHER, -(-rows // (2 * len(self._rooms))))
 
     def _in_threads(self, batch: EvidenceBatch, tasks: Sequence[_Task], answers: Answers) -> Rows:
         """Answer the rows of some tasks and return those that are left."""
@@ -251,11 +260,16 @@ class RowEngine:
         left: Rows = rows[(status == rowwise.TOO_LARGE) | (status == rowwise.DOUBTFUL)]
         return left
 
-    def _plan(self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int) -> _SharedTree | None:
+    def _plan(
+        self, share: npt.NDArray[np.float64], kinds: Rows, rows: int, thread: int, kept: bool = False
+    ) -> _SharedTree | None:
         """Return the tree of some rows; None where they are better off with trees of their own.
 
         share: [variables], of these rows that observe each.
         kinds: variables with likelihoods, UNOBSERVED where no row has one.
+        rows: their number.
+        thread: in whose memory the tree is planned.
+        kept: whether the tree is for several calls.
         """
         factors, common = self._evidence_of(share)
         room = self._rooms[thread]
@@ -267,15 +281,14 @@ class RowEngine:
         # Fewer rows than a vector has lanes are faster one by one.
         if step < min(rows, together.WIDTH) or rows == 1:
             return None
-        kept = rowplan.stored(room.tree) if rows > ONE_CALL_ROWS else ()
-        room.planned = _SharedTree(factors, kept, step)
+        room.planned = _SharedTree(factors, rowplan.stored(room.tree) if kept else (), step)
         return room.planned
 
-    def _blocks(self, rows: Rows, tree: _SharedTree | None) -> list[_Task]:
-        """Return calls of rows that share a tree, blocks of much the same size."""
+    def _blocks(self, rows: Rows, tree: _SharedTree | None, most: int) -> list[_Task]:
+        """Return calls of rows that share a tree, blocks of much the same size, about `most` rows or fewer."""
         if tree is None:
             return [_Task(part) for part in self._calls(rows)]
-        count = -(-len(rows) // tree.step)
+        count = -(-len(rows) // min(tree.step, most))
         size = min(tree.step, -(-len(rows) // count // together.WIDTH) * together.WIDTH)
         return [_Task(rows[start : start + size], True, tree) for start in range(0, len(rows), size)]
 
@@ -285,7 +298,7 @@ class RowEngine:
         for v, column in batch.states.items():
             share[v] = np.count_nonzero(column[rows] != UNOBSERVED) / len(rows)
         kinds = [v if batch.likelihoods[v].among(rows)[0].size else UNOBSERVED for v in sorted(batch.likelihoods)]
-        return self._plan(share, np.array(kinds or [UNOBSERVED], dtype=np.int64), len(rows), thread)
+        return self._plan(share, np.array(kinds or [UNOBSERVED], dtype=np.int64), len(rows), thread, kept=True)
 
     def _chunks(self, batch: EvidenceBatch, tasks: Sequence[_Task]) -> Iterable[Sequence[_Task]]:
         """Yield the tasks in parts whose cells of evidence fit the memory for them."""
