@@ -508,3 +508,13 @@ def test_a_large_row_group_is_cut(tmp_path: Path) -> None:
     parts = read(tmp_path / "t.parquet", 70_001)
     assert [part.batch.rows for part in parts] == [70_001, 70_001, 59_998]
     np.testing.assert_array_equal(np.concatenate([part.batch.states[1] for part in parts]), states)
+
+
+@pytest.mark.parametrize("options", [{"keep": ("day",)}, {"case_id": "day"}])
+def test_columns_of_folders_beside_those_of_csv(tmp_path: Path, options: dict[str, Any]) -> None:
+    for day in ("1", "2"):
+        (tmp_path / f"day={day}").mkdir()
+        (tmp_path / f"day={day}" / "rows.csv").write_text("smoke\nyes\nno\n")
+    (partition,) = open_evidence(tmp_path, NETWORK, **options).partitions(10)
+    days = partition.case_ids if partition.kept is None else partition.kept["day"]
+    assert days.to_pylist() == ["1", "1", "2", "2"]

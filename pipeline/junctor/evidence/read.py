@@ -292,7 +292,7 @@ class _WithFolderColumns:
         self, positions: Sequence[int], plain: Sequence[int] = (), threads: int = 1
     ) -> Iterator[pa.RecordBatch]:
         inner = [position for position in positions if position < self._width]
-        for batch in self._table.batches(inner, plain, threads):
+        for batch in self._table.batches(inner, [position for position in plain if position < self._width], threads):
             columns = dict(zip(inner, batch.columns, strict=True))
             for i, value in enumerate(self._values, self._width):
                 columns[i] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
