@@ -44,7 +44,7 @@ from junctor.formats import read_network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.runs import run as steps
-from junctor.runs.results import answers_table
+from junctor.runs.score_tables import answers_table
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence

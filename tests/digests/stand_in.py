@@ -44,7 +44,7 @@ from junctor.planning.chunks import ChunkPlan, chunk_plan
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runs import run as steps
-from junctor.runs.results import answers_table
+from junctor.runs.score_tables import answers_table
 from junctor.runtime import devices
 from junctor.runtime.dask_cluster import silent_dask
 from junctor.runtime.machine import compute_options

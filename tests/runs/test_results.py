@@ -17,11 +17,11 @@ from junctor.runs.results import (
     AnswerTables,
     answer_width,
     answers_schema,
-    answers_table,
     default_partition_rows,
     states_of,
     statuses_of,
 )
+from junctor.runs.score_tables import answers_table
 from junctor.runtime.arrow import list_array, number_array, string_array
 from pyarrow import csv, parquet
 

@@ -213,13 +213,15 @@ class Engine:
             # Equal rows get equal bytes: copies, not answers of their own.
             spread_scores(unique, different, scores)
         if trees:
-
-            def execute_trees(
-                parts: Sequence[PatternGroup], some: EvidenceBatch, answers: Answers, how: _Resources
-            ) -> None:
-                self._answer_trees(parts, some, answers, budget, how)
-
-            self._score_slices(trees, execute_trees, batch, scores, memory, resources, True)
+            self._score_slices(
+                trees,
+                lambda parts, some, answers, how: self._answer_trees(parts, some, answers, budget, how),
+                batch,
+                scores,
+                memory,
+                resources,
+                True,
+            )
         clear_unanswered(scores)
 
     def _score_slices(

@@ -19,6 +19,10 @@ _BATCH_ROWS, _BATCH_CELLS = 2**16, 2**24
 _BUFFER_BYTES = 2**20
 
 
+def _rows_of_batch(columns: int) -> int:
+    return min(_BATCH_ROWS, max(1, _BATCH_CELLS // max(1, columns)))
+
+
 class BinaryTable:
     """A file whose rows have no lines."""
 
@@ -48,7 +52,7 @@ class ParquetTable(BinaryTable):
         """
         names = [self.schema.names[position] for position in positions]
         alike = [self.schema.names[position] for position in positions if position not in plain]
-        rows = min(_BATCH_ROWS, max(1, _BATCH_CELLS // max(1, len(names))))
+        rows = _rows_of_batch(len(names))
         with self._open([name for name in alike if is_text(self.schema.field(name).type)]) as file:
             for batch in file.iter_batches(rows, columns=names, use_threads=threads > 1):
                 # Selected again: a name with a dot may have matched nested columns as well.
@@ -83,10 +87,10 @@ class ArrowTable(BinaryTable):
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
                 batches = iter(reader)
+            rows = _rows_of_batch(len(positions))
             for batch in batches:
                 picked = batch.select(list(positions))
                 picked.validate(full=True)
-                rows = min(_BATCH_ROWS, max(1, _BATCH_CELLS // max(1, len(positions))))
                 yield from (picked.slice(start, rows) for start in range(0, picked.num_rows, rows))
 
     def _open(self, file: pa.NativeFile) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:

@@ -69,13 +69,9 @@ def read_partition(path: str | os.PathLike[str], kept: bool = False) -> EncodedP
                 return _read_parquet(path)
             file.seek(0)
             metadata, table = _read_arrow(file, path, kept)
-        carried = table.select([name for name in table.column_names if name.startswith(_KEPT)]) if kept else None
-        carried = carried.rename_columns(metadata["kept"]) if carried is not None and "kept" in metadata else None
-        columns = {
-            name: in_one_piece(column)
-            for name, column in zip(table.column_names, table.columns, strict=True)
-            if not name.startswith(_KEPT)
-        }
+        names = [name for name in table.column_names if not name.startswith(_KEPT)]
+        carried = table.drop_columns(names).rename_columns(metadata["kept"]) if kept and "kept" in metadata else None
+        columns = {name: in_one_piece(table.column(name)) for name in names}
         variables = metadata["variables"]
         nothing = np.zeros((0, table.num_rows), np.int32)
         states = _unpacked(columns[_STATES], table.num_rows, len(variables)) if variables else nothing

@@ -127,7 +127,7 @@ def unscored(
     status[list(invalid)] = INVALID
     top, count = query.top or 1, len(targets) * rows
     # States last: numbers of eight bytes begin at multiples of eight.
-    numbers = memory[: memory.size - 4 * count * top].view(np.float32 if query.precision == "single" else np.float64)
+    numbers = memory[: memory.size - 4 * count * top].view(f"f{_number_bytes(query)}")
     probabilities, entropies, chosen = np.split(numbers, [count * top, count * (top + 1)])
     return Scores(
         targets,
@@ -143,7 +143,7 @@ def unscored(
 
 def score_bytes(query: Query, targets: int, rows: int) -> int:
     """Return the bytes of the scores of so many targets and rows."""
-    number, top = 4 if query.precision == "single" else 8, query.top or 1
+    number, top = _number_bytes(query), query.top or 1
     return rows * (targets * (top * (4 + number) + number) + len(query.probabilities) * number)
 
 
@@ -169,7 +169,7 @@ def unanswered(
     if bad:
         status[bad] = INVALID
     explain = query.kind == "mpe"
-    numbers: npt.NDArray[Any] = memory.view(np.float32 if query.precision == "single" else np.float64)
+    numbers: npt.NDArray[Any] = memory.view(f"f{_number_bytes(query)}")
     tables = {} if explain else posteriors_in(numbers, targets, cardinalities, rows)
     # Nobody answers invalid rows: their numbers are set here.
     for table in tables.values() if bad else ():
@@ -189,7 +189,7 @@ def posterior_bytes(query: Query, targets: Sequence[int], cardinalities: Sequenc
     """Return the bytes of the posteriors of so many rows."""
     if query.kind == "mpe":
         return 0
-    return (4 if query.precision == "single" else 8) * rows * sum(cardinalities[v] for v in targets)
+    return _number_bytes(query) * rows * sum(cardinalities[v] for v in targets)
 
 
 def posteriors_in(
@@ -225,20 +225,17 @@ def answer_width(network: Network, query: Query) -> int:
     """Return the bytes that the answers to one row take in memory."""
     if query.kind == "mpe":
         return 4 * len(target_names(network, query)) + _ROW_BYTES
-    number = 4 if query.precision == "single" else 8
-    posteriors = number * sum(_sizes_answered(network, query))
-    if not query.has_scores:
+    number, exact = _number_bytes(query), query.method == "exact"
+    posteriors = number * sum(_sizes_answered(network, query)) + _ROW_BYTES
+    if not exact:
         # Sampled posteriors come with standard errors of the same size.
-        return (
-            posteriors + _ROW_BYTES if query.method == "exact" else 2 * (posteriors + _ROW_BYTES) + _SAMPLED_ROW_BYTES
-        )
+        posteriors = 2 * posteriors + _SAMPLED_ROW_BYTES
+    if not query.has_scores:
+        return posteriors
     targets, top, chosen = len(target_names(network, query)), query.top or 1, len(query.probabilities)
     scores = score_bytes(query, targets, 1) + _ROW_BYTES
-    if query.method == "exact":
-        return scores
     # Scores of sampled posteriors have errors of their own, and are made where all posteriors are in memory.
-    scores += targets * top * number + chosen * number
-    return scores + 2 * (posteriors + _ROW_BYTES) + _SAMPLED_ROW_BYTES
+    return scores if exact else scores + targets * top * number + chosen * number + posteriors
 
 
 def answer_bytes(network: Network, query: Query) -> Callable[[int], int]:
@@ -257,8 +254,11 @@ def slice_rows(network: Network, query: Query) -> int:
 
 def slice_width(network: Network, query: Query) -> int:
     """Return the bytes of a row of such a slice: posteriors, and a copy of its evidence."""
-    number = 4 if query.precision == "single" else 8
-    return number * sum(_sizes_answered(network, query)) + 4 * len(network.variables) + _ROW_BYTES
+    return _number_bytes(query) * sum(_sizes_answered(network, query)) + 4 * len(network.variables) + _ROW_BYTES
+
+
+def _number_bytes(query: Query) -> int:
+    return 4 if query.precision == "single" else 8
 
 
 def _sizes_answered(network: Network, query: Query) -> list[int]:

@@ -16,7 +16,15 @@ from junctor.model.errors import EvidenceError
 from junctor.model.network import Network
 from junctor.model.options import AnswerFiles, Compression
 from junctor.model.query import Query
-from junctor.runs.results import METADATA_KEY, list_states_of, lists_of_scores, numbers_of_scores, statuses_of
+from junctor.runs.results import (
+    METADATA_KEY,
+    facts_of,
+    free_names,
+    list_states_of,
+    lists_of_scores,
+    numbers_of_scores,
+    statuses_of,
+)
 from junctor.runs.score_tables import schema_of
 from junctor.runtime.arrow import columns_of_lists, in_one_piece
 
@@ -35,9 +43,7 @@ def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None)
     numbers = {*names, *numbers_of_scores(table.schema)}
     if files.layout == "columns":
         table = in_columns(table, names)
-        numbers = {*numbers, *(column for columns in names.values() for column in columns)}.intersection(
-            table.column_names
-        )
+        numbers.update(column for columns in names.values() for column in columns)
     if files.format == "arrow":
         _write_arrow(table, path, files.compression)
     else:
@@ -92,7 +98,7 @@ def schema_in_columns(schema: pa.Schema, names: dict[str, list[str]]) -> pa.Sche
     for field in schema:
         number = field.type.value_type if field.name in names else None
         fields += [pa.field(column, number) for column in names[field.name]] if number is not None else [field]
-    facts = json.loads(schema.metadata[METADATA_KEY]) | {"columns": names}
+    facts = facts_of(schema) | {"columns": names}
     return pa.schema(fields, {**schema.metadata, METADATA_KEY: json.dumps(facts).encode()})
 
 
@@ -106,14 +112,7 @@ def column_names(schema: pa.Schema) -> dict[str, list[str]]:
     labels = {name: [f"{name}={state}" for state in names] for name, names in states.items()}
     labels |= {name: [f"{name}.{place + 1}" for place in range(schema.field(name).type.list_size)] for name in ranked}
     lists = [field.name for field in schema if field.name in labels and pa.types.is_fixed_size_list(field.type)]
-    taken = set(schema.names) - set(lists)
-
-    def free(name: str) -> str:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        return name
-
+    free = free_names(set(schema.names) - set(lists))
     return {name: [free(label) for label in labels[name]] for name in lists}
 
 

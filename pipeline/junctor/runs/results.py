@@ -1,15 +1,15 @@
 """Answers as an Arrow table: one row a case, one column a target, and the metadata of its schema.
 
-Main function: `answers_table`, called by partitions of runs. Main class: AnswerTables, kept by the API from call to
-call.
+Main class: AnswerTables, kept by the API from call to call; `score_tables.answers_table` is for one table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,18 +82,24 @@ class Columns:
     errors: tuple[str, ...]
 
 
-def columns_for(query: Query, targets: Sequence[str]) -> Columns:
-    """Return the names of the columns other than `targets`."""
-    taken = set(targets)
+def free_names(taken: Iterable[str]) -> Callable[[str], str]:
+    """Return what gives a name that is taken trailing underscores; what it gives is taken as well."""
+    names = set(taken)
 
     def free(name: str) -> str:
-        while name in taken:
+        while name in names:
             name += "_"
+        names.add(name)
         return name
 
+    return free
+
+
+def columns_for(query: Query, targets: Sequence[str]) -> Columns:
+    """Return the names of the columns other than `targets`."""
+    free = free_names(targets)
     log = "log_evidence" if query.kind == "posteriors" else "log_probability"
     errors = tuple(free(f"{name}_error") for name in targets)
-    taken.update(errors)
     sampled = (free("log_evidence_error"), free("effective_samples"), free("samples"), free("method"))
     return Columns(free("case_id"), free(log), free("status"), free("reason"), *sampled, errors)
 
@@ -122,7 +128,7 @@ def default_partition_rows(network: Network, query: Query, part_bytes: int | Non
 
 
 def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of `answers_table`, with the state names of each target in its metadata."""
+    """Return the schema of tables of posteriors or explanations, with the states of each target in its metadata."""
     targets = target_names(network, query)
     names = columns_for(query, targets)
     number = pa.float32() if query.precision == "single" else pa.float64()
@@ -147,20 +153,6 @@ def answers_schema(network: Network, query: Query, case_id_type: pa.DataType) ->
     return pa.schema(fields, {METADATA_KEY: json.dumps(_description(network, query, targets)).encode()})
 
 
-def answers_table(
-    answers: Answers, case_ids: pa.Array, network: Network, query: Query, kept: pa.Table | None = None
-) -> pa.Table:
-    """Return the answers to one batch as a table of `answers_schema`, rows in the order of the batch.
-
-    answers: to the rows of the batch.
-    case_ids: Arrow array [rows].
-    network, query: of the answers.
-    kept: columns of the evidence that are carried through.
-    The metadata under `junctor.part` has the number of rows of each status.
-    """
-    return with_kept(AnswerTables(network, query).table(answers, case_ids), kept)
-
-
 def with_kept(table: pa.Table, kept: pa.Table | None) -> pa.Table:
     """Return a table of answers with columns of the evidence after the case ids."""
     if kept is not None:
@@ -183,7 +175,7 @@ class AnswerTables:
         self._template = lru_cache(KEPT_TEMPLATES)(self._template_of)
 
     def table(self, answers: Answers, case_ids: pa.Array) -> pa.Table:
-        """Return the answers to one batch as a table; arguments as of `answers_table`."""
+        """Return the answers to one batch as a table; arguments as of `score_tables.answers_table`."""
         counts = tuple(np.bincount(answers.status, minlength=len(self._statuses)).tolist())
         schema = self._schema_of_part(case_ids.type, counts)
         bad = answers.status != OK if counts[OK] < len(answers.status) else None
@@ -278,21 +270,27 @@ def sampled_columns(answers: SampledAnswers, bad: npt.NDArray[np.bool_] | None) 
     ]
 
 
+def facts_of(schema: pa.Schema) -> dict[str, Any]:
+    """Return what the metadata of a result says of all its parts."""
+    facts: dict[str, Any] = json.loads(schema.metadata[METADATA_KEY])
+    return facts
+
+
 def states_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return target name -> state names, from the schema of a result."""
-    states: dict[str, list[str]] = json.loads(schema.metadata[METADATA_KEY])["states"]
+    states: dict[str, list[str]] = facts_of(schema)["states"]
     return states
 
 
 def list_states_of(schema: pa.Schema) -> dict[str, list[str]]:
     """Return column name -> state names of all columns of lists: targets and, in sampled tables, standard errors."""
-    description, states = json.loads(schema.metadata[METADATA_KEY]), states_of(schema)
-    return states | {error: states[name] for name, error in description.get("errors", {}).items()}
+    states = states_of(schema)
+    return states | {error: states[name] for name, error in facts_of(schema).get("errors", {}).items()}
 
 
 def lists_of_scores(schema: pa.Schema) -> list[str]:
     """Return the names of the columns that are lists of the most probable states, or of numbers of these."""
-    facts = json.loads(schema.metadata[METADATA_KEY])
+    facts = facts_of(schema)
     if facts.get("answers") != "scores" or facts["top"] is None:
         return []
     columns = (facts["probability_columns"], facts.get("error_columns", {}))
@@ -301,7 +299,7 @@ def lists_of_scores(schema: pa.Schema) -> list[str]:
 
 def numbers_of_scores(schema: pa.Schema) -> list[str]:
     """Return the names of the columns of probabilities and entropies of targets."""
-    facts = json.loads(schema.metadata[METADATA_KEY])
+    facts = facts_of(schema)
     kinds = ("probability_columns", "entropy_columns", "error_columns")
     return [name for kind in kinds for name in facts.get(kind, {}).values()]
 

@@ -141,7 +141,7 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
     rows = partitions = 0
     threads = usable_cores()
     numbered = enumerate(_with_rows(job.input_parts(threads)))
-    for written in ahead(partial(_keep, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
+    for written in ahead(partial(_written, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
         rows += written
         partitions += 1
         progress.advance(written)
@@ -158,7 +158,7 @@ def _with_rows(parts: Iterator[InputPart]) -> Iterator[InputPart]:
             yield part
 
 
-def _keep(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
+def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
     """Write a partition unless it is there; return its rows."""
     number, part = numbered
     path = directory.evidence_part(number)

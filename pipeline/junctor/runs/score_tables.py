@@ -24,6 +24,7 @@ from junctor.runs.results import (
     METADATA_KEY,
     AnswerTables,
     answers_schema,
+    free_names,
     part_metadata,
     sampled_columns,
     status_array,
@@ -67,14 +68,7 @@ class ScoreColumns:
 
 def score_columns(query: Query, targets: Sequence[str]) -> ScoreColumns:
     """Return the names of the columns other than `targets`."""
-    taken = set(targets)
-
-    def free(name: str) -> str:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        return name
-
+    free = free_names(targets)
     chosen = tuple(free(name) for name in query.probabilities)
     probabilities, entropies, errors = (
         tuple(free(f"{name}_{what}") for name in targets) for what in ("probability", "entropy", "error")
@@ -185,7 +179,14 @@ def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
 def answers_table(
     answers: Answers, case_ids: pa.Array, network: Network, query: Query, kept: pa.Table | None = None
 ) -> pa.Table:
-    """Return the answers to one batch as a table, as `results.answers_table` or as scores; arguments as there."""
+    """Return the answers to one batch as a table, rows in the order of the batch.
+
+    answers: to the rows of the batch.
+    case_ids: Arrow array [rows].
+    network, query: of the answers.
+    kept: columns of the evidence that are carried through.
+    The metadata under `junctor.part` has the number of rows of each status.
+    """
     return with_kept(tables_for(network, query).table(answers, case_ids), kept)
 
 
