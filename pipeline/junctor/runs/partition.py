@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from junctor.model.answers import Answers
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.runs.results import AnswerTables
+    from junctor.runs.score_tables import ScoreTables
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -143,7 +145,7 @@ class PartTask(PartitionTask[RunSpec]):
     ) -> pa.Table:
         """Return the table of answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
-        from junctor.runs.score_tables import answers_table
+        from junctor.runs.results import with_kept
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
@@ -155,7 +157,7 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return answers_table(answers, inputs.case_ids, network, query, inputs.kept)
+        return with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
@@ -400,6 +402,18 @@ def network_for(network_file: str, digest: str) -> Network:
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
     return network
+
+
+@lru_cache(maxsize=1)
+def tables_of(directory: RunDirectory, spec: RunSpec) -> AnswerTables | ScoreTables:
+    """Return what makes tables of answers, kept for the next partition of a run in this process.
+
+    directory: has the network.
+    spec: specification of the run.
+    """
+    from junctor.runs.score_tables import tables_for
+
+    return tables_for(network_for(str(directory.network), spec.network_digest), spec.as_query())
 
 
 @lru_cache(maxsize=1)
