@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from junctor.model.answers import Answers
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.runs.answer_files import AnswerWriter
     from junctor.runs.results import AnswerTables
     from junctor.runs.score_tables import ScoreTables
     from junctor.sampling.auto import AutoEngine
@@ -161,9 +162,7 @@ class PartTask(PartitionTask[RunSpec]):
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
-        from junctor.runs.answer_files import write_answers
-
-        write_answers(answers, path, self.spec.as_files())
+        writer_of(self.home, self.spec).write(answers, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +413,14 @@ def tables_of(directory: RunDirectory, spec: RunSpec) -> AnswerTables | ScoreTab
     from junctor.runs.score_tables import tables_for
 
     return tables_for(network_for(str(directory.network), spec.network_digest), spec.as_query())
+
+
+@lru_cache(maxsize=1)
+def writer_of(directory: RunDirectory, spec: RunSpec) -> AnswerWriter:
+    """Return what writes tables of answers, kept for the next partition of a run in this process; spec: of it."""
+    from junctor.runs.answer_files import AnswerWriter
+
+    return AnswerWriter(spec.as_files())
 
 
 @lru_cache(maxsize=1)
