@@ -392,14 +392,27 @@ _with_inputs, _writing = _Count(), _Count()
 _one_at_a_time = threading.Lock()
 
 
-@lru_cache(maxsize=1)
-def network_for(network_file: str, digest: str) -> Network:
-    """Return the network of a run, kept for its next partition in this process."""
+# The network of the latest run.
+_network: Network | None = None
+
+
+def network_for(network_file: str, digest: str, given: Network | None = None) -> Network:
+    """Return the network of a run, kept for its next partition in this process.
+
+    network_file: of the run directory.
+    digest: of the network.
+    given: the network, where it is at hand.
+    """
+    global _network
     from junctor.formats import read_network
 
-    network = read_network(network_file)
+    # Threads that come first at the same time read it twice.
+    network = _network if given is None else given
+    if network is None or network.digest != digest:
+        network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
+    _network = network
     return network
 
 
