@@ -85,6 +85,9 @@ class _Columns:
     def of(cls, schema: pa.Schema, files: AnswerFiles) -> _Columns:
         lists = column_names(schema)
         numbers = {*lists, *numbers_of_scores(schema)}
+        if files.layout == "columns":
+            numbers.update(column for columns in lists.values() for column in columns)
+            schema = schema_in_columns(schema, lists)
         # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a
         # column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
         # query either. Nor do those of scores, which would take a sixth of their time.
