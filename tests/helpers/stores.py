@@ -239,7 +239,7 @@ class Bucket:
         assert status == 200, data
         return data
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         """Return the names of all objects, without marks of folders."""
         found: list[str] = []
         after = ""
@@ -255,4 +255,4 @@ class Bucket:
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Return all objects by name."""
-        return {key: self.get(key) for key in self.keys(prefix)}
+        return {key: self.get(key) for key in self.names(prefix)}

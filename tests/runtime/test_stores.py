@@ -36,7 +36,7 @@ def test_objects_are_written_read_listed_and_removed(bucket: Bucket) -> None:
     assert path.etag() != first
     path.unlink()
     assert not path.exists()
-    assert bucket.keys() == []
+    assert bucket.names() == []
 
 
 def test_the_environment_names_the_endpoint(bucket: Bucket) -> None:

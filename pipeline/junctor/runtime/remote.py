@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
 from urllib.parse import quote, unquote, urlsplit
 
 from junctor.model.errors import InputError
@@ -244,11 +244,15 @@ class RemotePath:
         with pa.memory_map(str(local)) if local.stat().st_size else pa.BufferReader(b"") as file:
             self.write_bytes(file.read_buffer())
 
-    def open(self, mode: str = "rb", encoding: str = "utf-8") -> IO[Any]:
+    @overload
+    def open(self, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
+    @overload
+    def open(self, mode: Literal["r"], encoding: str = "utf-8") -> io.TextIOWrapper: ...
+    def open(self, mode: str = "rb", encoding: str = "utf-8") -> io.BufferedReader | io.TextIOWrapper:
         """Open the object for reading, "rb" or "r"; raises FileNotFoundError, ValueError for another mode."""
         if mode not in ("rb", "r"):
             raise ValueError(f"found mode {mode!r}: objects are written whole, by write_bytes")
-        file = io.BufferedReader(self.open_raw(), BUFFER_BYTES)
+        file: io.BufferedReader = io.BufferedReader(self.open_raw(), BUFFER_BYTES)
         return file if mode == "rb" else io.TextIOWrapper(file, encoding)
 
     def open_raw(self) -> RemoteFile:
@@ -548,3 +552,21 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     if first == "**":
         return any(_matches(parts[i:], rest or ["*"]) for i in range(len(parts)))
     return bool(parts) and fnmatchcase(parts[0], first) and _matches(parts[1:], rest)
+
+
+def shown(text: str) -> str:
+    """Return what a user wrote as a path, without the credentials of a URL."""
+    path = location(text)
+    return str(path) if isinstance(path, RemotePath) else text
+
+
+def arrow_file(path: AnyPath) -> pa.NativeFile:
+    """Open a file for Arrow's readers, at any place of it; a context manager."""
+    import pyarrow as pa
+
+    return pa.PythonFile(path.open_raw(), "r") if isinstance(path, RemotePath) else pa.OSFile(str(path))
+
+
+def parquet_source(path: AnyPath) -> Path | pa.NativeFile:
+    """Return what Arrow's readers of Parquet open: a local path as it is, an object as an open file."""
+    return arrow_file(path) if isinstance(path, RemotePath) else path
