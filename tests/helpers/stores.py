@@ -24,7 +24,9 @@ ENVIRONMENT = {**CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADA
 START_SECONDS = 60
 # Ends with its standard input, which ends with the tests, however they do.
 _SERVER = """
-import os, sys, threading
+import os, socketserver, sys, threading
+# Answers in two pieces would wait for each other's receipt, 40 ms.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 from moto.server import main
 main()
@@ -124,6 +126,7 @@ class _Server(ThreadingHTTPServer):
 def _handler_of(proxy: FlakyProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def handle_one_request(self) -> None:
             self.raw_requestline = self.rfile.readline(65537)

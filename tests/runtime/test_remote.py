@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -315,8 +317,6 @@ def test_what_stays_is_told_at_once(store: Store, reason: str, kind: type[OSErro
 
 
 def test_parquet_is_read_through_it(store: Store, tmp_path: Path) -> None:
-    import pyarrow as pa
-
     table = pa.table({"a": list(range(1000))})
     pq.write_table(table, tmp_path / "x.parquet")
     path_of("x.parquet").put(tmp_path / "x.parquet")
@@ -330,3 +330,40 @@ def test_bad_options_of_a_url_are_told_without_secrets() -> None:
         path.exists()
     assert "s3cr3t" not in f"{caught.value!r} {caught.value.__context__!r}"
     assert "AKIA" not in str(caught.value)
+
+
+def test_fsspec_stands_in_where_arrow_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+    from fsspec.registry import _registry
+
+    class Memory(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "gs"
+        _strip_protocol = classmethod(lambda cls, path: "/" + path.removeprefix("gs://").strip("/"))
+
+    class Lacking:
+        @staticmethod
+        def from_uri(url: str) -> None:
+            raise pa.ArrowNotImplementedError("built without GCS")
+
+    monkeypatch.setattr(fs, "FileSystem", Lacking)
+    monkeypatch.setitem(_registry, "gs", Memory)
+    path = location("gs://some-bucket/a/b")
+    assert isinstance(path, RemotePath)
+    path.write_bytes(b"hello")
+    assert path.read_bytes() == b"hello"
+    assert [each.name for each in path.parent.glob("*")] == ["b"]
+    path.unlink()
+    assert not path.exists()
+
+
+def test_a_store_without_any_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lacking:
+        @staticmethod
+        def from_uri(url: str) -> None:
+            raise ImportError("Arrow was built without Azure; install adlfs")
+
+    monkeypatch.setattr(fs, "FileSystem", Lacking)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(OSError, match="cannot be used") as caught:
+        location("abfs://c@nowhere.dfs.core.windows.net/x").exists()  # type: ignore[union-attr]
+    assert "\n" not in str(caught.value)

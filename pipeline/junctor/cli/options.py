@@ -16,12 +16,16 @@ from junctor.runtime.remote import local_path
 NetworkFile = Annotated[
     str,
     typer.Argument(
-        metavar="NETWORK", help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI or our Parquet, or any .gz."
+        metavar="NETWORK",
+        help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI Parquet, or any .gz; a file, or its URL (s3://, ...).",
     ),
 ]
 EvidenceFile = Annotated[
     str,
-    typer.Argument(metavar="EVIDENCE", help="Evidence, one row a case: CSV, Parquet (file or folder), Arrow or .evid."),
+    typer.Argument(
+        metavar="EVIDENCE",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file or folder, or its URL (s3://, ...).",
+    ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]

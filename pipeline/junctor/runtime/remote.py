@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "abfs", "abfss")
 # Seconds before each further try of a request that failed for a reason that may pass; about twice as long at the most.
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-# Seconds of S3: Arrow's default of 3 for an answer is short for a store at work.
-_PATIENCE = {"connect_timeout": 10.0, "request_timeout": 30.0, "allow_delayed_open": True}
+# By kind of filesystem. S3: Arrow's default of 3 s for an answer is short for a store at work, and small objects go by
+# one request. Google: its client would try for 15 minutes by itself.
+_PATIENCE: dict[str, dict[str, Any]] = {
+    "s3": {"connect_timeout": 10.0, "request_timeout": 30.0, "allow_delayed_open": True},
+    "gcs": {"retry_time_limit": timedelta(seconds=30)},
+}
 # Bytes of one request of a file that is read from its start to its end.
 BUFFER_BYTES = 2**23
 # Stores without folders: a name with slashes is made with its object.
@@ -511,11 +516,12 @@ def _opened(site: str) -> tuple[FileSystem, str]:
 
         remote, root = url_to_fs(url)
         return fs.PyFileSystem(fs.FSSpecHandler(remote)), root.rstrip("/")
-    if filesystem.type_name == "s3":
+    patience = _PATIENCE.get(filesystem.type_name)
+    if patience is not None:
         # As a pickle would open it again, with other times.
         options = filesystem.__reduce__()[1][0]
-        known = {name: value for name, value in _PATIENCE.items() if name in options}
-        filesystem = fs.S3FileSystem(**{**options, **known})
+        known = {name: value for name, value in patience.items() if name in options}
+        filesystem = type(filesystem)(**{**options, **known})
     return filesystem, root.rstrip("/")
 
 
