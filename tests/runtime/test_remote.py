@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import re
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.model.errors import InputError
+from junctor.model.errors import InputError, RunError
 from junctor.runtime import remote
+from junctor.runtime.files import aside, clear_temporaries
 from junctor.runtime.remote import RemotePath, local_path, location
 from pyarrow import fs
 
@@ -276,6 +280,20 @@ def test_requests_are_tried_again(store: Store, reason: str) -> None:
         assert not store.failures
 
 
+def test_a_removal_whose_answer_was_lost_is_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [OSError("AWS Error NETWORK_CONNECTION")]
+
+    def remove(path: str) -> None:
+        store.inner.delete_file(path)
+        if answers:
+            raise answers.pop()
+
+    path_of("lost").write_bytes(b"1")
+    monkeypatch.setattr(store, "delete_file", remove)
+    path_of("lost").unlink()
+    assert not path_of("lost").exists()
+
+
 def test_reads_of_an_open_file_are_tried_again(store: Store) -> None:
     path_of("open").write_bytes(b"0123456789")
     with path_of("open").open_raw() as file:
@@ -367,3 +385,28 @@ def test_a_store_without_any_library_is_told(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="cannot be used") as caught:
         location("abfs://c@nowhere.dfs.core.windows.net/x").exists()  # type: ignore[union-attr]
     assert "\n" not in str(caught.value)
+
+
+def test_files_of_killed_processes_go_and_those_in_use_stay(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stray = tmp_path / "junctor-put-x.tmp"
+    stray.write_bytes(b"left")
+    with aside(path_of("object")) as temporary:
+        temporary.write_bytes(b"whole")
+        clear_temporaries()
+        assert temporary.exists()
+        assert not stray.exists()
+    assert path_of("object").read_bytes() == b"whole"
+    with suppress(ZeroDivisionError), aside(path_of("other")) as temporary:
+        temporary.write_bytes(b"half")
+        raise ZeroDivisionError
+    assert not path_of("other").exists()
+    assert not list(tmp_path.glob("junctor-put-*"))
+
+
+def test_a_full_temporary_folder_is_told_by_its_name(store: Store) -> None:
+    full = pytest.raises(RunError, match=rf"^{re.escape(tempfile.gettempdir())}: no space left")
+    with full, aside(path_of("object")):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
