@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,16 +11,21 @@ from junctor.model.errors import JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 NetworkFile = Annotated[
     str,
     typer.Argument(
-        metavar="NETWORK", help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI or our Parquet, or any .gz."
+        metavar="NETWORK",
+        help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI Parquet, or any .gz; a file, or its URL (s3://, ...).",
     ),
 ]
 EvidenceFile = Annotated[
     str,
-    typer.Argument(metavar="EVIDENCE", help="Evidence, one row a case: CSV, Parquet (file or folder), Arrow or .evid."),
+    typer.Argument(
+        metavar="EVIDENCE",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file or folder, or its URL (s3://, ...).",
+    ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]
@@ -148,7 +152,7 @@ def compute_options(
         "threads": threads,
         "device": device,
         "device_memory": memory_size(device_memory, "--device-memory"),
-        "spill_dir": None if spill is None else Path(spill),
+        "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
     # Zero is a size: only what was not given is left to the defaults.

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def run(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://."
+        ),
+    ],
     targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     answers: cli.AnswersOption = "posteriors",
@@ -136,8 +141,10 @@ def score(
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
 
     configured = is_configured()
+    as_a_flow = configured if prefect is None else prefect
+    job.check_places(recorded=as_a_flow)
     try:
-        if not (configured if prefect is None else prefect):
+        if not as_a_flow:
             # Without Prefect, which takes seconds to import.
             from junctor.runs.run import run as run_plainly
 

@@ -16,6 +16,7 @@ from typing import IO, cast
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, Place, nearest
+from junctor.runtime.remote import AnyPath, RemotePath
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 
@@ -46,7 +47,7 @@ def checked_format(format: str | None) -> str | None:
     return format
 
 
-def format_of(path: Path) -> str:
+def format_of(path: AnyPath) -> str:
     """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     # The ending before `.gz` names the format.
@@ -67,25 +68,29 @@ def format_of(path: Path) -> str:
     return format
 
 
-def files_of(folder: Path) -> list[Path]:
+def files_of(folder: AnyPath) -> list[AnyPath]:
     """Return all files of a folder in the order of their paths, without names that start with "_" or "."."""
-    files = []
+    if isinstance(folder, RemotePath):
+        # Sorted, by one listing.
+        found = ((path, path.relative_to(folder).parts) for path in folder.rglob("*") if path.is_file())
+        return [path for path, parts in found if not any(part.startswith(("_", ".")) for part in parts)]
+    files: list[Path] = []
     # Such names are markers (_SUCCESS) and leftovers of other tools.
     for directory, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(("_", "."))]
         files += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
-    return sorted(files, key=lambda path: path.relative_to(folder).parts)
+    return [*sorted(files, key=lambda path: path.relative_to(folder).parts)]
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def open_bytes(path: AnyPath) -> IO[bytes]:
     """Open a file for reading, gzipped if its name says so."""
     if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
+        return cast(IO[bytes], gzip.open(path if isinstance(path, Path) else path.open(), "rb"))
     return path.open("rb")
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: AnyPath) -> Iterator[None]:
     """Context manager: turn errors of reading a file into an EvidenceError that names it."""
     place = Place(str(path))
     try:
@@ -95,7 +100,8 @@ def explained(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise EvidenceError("no such file or folder", place) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise EvidenceError(f"cannot be read: {_first_line(error)}", place) from error
+        said = error.strerror if isinstance(path, RemotePath) and isinstance(error, OSError) else None
+        raise EvidenceError(f"cannot be read: {said or _first_line(error)}", place) from error
     except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
         raise EvidenceError(f"damaged, or not of its format: {_first_line(error)}", place) from error
 

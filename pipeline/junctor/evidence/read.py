@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -21,6 +20,7 @@ from junctor.evidence.files import checked_format, explained, files_of, format_o
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.threads import ahead
 
 # Hive and Spark write null as this folder name.
@@ -59,7 +59,7 @@ class EvidenceSource(Protocol):
 
 
 def open_evidence(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     network: Network,
     *,
     case_id: str | None = None,
@@ -79,7 +79,7 @@ def open_evidence(
     format: csv, tsv, parquet, arrow or evid; by default by the name or the first bytes.
     Raises EvidenceError.
     """
-    source, format = Path(path), checked_format(format)
+    source, format = location(path), checked_format(format)
     with explained(source):
         if not source.is_dir():
             format = format or format_of(source)
@@ -101,16 +101,16 @@ def open_evidence(
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, files)
 
 
-def digest_of(path: str | os.PathLike[str]) -> str:
+def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return the SHA-256 of a file's bytes; of a folder, of the names and contents of the files that are read."""
-    source = Path(path)
+    source = location(path)
     with explained(source):
         if not source.is_dir():
             with source.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         sha = hashlib.sha256()
         for file_path in files_of(source):
-            sha.update(file_path.relative_to(source).as_posix().encode(errors="surrogateescape") + b"\0")
+            sha.update("/".join(file_path.parts[len(source.parts) :]).encode(errors="surrogateescape") + b"\0")
             with file_path.open("rb") as file:
                 sha.update(hashlib.file_digest(file, "sha256").digest())
         return sha.hexdigest()
@@ -119,7 +119,7 @@ def digest_of(path: str | os.PathLike[str]) -> str:
 class ColumnTable(Protocol):
     """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
 
-    path: Path
+    path: AnyPath
     schema: pa.Schema
 
     def batches(
@@ -204,7 +204,7 @@ class TableSource:
 class _Block:
     """A batch of a file; its first row, in the table and in the file."""
 
-    path: Path
+    path: AnyPath
     encoder: Encoder
     batch: pa.RecordBatch
     first_row: int
@@ -234,7 +234,9 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
             )
 
 
-def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]) -> EvidenceSource:
+def _open_evid(
+    path: AnyPath, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]
+) -> EvidenceSource:
     from junctor.evidence.uai_evid import EvidSource
 
     if path.is_dir() or case_id is not None or keep:
@@ -243,7 +245,7 @@ def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, 
     return EvidSource.read(path, network, strict)
 
 
-def _open_tables(source: Path, format: str | None) -> Iterator[ColumnTable]:
+def _open_tables(source: AnyPath, format: str | None) -> Iterator[ColumnTable]:
     if not source.is_dir():
         yield open_table(source, format or format_of(source))
         return
@@ -254,7 +256,7 @@ def _open_tables(source: Path, format: str | None) -> Iterator[ColumnTable]:
         yield open_table(path, format or format_of(path), source)
 
 
-def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTable:
+def open_table(path: AnyPath, format: str, folder: AnyPath | None = None) -> ColumnTable:
     """Open a file of columns; `folder` is the one whose subfolders `column=value` are columns as well."""
     with explained(path):
         if format in ("csv", "tsv"):
@@ -271,7 +273,7 @@ def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTab
             table = ArrowTable(path)
         else:
             raise EvidenceError("UAI evidence cannot be one of several files of a folder", Place(str(path)))
-        parents = path.relative_to(folder).parts[:-1] if folder else ()
+        parents = path.parts[len(folder.parts) : -1] if folder else ()
         constants = dict(part.split("=", 1) for part in parents if "=" in part)
         return _WithFolderColumns(table, constants) if constants else table
 

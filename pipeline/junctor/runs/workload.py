@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
@@ -24,6 +23,7 @@ from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.files import aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
@@ -52,7 +52,7 @@ class InputPart:
 
     rows: int
     bytes: int
-    write: Callable[[Path], None]
+    write: Callable[[AnyPath], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,25 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def places(self) -> tuple[str, str, str]:
+        """Model, inputs and output, as they were given."""
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """The inputs and the model, in Markdown."""
+
+    def check_places(self, recorded: bool = False) -> None:
+        """Raise InputError for URLs that cannot be used, before any work.
+
+        recorded: whether others keep a record of the places, in which there must be no credentials.
+        """
+        for path in map(location, self.places):
+            if recorded and isinstance(path, RemotePath) and path.has_credentials:
+                raise InputError(
+                    f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
+                    "environment or a profile, or use --no-prefect"
+                )
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -127,9 +144,9 @@ class Workload(ABC):
 
     def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
         """Return the task of a worker for one partition."""
-        return self.task_class(str(self.directory.path), part, spec, counts, compute)
+        return self.task_class(self.directory.path, part, spec, counts, compute)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
 
 
@@ -137,9 +154,9 @@ class Workload(ABC):
 class Job(Workload):
     """A run of rows of evidence; paths as they were given.
 
-    network: file of it.
-    evidence: file or folder of it.
-    output: run directory.
+    network: file of it, or its URL.
+    evidence: file or folder of it, or its URL.
+    output: run directory, or its URL.
     query: for every row.
     partition_rows: cases in one part; None for a number by the width of the answers.
     part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
@@ -177,12 +194,17 @@ class Job(Workload):
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(Path(self.output).absolute())
+        return RunDirectory(location(self.output).absolute())
+
+    @property
+    def places(self) -> tuple[str, str, str]:
+        """Network, evidence and output, as they were given."""
+        return self.network, self.evidence, self.output
 
     @property
     def title(self) -> str:
         """The evidence and the network, in Markdown."""
-        return f"`{self.evidence}` on `{self.network}`"
+        return f"`{shown(self.evidence)}` on `{shown(self.network)}`"
 
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
@@ -246,7 +268,7 @@ class Job(Workload):
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
         # Read again, it would take longer than a few rows.
-        network_for(str(self.directory.network), model.digest, model)
+        network_for(self.directory.network, model.digest, model)
 
     def input_parts(self, threads: int) -> Iterator[InputPart]:
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
@@ -259,7 +281,7 @@ class Job(Workload):
         spec = self.directory.read_spec()
         source = open_evidence(
             self.evidence,
-            network_for(str(self.directory.network), spec.network_digest),
+            network_for(self.directory.network, spec.network_digest),
             case_id=spec.case_id,
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,
@@ -295,7 +317,7 @@ class Job(Workload):
         counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
         path = self.directory.csv(self.directory.read_spec().folder)
         if self.csv and not path.exists():
