@@ -21,7 +21,10 @@ NetworkFile = Annotated[
 ]
 EvidenceFile = Annotated[
     str,
-    typer.Argument(metavar="EVIDENCE", help="Evidence, one row a case: CSV, Parquet (file or folder), Arrow or .evid."),
+    typer.Argument(
+        metavar="EVIDENCE",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes.",
+    ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
 IgnoreExtra = Annotated[bool, typer.Option("--ignore-extra", help="Pass over columns that are not in the network.")]

@@ -1,6 +1,6 @@
 """Evidence files on disk: the files of a path, their formats, and access to their bytes.
 
-Main functions: `files_of`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
+Main functions: `input_files`, `format_of`, `open_bytes`, `explained`; called by the readers of all formats.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -35,6 +37,25 @@ _ENDINGS = {
 _FIRST_BYTES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 # The other formats compress their columns themselves, and are read at any offset.
 _GZIPPED = {"csv", "tsv", "evid"}
+# Hive and Spark write null as this folder name.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """The files of an input: of a folder, of a glob, or a single one.
+
+    folder: of which they are; names of its subfolders may be columns. None for a single file.
+    paths: in the order of their names, folder by folder.
+    """
+
+    folder: Path | None
+    paths: tuple[Path, ...]
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file in the folder, with slashes."""
+        return path.name if self.folder is None else path.relative_to(self.folder).as_posix()
 
 
 def checked_format(format: str | None) -> str | None:
@@ -67,14 +88,58 @@ def format_of(path: Path) -> str:
     return format
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return all files of a folder in the order of their paths, without names that start with "_" or "."."""
-    files = []
+def input_files(source: str | os.PathLike[str]) -> InputFiles:
+    """Return the files of a file, folder or glob, without names that start with "_" or "."; raises EvidenceError.
+
+    A folder and a glob have their files in the order of their paths, and one at the least.
+    """
+    path = Path(source)
+    with explained(path):
+        # A file may be called like a glob.
+        if not _WILD.isdisjoint(str(source)) and not path.exists():
+            return _matching(path)
+        if not path.is_dir():
+            return InputFiles(None, (path,))
+        paths = sorted(_files_below(path), key=lambda file: file.relative_to(path).parts)
+    if not paths:
+        raise EvidenceError("the folder has no evidence files", Place(str(path)))
+    return InputFiles(path, tuple(paths))
+
+
+def _matching(glob: Path) -> InputFiles:
+    # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
+    fixed = [_WILD.isdisjoint(part) and "=" not in part for part in glob.parts]
+    depth = fixed.index(False)
+    folder = Path(*glob.parts[:depth])
+    found: set[Path] = set()
+    for path in folder.glob("/".join(glob.parts[depth:])):
+        if not _is_hidden(path.relative_to(folder).parts):
+            found.update(_files_below(path) if path.is_dir() else [path])
+    if not found:
+        raise EvidenceError("no file has such a name", Place(str(glob)))
+    return InputFiles(folder, tuple(sorted(found, key=lambda file: file.relative_to(folder).parts)))
+
+
+def partition_columns(name: str) -> dict[str, str | None]:
+    """Return the columns in the folders of a file: `date=2026-11-22/a.csv` has a column `date`; null is None."""
+    pairs = (part.split("=", 1) for part in partition_of(name).split("/") if part)
+    return {unquote(column): None if text == _NULL_FOLDER else unquote(text) for column, text in pairs}
+
+
+def partition_of(name: str) -> str:
+    """Return the folders `column=value` in the name of a file, as they are written."""
+    return "/".join(part for part in name.split("/")[:-1] if part.find("=") > 0)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
     # Such names are markers (_SUCCESS) and leftovers of other tools.
     for directory, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
-        files += [Path(directory, name) for name in names if not name.startswith(("_", "."))]
-    return sorted(files, key=lambda path: path.relative_to(folder).parts)
+        folders[:] = [name for name in folders if not _is_hidden([name])]
+        yield from (Path(directory, name) for name in names if not _is_hidden([name]))
+
+
+def _is_hidden(names: Sequence[str]) -> bool:
+    return any(name.startswith(("_", ".")) for name in names)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
