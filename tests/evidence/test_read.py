@@ -221,7 +221,7 @@ def test_folders_are_no_evidence(tmp_path: Path) -> None:
     (tmp_path / "smoke=yes").mkdir()
     path = tmp_path / "smoke=yes" / "a.csv"
     path.write_text("grade\n1\n")
-    with pytest.raises(EvidenceError, match="folder .smoke. has the name of a variable, but folders are never"):
+    with pytest.raises(EvidenceError, match="'smoke' has the name of a variable, but folders are never"):
         read(tmp_path)
     assert list(read(tmp_path, ignore_extra=True)[0].batch.states) == [1]
     path.write_text("smoke\nno\n")
