@@ -53,6 +53,23 @@ PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
 ]
+Incremental = Annotated[
+    bool,
+    typer.Option(
+        "--incremental", help="Answer only files that are new or changed since the last run, and commit them."
+    ),
+]
+Backfill = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backfill",
+        metavar="COLUMN=FIRST..LAST",
+        help="With --incremental: answer these partitions again; repeatable.",
+    ),
+]
+DropRemoved = Annotated[
+    bool, typer.Option("--drop-removed", help="With --incremental: remove the answers to files that are gone.")
+]
 Workers = Annotated[
     int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")
 ]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, cast
 from urllib.parse import unquote
@@ -48,14 +49,20 @@ class InputFiles:
 
     folder: of which they are; names of its subfolders may be columns. None for a single file.
     paths: in the order of their names, folder by folder.
+    pattern: of a glob, below the folder, one for each name.
     """
 
     folder: Path | None
     paths: tuple[Path, ...]
+    pattern: tuple[str, ...] = ()
 
     def name_of(self, path: Path) -> str:
         """Return the name of a file in the folder, with slashes."""
         return path.name if self.folder is None else path.relative_to(self.folder).as_posix()
+
+    def covers(self, name: str) -> bool:
+        """Return True if a file of this name would be among them if it was there."""
+        return _matches(name.split("/"), self.pattern)
 
 
 def checked_format(format: str | None) -> str | None:
@@ -117,7 +124,17 @@ def _matching(glob: Path) -> InputFiles:
             found.update(_files_below(path) if path.is_dir() else [path])
     if not found:
         raise EvidenceError("no file has such a name", Place(str(glob)))
-    return InputFiles(folder, tuple(sorted(found, key=lambda file: file.relative_to(folder).parts)))
+    paths = tuple(sorted(found, key=lambda file: file.relative_to(folder).parts))
+    return InputFiles(folder, paths, glob.parts[depth:])
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if a file is matched, or a folder that it is in."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_matches(names[i:], pattern[1:]) for i in range(len(names)))
+    return bool(names) and fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def partition_columns(name: str) -> dict[str, str | None]:

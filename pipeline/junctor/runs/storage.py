@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -37,6 +38,8 @@ FORMAT_VERSION = 1
 _KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+# Of increments: a key, which is no number, in place of `part`.
+_PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow)")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -71,6 +74,7 @@ class RunSpec:
     output_format: OutputFormat = field(default="parquet", metadata=OPTIONAL)
     layout: Layout = field(default="lists", metadata=OPTIONAL)
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
+    incremental: bool = field(default=False, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -202,6 +206,10 @@ class Directory(Generic[Spec]):
             raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
         return ingested
 
+    def expected(self, spec: AnySpec) -> Ingested:
+        """Return the rows and partitions that plans are made for."""
+        return self.counts()
+
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
         kind, format = spec.folder, spec.output_format
@@ -232,8 +240,14 @@ class Directory(Generic[Spec]):
                 if not replaced:
                     self._refuse_foreign_files()
                 write_json(self.spec_file, spec_record(spec))
-            elif there != spec:
+            elif not self._is_continued_by(there, spec):
                 raise RunError(_difference(self.path, there, spec))
+            elif there != spec:
+                write_json(self.spec_file, spec_record(spec))
+
+    def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
+        """Return True if a run of `spec` goes on with what is there."""
+        return there == spec
 
     def _lock(self) -> IO[str]:
         with explained(self.path):
@@ -256,7 +270,9 @@ class Directory(Generic[Spec]):
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if the run in the directory is to be removed for one of `spec`."""
         try:
-            return self._read_spec() != spec and (overwrite or not self._has_answers())
+            there = self._read_spec()
+            is_other = there is None or not self._is_continued_by(there, spec)
+            return is_other and (overwrite or not self._has_answers())
         except RunError:
             return overwrite
 
@@ -276,15 +292,24 @@ class Directory(Generic[Spec]):
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
-            (self.path / folder / "done.json").unlink(missing_ok=True)
-            for part in _parts_in(self.path / folder):
-                part.unlink()
+            self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
-            with suppress(OSError):
-                (self.path / folder).rmdir()
         for name in (*_MODELS, "speeds.json"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
+
+    def _clear_folder(self, folder: str, named: Collection[Path] = ()) -> None:
+        """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
+        path = self.path / folder
+        for part in chain(_parts_in(path), path.glob("**/.*.tmp")):
+            if part not in named:
+                part.unlink(missing_ok=True)
+        (path / "done.json").unlink(missing_ok=True)
+        # The deepest first.
+        for below in sorted({*path.glob("**/*=*"), path}, key=lambda below: -len(below.parts)):
+            # Not empty.
+            with suppress(OSError):
+                below.rmdir()
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
@@ -339,8 +364,8 @@ def spec_record(spec: Any) -> dict[str, Any]:
 
 
 def _parts_in(folder: Path) -> Iterator[Path]:
-    """Yield the files of partitions: Parquet, or Arrow."""
-    return chain(folder.glob("part-*.parquet"), folder.glob("part-*.arrow"))
+    """Yield the files of partitions, Parquet or Arrow, also those of increments."""
+    return (path for path in folder.glob("**/*") if _PART.fullmatch(path.name))
 
 
 def _difference(path: Path, old: Any, new: Any) -> str:
