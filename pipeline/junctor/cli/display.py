@@ -79,7 +79,7 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
     if manifest.increments:
         _show_increment(manifest)
     else:
-        typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {_statuses(manifest.statuses)}")
+        typer.echo(f"{manifest.rows:,} rows in {manifest.seconds:.1f} s: {show_statuses(manifest.statuses)}")
     size = format_bytes(sum(part.bytes for part in manifest.parts))
     there = f", {manifest.reused_parts:,} of them there already" if manifest.reused_parts else ""
     parts = f"{len(manifest.parts):,} part{'s' * (len(manifest.parts) != 1)}"
@@ -91,25 +91,22 @@ def _show_increment(manifest: Manifest) -> None:
     if manifest.increment is None:
         typer.echo(f"nothing is new ({manifest.seconds:.1f} s); {rows}")
         return
+    from junctor.runs.increments import lines_of
+
     last = manifest.increments[-1]
     answered = [each for each in manifest.inputs if each.increment == last.number]
-    typer.echo(
-        f"{last.rows:,} rows of {len(answered):,} inputs in {manifest.seconds:.1f} s: {_statuses(last.statuses)}"
-    )
-    again = {**dict.fromkeys(last.late, "late"), **dict.fromkeys(last.changed, "changed")}
-    again |= dict.fromkeys(last.backfilled, "backfilled")
-    lines = [f"{again.get(each.path, 'new')}: {each.path}, {each.rows:,} rows" for each in answered]
-    lines += [f"renamed: {new}, before {old}" for new, old in last.renamed.items()]
-    lines += [f"removed: {path}, its answers stay" for path in last.removed]
-    lines += [f"removed: {path}, and its answers" for path in last.dropped]
+    told = f": {show_statuses(last.statuses)}" if answered else ""
+    typer.echo(f"{last.rows:,} rows of {len(answered):,} inputs in {manifest.seconds:.1f} s{told}")
+    lines = lines_of(last, manifest.inputs)
     for line in lines[:MOST_LINES]:
         typer.echo(f"  {line}")
     if len(lines) > MOST_LINES:
-        typer.echo(f"  and {len(lines) - MOST_LINES:,} more: see the manifest")
+        typer.echo(f"  and {len(lines) - MOST_LINES:,} more: see `junctor status --all`")
     typer.echo(rows)
 
 
-def _statuses(statuses: Mapping[str, int]) -> str:
+def show_statuses(statuses: Mapping[str, int]) -> str:
+    """Return the rows of each status in words, without those of no rows."""
     return ", ".join(f"{count:,} {name}" for name, count in statuses.items() if count or name == "ok") or "none"
 
 

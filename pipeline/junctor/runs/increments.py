@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # has arrived meanwhile, and a part is never written over.
 
 # A file may be written again within the resolution of its time, so that a younger time tells nothing.
-_YOUNG_NS = 2 * 10**9
+_YOUNG_SECONDS = 2.0
 # Bytes of encoded evidence that waits to be written.
 _AHEAD = 2**28
 # Of a digest that names parts.
@@ -136,7 +136,7 @@ class Encoded:
     path: str
     digest: str
     bytes: int
-    modified: int | None
+    modified: float | None
     key: str
     why: Why
     rows: tuple[int, ...]
@@ -377,6 +377,22 @@ def increment_of(pending: Pending, parts: Sequence[Part], version: str, seconds:
     )
 
 
+def lines_of(increment: Increment, inputs: Sequence[Input]) -> list[str]:
+    """Return a line for each input that an increment is about; what nobody expects comes first.
+
+    inputs: after it.
+    """
+    reasons = {**dict.fromkeys(increment.late, "late"), **dict.fromkeys(increment.changed, "changed")}
+    reasons |= dict.fromkeys(increment.backfilled, "backfilled")
+    lines = [f"renamed: {new}, before {old}" for new, old in increment.renamed.items()]
+    lines += [f"removed: {path}, its answers stay" for path in increment.removed]
+    lines += [f"removed: {path}, and its answers" for path in increment.dropped]
+    answered = (each for each in inputs if each.increment == increment.number)
+    for each in sorted(answered, key=lambda each: each.path not in reasons):
+        lines.append(f"{reasons.get(each.path, 'new')}: {each.path}, {each.rows:,} rows")
+    return lines
+
+
 def total_of(statuses: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts by name."""
     total: dict[str, int] = {}
@@ -393,8 +409,8 @@ def refuse_broken(pending: Pending) -> None:
     reasons = list(pending.broken.values())
     more = f" (and {len(reasons) - _NAMED} more)" if len(reasons) > _NAMED else ""
     raise EvidenceError(
-        f"{len(reasons)} input{'s' * (len(reasons) > 1)} could not be read, {len(pending.inputs)} others were answered "
-        f"and committed; the next run tries again: {'; '.join(reasons[:_NAMED])}{more}"
+        f"inputs: {len(reasons)} could not be read, {len(pending.inputs)} answered and committed; the next run tries "
+        f"again: {'; '.join(reasons[:_NAMED])}{more}"
     )
 
 
@@ -407,7 +423,7 @@ class _Files:
     paths: dict[str, Path]
     listed: list[Listed]
     # Size and time of each, however young.
-    stamps: dict[str, tuple[int, int]]
+    stamps: dict[str, tuple[int, float]]
 
     @classmethod
     def of(cls, growth: Growth) -> _Files:
@@ -415,8 +431,8 @@ class _Files:
         found = input_files(growth.evidence)
         paths = {found.name_of(path): path for path in found.paths}
         stamps = {name: _stamp(path) for name, path in paths.items()}
-        now = time.time_ns()
-        listed = [Listed(name, size, at if now - at > _YOUNG_NS else None) for name, (size, at) in stamps.items()]
+        now = time.time()
+        listed = [Listed(name, size, at if now - at > _YOUNG_SECONDS else None) for name, (size, at) in stamps.items()]
         return cls(found, growth.format, paths, listed, stamps)
 
     def digest(self, listed: Listed) -> str:
@@ -432,10 +448,10 @@ class _Files:
             raise EvidenceError("was written to while it was read", Place(str(path)))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, float]:
     with unreadable(path):
         found = path.stat()
-        return found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime
 
 
 @dataclass(frozen=True, slots=True)

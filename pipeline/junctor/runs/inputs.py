@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from junctor.evidence.files import partition_columns, partition_of
 from junctor.model.errors import EvidenceError
@@ -24,12 +24,12 @@ class Listed:
 
     path: in the folder of the evidence, with slashes.
     bytes: its size.
-    modified: its time in nanoseconds, None where a later change might leave it as it is.
+    modified: its time in seconds since 1970, None where a later change might leave it as it is.
     """
 
     path: str
     bytes: int
-    modified: int | None
+    modified: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,19 @@ class Input:
     partition: str
     digest: str
     bytes: int
-    modified: int | None
+    modified: float | None
     key: str
     increment: int
     rows: int
     statuses: dict[str, int]
     parts: tuple[str, ...]
     removed: bool = False
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Input:
+        """Return it from a record of `asdict`; raises KeyError or TypeError for another record."""
+        # JSON has no tuples.
+        return cls(**{**record, "parts": tuple(record["parts"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -400,17 +400,13 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
-    inputs = [
-        Input(**{**each, "parts": tuple(each["parts"])})  # JSON has no tuples.
-        for each in record.get("inputs", ())
-    ]
     return Manifest(
         spec=parse(record["spec"]),
         parts=parts,
         stages=StageTimings(**record["stages"]),
         **fields,
         increment=record.get("increment"),
-        inputs=tuple(inputs),
+        inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
         increments=tuple(Increment.of(each) for each in record.get("increments", ())),
         columns=EvidenceColumns.of(record.get("columns")),
     )

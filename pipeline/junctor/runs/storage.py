@@ -35,8 +35,8 @@ from junctor.runtime.files import explained, read_json, write_json
 # Every file is written under another name, synced and renamed, so that a file with its name is whole.
 FORMAT_VERSION = 1
 # Of runs of both kinds: a directory holds one run of either.
-_KINDS = ("posteriors", "scores", "mpe", "viterbi")
-_INPUTS = ("evidence", "sequences")
+KINDS = ("posteriors", "scores", "mpe", "viterbi")
+INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow)")
@@ -221,7 +221,7 @@ class Directory(Generic[Spec]):
         # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
         # are removed.
         with self._lock():
-            for folder in (".", *_INPUTS, *_KINDS):
+            for folder in (".", *INPUTS, *KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
             yield
@@ -277,12 +277,12 @@ class Directory(Generic[Spec]):
             return overwrite
 
     def _has_answers(self) -> bool:
-        parts = (part for kind in _KINDS for part in _parts_in(self.path / kind))
-        tables = (self.csv(kind) for kind in _KINDS)
+        parts = (part for kind in KINDS for part in parts_in(self.path / kind))
+        tables = (self.csv(kind) for kind in KINDS)
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
     def _refuse_foreign_files(self) -> None:
-        for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
+        for name in (*_MODELS, "manifest.json", *INPUTS, *KINDS):
             if (self.path / name).exists():
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
@@ -291,7 +291,7 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*_INPUTS, *_KINDS):
+        for folder in (*INPUTS, *KINDS):
             self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
         for name in (*_MODELS, "speeds.json"):
@@ -301,7 +301,7 @@ class Directory(Generic[Spec]):
     def _clear_folder(self, folder: str, named: Collection[Path] = ()) -> None:
         """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
         path = self.path / folder
-        for part in chain(_parts_in(path), path.glob("**/.*.tmp")):
+        for part in chain(parts_in(path), path.glob("**/.*.tmp")):
             if part not in named:
                 part.unlink(missing_ok=True)
         (path / "done.json").unlink(missing_ok=True)
@@ -363,7 +363,7 @@ def spec_record(spec: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(spec).items() if name not in left_out}
 
 
-def _parts_in(folder: Path) -> Iterator[Path]:
+def parts_in(folder: Path) -> Iterator[Path]:
     """Yield the files of partitions, Parquet or Arrow, also those of increments."""
     return (path for path in folder.glob("**/*") if _PART.fullmatch(path.name))
 
@@ -375,9 +375,10 @@ def _difference(path: Path, old: Any, new: Any) -> str:
         for name in before
         if before[name] != after[name]
     ]
+    grows = [name for name in before if before[name] != after[name]] == ["evidence_digest"]
     return (
         f"{path} holds another run: {'; '.join(changed)}. Name another directory with --output, or replace that run "
-        "with --overwrite"
+        "with --overwrite" + ("; --incremental in a new one answers only what is new from then on" if grows else "")
     )
 
 
