@@ -433,6 +433,17 @@ def test_globs_leave_other_inputs_alone(world: World, answered: list[int]) -> No
     assert world.run(evidence=world.evidence / "date=*/*.parquet").increments[-1].removed
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"csv": True}, {"incremental": False, "backfill": ("date=1",)}, {"incremental": False, "drop_removed": True}],
+)
+def test_options_that_do_not_go_together(world: World, changes: dict[str, object]) -> None:
+    world.days([1])
+    with pytest.raises(EvidenceError, match="incremental"):
+        world.run(**changes)
+    assert not (world.folder / "out" / "run.json").exists()
+
+
 def test_a_single_file_grows(world: World, answered: list[int]) -> None:
     path = world.write("a.csv", seed=1)
     world.run(evidence=path)

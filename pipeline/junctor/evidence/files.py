@@ -117,7 +117,9 @@ def _matching(glob: Path) -> InputFiles:
     # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
     fixed = [_WILD.isdisjoint(part) and "=" not in part for part in glob.parts]
     depth = fixed.index(False)
-    folder = Path(*glob.parts[:depth])
+    folder = glob
+    while len(folder.parts) > depth:
+        folder = folder.parent
     found: set[Path] = set()
     for path in folder.glob("/".join(glob.parts[depth:])):
         if not _is_hidden(path.relative_to(folder).parts):

@@ -221,6 +221,12 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
+        if self.incremental and self.csv:
+            raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
+        if (self.backfill or self.drop_removed) and not self.incremental:
+            raise EvidenceError(
+                "found partitions to answer again, or answers to drop, in a run that is not incremental"
+            )
         network = read_network(self.network, self.network_format)
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
