@@ -381,7 +381,7 @@ def test_files_that_grow_while_they_are_read(world: World, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(encoded, "write_partition", write_partition)
-        patch.setattr("junctor.runs.increments.usable_cores", lambda: 1)
+        patch.setattr("junctor.runs.new_inputs.usable_cores", lambda: 1)
         with pytest.raises(EvidenceError, match="was written to while it was read"):
             world.run()
     assert world.answers().num_rows == 5

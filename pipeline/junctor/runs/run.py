@@ -22,12 +22,12 @@ from junctor.runs.increments import (
     Increment,
     IncrementDirectory,
     increment_of,
-    ingest,
     merge,
     refuse_broken,
     total_of,
 )
 from junctor.runs.inputs import Input
+from junctor.runs.new_inputs import ingest
 from junctor.runs.partition import (
     Part,
     PartitionTask,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from junctor.model.errors import BudgetError, EvidenceError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
-from junctor.runs.increments import Growth, IncrementDirectory, IncrementTask
+from junctor.runs.increments import IncrementDirectory, IncrementTask
+from junctor.runs.new_inputs import Growth
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
