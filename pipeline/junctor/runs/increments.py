@@ -115,7 +115,7 @@ class Pending:
 
     number: of the increment.
     inputs: to answer.
-    changes: everything else that differs from the manifest.
+    renamed, touched, removed, broken: as in `Changes`.
     dropped: removed inputs whose answers leave.
     columns: of all inputs; None without any.
     is_clean: whether no interrupted increment left files.

@@ -15,8 +15,8 @@ from junctor.runs.inputs import Input
 from junctor.runs.storage import INPUTS, KINDS, parts_in
 from junctor.runtime.files import read_json
 
-# Of an increment in progress the last one stays finished.
-State = Literal["finished", "unfinished", "finished, with an increment in progress"]
+# Beside an unfinished increment the last one stays what it is.
+State = Literal["finished", "unfinished", "finished, with an unfinished increment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def read_status(path: Path) -> RunStatus:
     try:
         return RunStatus(
             directory=str(path),
-            state="finished, with an increment in progress" if encoded and spec.get("incremental") else "finished",
+            state="finished, with an unfinished increment" if encoded and spec.get("incremental") else "finished",
             spec=spec,
             rows=manifest["rows"],
             statuses=manifest["statuses"],
