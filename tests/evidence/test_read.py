@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from junctor.evidence.batch import UNOBSERVED
 from junctor.evidence.delimited import DelimitedTable
 from junctor.evidence.encode import EncodedPartition, as_arrow, concatenate, encode_table
+from junctor.evidence.files import input_files
 from junctor.evidence.read import digest_of, open_evidence
 from junctor.model.errors import EvidenceError
 
@@ -254,6 +255,28 @@ def test_globs_are_one_table(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"day=3/\*.csv: no file has such a name"):
         read(tmp_path / "day=3/*.csv")
     assert digest_of(tmp_path / "day=1/*.csv") != digest_of(tmp_path / "day=2/*.csv")
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "covered"),
+    [
+        ("day=*/*.csv", "day=1/a.csv", True),
+        ("day=*/*.csv", "day=1/a.parquet", False),
+        ("day=*/*.csv", "a.csv", False),
+        ("day=1*", "day=12/x/a.csv", True),
+        ("day=1/*.csv", "day=2/a.csv", False),
+        ("**/*.csv", "a.csv", True),
+        ("**/*.csv", "x/y/a.csv", True),
+        ("**/y/*", "x/y/a.csv", True),
+        ("**/y/*", "x/a.csv", False),
+    ],
+)
+def test_globs_cover_names(tmp_path: Path, glob: str, name: str, covered: bool) -> None:
+    (tmp_path / "day=1" / "y").mkdir(parents=True)
+    (tmp_path / "day=1" / "y" / "z.csv").touch()
+    (tmp_path / "day=1" / "z.csv").touch()
+    assert input_files(tmp_path / glob).covers(name) == covered
+    assert input_files(tmp_path).covers(name)
 
 
 @pytest.mark.parametrize(
