@@ -78,13 +78,13 @@ def open_evidence(
     folder: of which a single file is; names of its subfolders may be columns.
     Raises EvidenceError.
     """
-    format = checked_format(format)
-    files = input_files(path) if folder is None else InputFiles(folder, (Path(path),))
-    with explained(Path(path)):
-        if files.folder is None or folder is not None:
-            format = format or format_of(files.paths[0])
+    source, format = Path(path), checked_format(format)
+    with explained(source):
+        files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
+        if files.paths == (source,):
+            format = format or format_of(source)
             if format == "evid":
-                return _open_evid(files.paths[0], network, case_id, strict, keep)
+                return _open_evid(source, network, case_id, strict, keep)
         tables = [open_table(each, format or format_of(each), files.folder) for each in files.paths]
         layouts = [
             read_layout(
