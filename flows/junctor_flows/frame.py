@@ -48,6 +48,7 @@ class FlowSteps:
         started = time.monotonic()
         try:
             steps.check_resources(resources)
+            job.check_places(recorded=True)
             with job.directory.locked():
                 self._ingest_model(job)
                 self._ingest_inputs(job)

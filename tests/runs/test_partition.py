@@ -73,7 +73,7 @@ def prepared(folder: Path, output: str, query: Query | None = None) -> Job:
 
 def tasks_of(job: Job) -> list[PartTask]:
     spec, counts = job.directory.read_spec(), job.directory.counts()
-    return [PartTask(str(job.directory.path), part, spec, counts, ONE_THREAD) for part in range(counts.partitions)]
+    return [PartTask(job.directory.path, part, spec, counts, ONE_THREAD) for part in range(counts.partitions)]
 
 
 def parts_of(job: Job) -> dict[str, bytes]:

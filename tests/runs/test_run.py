@@ -361,7 +361,7 @@ def test_damaged_files_are_named(job: Job) -> None:
 
 def test_another_version_on_a_worker_is_refused(job: Job) -> None:
     spec = replace(steps.ingest_model(job, Silence()), junctor_version="0.0.0")
-    task = PartTask(job.output, 0, spec, Ingested(1, 1), ComputeOptions())
+    task = PartTask(job.directory.path, 0, spec, Ingested(1, 1), ComputeOptions())
     with pytest.raises(RunError, match=r"this run needs 0\.0\.0"):
         propagate_partition(task, 10**9)
 

@@ -109,7 +109,9 @@ def inspect(
     if json:
         typer.echo(json_module.dumps(record, indent=2))
     else:
-        _print(network, evidence, record)
+        from junctor.runtime.remote import shown
+
+        _print(shown(network), None if evidence is None else shown(evidence), record)
 
 
 def _workers_like(router: Router, workers: int) -> WorkerPool:

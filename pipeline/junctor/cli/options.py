@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from junctor.model.errors import JunctorError
 from junctor.model.options import Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import LEAST_SAMPLES, MOST_TOP, AnswerKind, Method, Precision, Sampler, Stages
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 NetworkFile = Annotated[
     str,
@@ -168,7 +168,7 @@ def compute_options(
         "threads": threads,
         "device": device,
         "device_memory": memory_size(device_memory, "--device-memory"),
-        "spill_dir": None if spill is None else Path(spill),
+        "spill_dir": None if spill is None else local_path(spill),
         "spill_bytes": memory_size(disk, "--disk"),
     }
     # Zero is a size: only what was not given is left to the defaults.

@@ -143,8 +143,10 @@ def score(
     from junctor.cli.prefect_server import EmbeddedServer, embed, is_configured
 
     configured = is_configured()
+    as_a_flow = configured if prefect is None else prefect
+    job.check_places(recorded=as_a_flow)
     try:
-        if not (configured if prefect is None else prefect):
+        if not as_a_flow:
             # Without Prefect, which takes seconds to import.
             from junctor.runs.run import run as run_plainly
 

@@ -26,11 +26,11 @@ def status(
 ) -> None:
     """Show the runs in OUTPUT: what is answered, from which inputs, and with which statuses."""
     import json as writer
-    from pathlib import Path
 
     from junctor.runs.status import read_status
+    from junctor.runtime.remote import location
 
-    found = read_status(Path(output))
+    found = read_status(location(output))
     if json:
         typer.echo(writer.dumps(found.to_record(), indent=2))
     else:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from junctor_kernels.tables.views import view, whole
 from junctor.model.answers import NO_PROBABILITY
 from junctor.model.errors import EvidenceError, InputError, ModelError, Place, nearest
 from junctor.model.network import Variable
+from junctor.runtime.remote import local_path
 
 FORMAT_VERSION = 1
 _INDEX = "cliques.json"
@@ -78,7 +78,7 @@ class CalibratedCliques:
 
         The index is written last: a folder that has one is whole.
         """
-        home = Path(folder)
+        home = local_path(folder)
         home.mkdir(parents=True, exist_ok=True)
         # Gone first: tables of two cases must not pass for those of one.
         (home / _INDEX).unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def load_cliques(folder: str | os.PathLike[str]) -> CalibratedCliques:
 
     Raises InputError where there is nothing whole of this format.
     """
-    home = Path(folder)
+    home = local_path(folder)
     try:
         index = json.loads((home / _INDEX).read_text())
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from junctor.model.errors import EvidenceError, Place, nearest
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 FORMATS = ("csv", "tsv", "parquet", "arrow", "evid")
 
@@ -52,13 +53,13 @@ class InputFiles:
     pattern: of a glob, below the folder, one for each name.
     """
 
-    folder: Path | None
-    paths: tuple[Path, ...]
+    folder: AnyPath | None
+    paths: tuple[AnyPath, ...]
     pattern: tuple[str, ...] = ()
 
-    def name_of(self, path: Path) -> str:
+    def name_of(self, path: AnyPath) -> str:
         """Return the name of a file in the folder, with slashes."""
-        return path.name if self.folder is None else path.relative_to(self.folder).as_posix()
+        return path.name if self.folder is None else "/".join(_below(path, self.folder))
 
     def covers(self, name: str) -> bool:
         """Return True if a file of this name would be among them if it was there."""
@@ -74,7 +75,7 @@ def checked_format(format: str | None) -> str | None:
     return format
 
 
-def format_of(path: Path) -> str:
+def format_of(path: AnyPath) -> str:
     """Return the format of a file by its ending, else by its first bytes; raises EvidenceError if neither says."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     # The ending before `.gz` names the format.
@@ -95,39 +96,51 @@ def format_of(path: Path) -> str:
     return format
 
 
-def input_files(source: str | os.PathLike[str]) -> InputFiles:
+def input_files(source: str | os.PathLike[str] | RemotePath) -> InputFiles:
     """Return the files of a file, folder or glob, without names that start with "_" or "."; raises EvidenceError.
 
     A folder and a glob have their files in the order of their paths, and one at the least.
     """
-    path = Path(source)
+    path = location(source)
     with explained(path):
         # A file may be called like a glob.
-        if not _WILD.isdisjoint(str(source)) and not path.exists():
+        if any(map(_is_wild, _names(path))) and not path.exists():
             return _matching(path)
         if not path.is_dir():
             return InputFiles(None, (path,))
-        paths = sorted(_files_below(path), key=lambda file: file.relative_to(path).parts)
+        paths = sorted(_files_below(path), key=lambda file: file.parts)
     if not paths:
         raise EvidenceError("the folder has no evidence files", Place(str(path)))
     return InputFiles(path, tuple(paths))
 
 
-def _matching(glob: Path) -> InputFiles:
+def _matching(glob: AnyPath) -> InputFiles:
     # The folder of `in/date=2026-11-*/*.csv` is `in`: folders that are columns are not of its own name.
-    fixed = [_WILD.isdisjoint(part) and "=" not in part for part in glob.parts]
-    depth = fixed.index(False)
+    names = _names(glob)
+    pattern = names[[_is_wild(name) or "=" in name for name in names].index(True) :]
     folder = glob
-    while len(folder.parts) > depth:
+    for _ in pattern:
         folder = folder.parent
-    found: set[Path] = set()
-    for path in folder.glob("/".join(glob.parts[depth:])):
-        if not _is_hidden(path.relative_to(folder).parts):
+    found: set[AnyPath] = set()
+    for path in folder.glob("/".join(pattern)):
+        if not _is_hidden(_below(path, folder)):
             found.update(_files_below(path) if path.is_dir() else [path])
     if not found:
         raise EvidenceError("no file has such a name", Place(str(glob)))
-    paths = tuple(sorted(found, key=lambda file: file.relative_to(folder).parts))
-    return InputFiles(folder, paths, glob.parts[depth:])
+    return InputFiles(folder, tuple(sorted(found, key=lambda file: file.parts)), pattern)
+
+
+def _names(path: AnyPath) -> tuple[str, ...]:
+    # What comes first in a URL is the store.
+    return path.parts[1:] if isinstance(path, RemotePath) else path.parts
+
+
+def _is_wild(name: str) -> bool:
+    return not _WILD.isdisjoint(name)
+
+
+def _below(path: AnyPath, folder: AnyPath) -> tuple[str, ...]:
+    return path.parts[len(folder.parts) :]
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -150,7 +163,12 @@ def partition_of(name: str) -> str:
     return "/".join(part for part in name.split("/")[:-1] if part.find("=") > 0)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def _files_below(folder: AnyPath) -> Iterator[AnyPath]:
+    if isinstance(folder, RemotePath):
+        # By one listing.
+        found = (path for path in folder.rglob("*") if path.is_file())
+        yield from (path for path in found if not _is_hidden(_below(path, folder)))
+        return
     # Such names are markers (_SUCCESS) and leftovers of other tools.
     for directory, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not _is_hidden([name])]
@@ -161,15 +179,15 @@ def _is_hidden(names: Sequence[str]) -> bool:
     return any(name.startswith(("_", ".")) for name in names)
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+def open_bytes(path: AnyPath) -> IO[bytes]:
     """Open a file for reading, gzipped if its name says so."""
     if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
+        return cast(IO[bytes], gzip.open(path if isinstance(path, Path) else path.open(), "rb"))
     return path.open("rb")
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: AnyPath) -> Iterator[None]:
     """Context manager: turn errors of reading a file into an EvidenceError that names it."""
     place = Place(str(path))
     try:
@@ -179,7 +197,8 @@ def explained(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise EvidenceError("no such file or folder", place) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise EvidenceError(f"cannot be read: {_first_line(error)}", place) from error
+        said = error.strerror if isinstance(path, RemotePath) and isinstance(error, OSError) else None
+        raise EvidenceError(f"cannot be read: {said or _first_line(error)}", place) from error
     except (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
         raise EvidenceError(f"damaged, or not of its format: {_first_line(error)}", place) from error
 

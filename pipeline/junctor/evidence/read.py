@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from junctor.evidence.files import InputFiles, checked_format, explained, format
 from junctor.evidence.layout import ColumnLayout, read_layout
 from junctor.model.errors import EvidenceError, Place
 from junctor.model.network import Network
+from junctor.runtime.remote import AnyPath, RemotePath, location
 from junctor.runtime.threads import ahead
 
 # Bytes of blocks that wait to be encoded.
@@ -56,7 +56,7 @@ class EvidenceSource(Protocol):
 
 
 def open_evidence(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     network: Network,
     *,
     case_id: str | None = None,
@@ -64,7 +64,7 @@ def open_evidence(
     strict: bool = False,
     keep: Sequence[str] = (),
     format: str | None = None,
-    folder: Path | None = None,
+    folder: AnyPath | None = None,
 ) -> EvidenceSource:
     """Open an evidence file, folder or glob; its columns are checked, its rows not read yet.
 
@@ -78,7 +78,7 @@ def open_evidence(
     folder: of which a single file is; names of its subfolders may be columns.
     Raises EvidenceError.
     """
-    source, format = Path(path), checked_format(format)
+    source, format = location(path), checked_format(format)
     with explained(source):
         files = InputFiles(folder, (source,)) if folder or format == "evid" else input_files(path)
         if files.paths == (source,):
@@ -107,7 +107,7 @@ def open_evidence(
     return TableSource(layouts[0].variables, layouts[0].case_id_type, layouts[0].kept_schema, encoders)
 
 
-def digest_of(path: str | os.PathLike[str]) -> str:
+def digest_of(path: str | os.PathLike[str] | RemotePath) -> str:
     """Return the SHA-256 of a file's bytes; of a folder or glob, of names and contents of the files that are read."""
     files = input_files(path)
     if files.folder is None:
@@ -119,7 +119,7 @@ def digest_of(path: str | os.PathLike[str]) -> str:
     return sha.hexdigest()
 
 
-def _sha_of(path: Path) -> hashlib._Hash:
+def _sha_of(path: AnyPath) -> hashlib._Hash:
     with explained(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
 
@@ -127,7 +127,7 @@ def _sha_of(path: Path) -> hashlib._Hash:
 class ColumnTable(Protocol):
     """A file of columns: DelimitedTable, ParquetTable, ArrowTable, or one of them with columns from its folders."""
 
-    path: Path
+    path: AnyPath
     schema: pa.Schema
 
     @property
@@ -217,7 +217,7 @@ class TableSource:
 class _Block:
     """A batch of a file; its first row, in the table and in the file."""
 
-    path: Path
+    path: AnyPath
     encoder: Encoder
     batch: pa.RecordBatch
     first_row: int
@@ -247,7 +247,9 @@ def _refuse_other_columns(first: ColumnLayout, other: ColumnLayout, first_file: 
             )
 
 
-def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]) -> EvidenceSource:
+def _open_evid(
+    path: AnyPath, network: Network, case_id: str | None, strict: bool, keep: Sequence[str]
+) -> EvidenceSource:
     from junctor.evidence.uai_evid import EvidSource
 
     if path.is_dir() or case_id is not None or keep:
@@ -256,7 +258,7 @@ def _open_evid(path: Path, network: Network, case_id: str | None, strict: bool, 
     return EvidSource.read(path, network, strict)
 
 
-def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTable:
+def open_table(path: AnyPath, format: str, folder: AnyPath | None = None) -> ColumnTable:
     """Open a file of columns; `folder` is the one whose subfolders `column=value` are columns as well."""
     with explained(path):
         if format in ("csv", "tsv"):
@@ -273,7 +275,7 @@ def open_table(path: Path, format: str, folder: Path | None = None) -> ColumnTab
             table = ArrowTable(path)
         else:
             raise EvidenceError("UAI evidence cannot be one of several files of a folder", Place(str(path)))
-        constants = partition_columns(path.relative_to(folder).as_posix()) if folder else {}
+        constants = partition_columns("/".join(path.parts[len(folder.parts) :])) if folder else {}
         return _WithFolderColumns(table, constants) if constants else table
 
 

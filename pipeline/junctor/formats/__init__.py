@@ -11,13 +11,13 @@ import os
 import re
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from junctor.formats.files import decode, publish, read_bytes
 from junctor.model.errors import ModelError, Place, nearest
 from junctor.model.network import Network
 from junctor.runtime.cache import LARGEST_SHARE, user_cache
+from junctor.runtime.remote import AnyPath, RemotePath, location
 
 EXTENSIONS = {
     "bif": (".bif",),
@@ -38,15 +38,15 @@ _TEXTS = ("bif", "hugin", "uai")
 _PARQUET_MAGIC = b"PAR1"
 
 
-def read_network(path: str | os.PathLike[str], format: str | None = None) -> Network:
+def read_network(path: str | os.PathLike[str] | RemotePath, format: str | None = None) -> Network:
     """Read a network file.
 
-    path: file, possibly gzipped.
+    path: file or URL, possibly gzipped.
     format: a key of EXTENSIONS or an extension; None for the format of the extension, else of the content.
     Raises ModelError, with file, line and column as far as they are known, for a file that cannot be read or that
     holds no valid network.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen == "parquet":
         from junctor.formats import store
@@ -57,7 +57,9 @@ def read_network(path: str | os.PathLike[str], format: str | None = None) -> Net
     return _kept_or_read(chosen or _format_of_content(data, path), data, path)
 
 
-def write_network(network: Network, path: str | os.PathLike[str], format: str | None = None) -> tuple[str, ...]:
+def write_network(
+    network: Network, path: str | os.PathLike[str] | RemotePath, format: str | None = None
+) -> tuple[str, ...]:
     """Write a network file atomically and return warnings about information that the format cannot keep.
 
     network: the network to write.
@@ -65,7 +67,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     format: a name of WRITABLE or an extension; None for the format of the extension.
     Raises ModelError if the format cannot be written or cannot hold this network, or if the file cannot be written.
     """
-    path = Path(path)
+    path = location(path)
     chosen = _named_format(format) or _format_of_extension(path)
     if chosen not in WRITABLE:
         what = f"files of format {chosen!r} cannot be written" if chosen else "the extension names no known format"
@@ -76,7 +78,7 @@ def write_network(network: Network, path: str | os.PathLike[str], format: str | 
     return _losses(network, chosen)
 
 
-def _kept_or_read(format: str, data: bytes, path: Path) -> Network:
+def _kept_or_read(format: str, data: bytes, path: AnyPath) -> Network:
     """Return the network in a file, as it was kept by an earlier reader of the same bytes, or read anew."""
     cache = user_cache()
     if format == "parquet" or len(data) < LEAST_KEPT or len(data) > LARGEST_SHARE * cache.limit:
@@ -94,7 +96,7 @@ def _kept_or_read(format: str, data: bytes, path: Path) -> Network:
     return network
 
 
-def _read(format: str, data: bytes, path: Path) -> Network:
+def _read(format: str, data: bytes, path: AnyPath) -> Network:
     # XML and Parquet say themselves how their bytes are text.
     content = decode(data, str(path)) if format in _TEXTS else data
     network: Network = _module_of(format).read(content, str(path))
@@ -141,7 +143,7 @@ def _named_format(format: str | None) -> str | None:
     raise ModelError(f"unknown format {format!r}{nearest(name, EXTENSIONS)}, expected one of {', '.join(EXTENSIONS)}")
 
 
-def _format_of_extension(path: Path) -> str | None:
+def _format_of_extension(path: AnyPath) -> str | None:
     # Only the last extension counts: names of files may have dots.
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -162,7 +164,7 @@ _SIGNS = {
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|%[^\n]*|#[^\n]*", re.S)
 
 
-def _format_of_content(data: bytes, path: Path) -> str:
+def _format_of_content(data: bytes, path: AnyPath) -> str:
     if data.startswith(_PARQUET_MAGIC):
         return "parquet"
     # Latin-1 decodes any bytes, and all signs are ASCII; what it makes of a UTF-8 byte order mark is taken off.

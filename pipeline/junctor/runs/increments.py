@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, get_args
 
 from junctor.evidence.files import partition_of
@@ -18,6 +17,7 @@ from junctor.runs.inputs import Input, Listed, Why
 from junctor.runs.partition import Part, PartTask
 from junctor.runs.storage import AnySpec, Ingested, RunDirectory, RunSpec
 from junctor.runtime.files import explained, read_json
+from junctor.runtime.remote import AnyPath
 
 #   DIR/evidence/date=2026-11-22/KEY-00000.arrow        encoded evidence of the increment in progress
 #   DIR/evidence/done.json                              its inputs; removed last, after the commit
@@ -171,11 +171,11 @@ class IncrementDirectory(RunDirectory):
         """Return the name of a partition, without its ending."""
         return self._named[part]
 
-    def evidence_part(self, part: int) -> Path:
+    def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         return self.path / self.inputs / f"{self.name_of(part)}.arrow"
 
-    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> Path:
+    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> AnyPath:
         """The answers to one partition."""
         return self.path / kind / f"{self.name_of(part)}.{format}"
 
@@ -231,7 +231,7 @@ class IncrementTask(PartTask):
     @property
     def home(self) -> IncrementDirectory:
         """The run directory."""
-        return IncrementDirectory(Path(self.directory), {self.part: self.name})
+        return IncrementDirectory(self.directory, {self.part: self.name})
 
 
 def merge(pending: Pending, known: Sequence[Input], parts: Sequence[Part]) -> tuple[Input, ...]:

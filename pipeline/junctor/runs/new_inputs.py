@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from junctor.evidence.files import InputFiles, explained, format_of, input_files, partition_of
@@ -23,6 +22,7 @@ from junctor.runs.storage import Ingested, RunSpec, spec_record
 from junctor.runtime.files import write_json
 from junctor.runtime.machine import usable_cores
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, shown
 from junctor.runtime.threads import ahead
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def ingest(
     files = _Files.of(growth)
     backfills = [Backfill.parse(text) for text in growth.backfill]
     if backfills and not any(selects(backfills, each.path) for each in files.listed):
-        raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(growth.evidence))
+        raise EvidenceError(f"no input is in {' '.join(growth.backfill)}", Place(shown(growth.evidence)))
     changes = compare(files.listed, known, files.digest, lambda path: selects(backfills, path), files.found.covers)
     if spec.strict and changes.broken:
         raise EvidenceError(next(iter(changes.broken.values())))
@@ -116,7 +116,7 @@ class _Files:
 
     found: InputFiles
     format: str | None
-    paths: dict[str, Path]
+    paths: dict[str, AnyPath]
     listed: list[Listed]
     # Size and time of each, however young.
     stamps: dict[str, tuple[int, float]]
@@ -140,11 +140,12 @@ class _Files:
     def refuse_moving(self, listed: Listed) -> None:
         """Raise EvidenceError if a file is not as it was listed."""
         path = self.paths[listed.path]
-        if _stamp(path) != self.stamps[listed.path]:
+        # Another path of that name: of a store, one that was listed stays as it was.
+        if _stamp(path.parent / path.name) != self.stamps[listed.path]:
             raise EvidenceError("was written to while it was read", Place(str(path)))
 
 
-def _stamp(path: Path) -> tuple[int, float]:
+def _stamp(path: AnyPath) -> tuple[int, float]:
     with explained(path):
         found = path.stat()
         return found.st_size, found.st_mtime
@@ -155,7 +156,7 @@ class _Write:
     """A partition to write."""
 
     partition: EncodedPartition
-    path: Path
+    path: AnyPath
 
     def size(self) -> int:
         """Return the bytes in memory, about: states take four bytes each, case ids some more."""

@@ -26,6 +26,7 @@ from junctor.runtime.dask_cluster import Resources, threads_here
 from junctor.runtime.devices import when_gpu_is_needed
 from junctor.runtime.files import aside, explained, read_json
 from junctor.runtime.machine import usable_cores
+from junctor.runtime.remote import AnyPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,7 @@ PLENTY_BYTES, WRITERS_SHARE = 1 << 31, 1 / 16
 class PartitionTask(ABC, Generic[Spec]):
     """The task of a worker for one partition.
 
-    directory: of the run, on a disk that all workers share.
+    directory: of the run, on a disk that all workers share, or in a store.
     part: number of the partition.
     spec: specification of the run.
     counts: rows and partitions of the whole run.
@@ -64,7 +65,7 @@ class PartitionTask(ABC, Generic[Spec]):
         memory.
     """
 
-    directory: str
+    directory: AnyPath
     part: int
     spec: Spec
     counts: Ingested
@@ -117,7 +118,7 @@ class PartTask(PartitionTask[RunSpec]):
     @property
     def home(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(Path(self.directory))
+        return RunDirectory(self.directory)
 
     def read(self) -> EncodedPartition:
         """Return the encoded evidence."""
@@ -129,7 +130,7 @@ class PartTask(PartitionTask[RunSpec]):
         """Return the bytes of the answers to a whole partition."""
         from junctor.model.answers import answer_width
 
-        network = network_for(str(self.home.network), self.spec.network_digest)
+        network = network_for(self.home.network, self.spec.network_digest)
         width = answer_width(network, self.spec.as_query())
         # A column for each state is a copy, made when it is written.
         return self.spec.partition_rows * width * (2 if self.spec.layout == "columns" else 1)
@@ -147,7 +148,7 @@ class PartTask(PartitionTask[RunSpec]):
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
-        network, query = network_for(str(self.home.network), self.spec.network_digest), self.spec.as_query()
+        network, query = network_for(self.home.network, self.spec.network_digest), self.spec.as_query()
         if self.spec.method == "exact":
             engine = engine_for(self.home, self.spec, self.counts.rows).with_options(options, workers)
             answers = engine.answer(inputs.batch, reserved)
@@ -285,7 +286,7 @@ def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
             rows, statuses = read_facts(path)
     except (pa.ArrowInvalid, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
-    return Part(str(path.relative_to(directory.path)), rows, path.stat().st_size, statuses)
+    return Part("/".join(path.parts[len(directory.path.parts) :]), rows, path.stat().st_size, statuses)
 
 
 class _Partition:
@@ -392,7 +393,7 @@ _one_at_a_time = threading.Lock()
 
 
 @lru_cache(maxsize=1)
-def network_for(network_file: str, digest: str) -> Network:
+def network_for(network_file: AnyPath, digest: str) -> Network:
     """Return the network of a run, kept for its next partition in this process."""
     from junctor.formats import read_network
 
@@ -413,7 +414,7 @@ def engine_for(directory: RunDirectory, spec: RunSpec, rows: int) -> Engine:
     # Without options: `with_options` makes engines that share its plans.
     from junctor.engine.engine import Engine
 
-    network = network_for(str(directory.network), spec.network_digest)
+    network = network_for(directory.network, spec.network_digest)
     return Engine(network, spec.as_query(), ComputeOptions(), partial(costs_of, directory), rows)
 
 
@@ -453,7 +454,7 @@ def sampler_for(
     # No lru_cache: options differ between partitions, and must not be part of the key.
     key = directory, spec, rows
     if key not in _samplers:
-        network = network_for(str(directory.network), spec.network_digest)
+        network = network_for(directory.network, spec.network_digest)
         # Scores are made of all posteriors and their errors.
         query = as_posteriors(network, spec.as_query())
         _samplers.clear()
@@ -473,5 +474,6 @@ def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
     if not task.home.network.exists():
         raise RunError(
-            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share"
+            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share, "
+            "or in a store"
         )

@@ -45,6 +45,8 @@ from junctor.runtime.files import explained, read_json, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence, shows_passes
+from junctor.runtime.remote import RemotePath
+from junctor.runtime.remote_lock import check_lock
 from junctor.runtime.threads import ahead
 
 # The steps of a run, which the Prefect flows call as their tasks:
@@ -54,6 +56,8 @@ from junctor.runtime.threads import ahead
 WORKER_CORES = 4
 # Bytes of inputs that wait to be written, encoded.
 INPUTS_AHEAD = 2**28
+# Parts of a store whose metadata are read at a time.
+STORE_READS = 16
 
 # Fields of a manifest that other runs have not.
 _OF_INCREMENTS = ("increment", "inputs", "increments", "columns")
@@ -124,6 +128,7 @@ def run(job: Workload, resources: Resources | None = None, progress: Progress | 
     resources = resources or Resources()
     started = time.monotonic()
     check_resources(resources)
+    job.check_places()
     with job.directory.locked():
         # Modules, networks and plans stay: the collector would search all of them again and again.
         with collector_paused():
@@ -357,6 +362,7 @@ def _written_increment(
         increments=(*(before.increments if before else ()), increment),
         columns=pending.columns,
     )
+    check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
@@ -366,6 +372,7 @@ def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float)
     parts = _parts_of(directory, spec)
     rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
     manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, _now())
+    check_lock(directory.path)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
@@ -375,7 +382,9 @@ def _parts_of(directory: Directory[Any], spec: AnySpec) -> tuple[Part, ...]:
     missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-    return tuple(read_part(directory, spec, i) for i in range(directory.counts().partitions))
+    # A store takes its time for each of them, and answers many at once.
+    threads = STORE_READS if isinstance(directory.path, RemotePath) else 1
+    return tuple(ahead(partial(read_part, directory, spec), range(directory.counts().partitions), threads))
 
 
 def _now() -> str:

@@ -6,7 +6,6 @@ Main function: `read_status`, called by the command line for runs of all kinds.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from junctor.model.errors import RunError
@@ -14,6 +13,7 @@ from junctor.runs.increments import Increment, total_of
 from junctor.runs.inputs import Input
 from junctor.runs.storage import INPUTS, KINDS, parts_in
 from junctor.runtime.files import read_json
+from junctor.runtime.remote import AnyPath
 
 # Beside an unfinished increment the last one stays what it is.
 State = Literal["finished", "unfinished", "finished, with an unfinished increment"]
@@ -81,7 +81,7 @@ class RunStatus:
         return {**asdict(self), "partitions": [asdict(each) for each in self.partitions]}
 
 
-def read_status(path: Path) -> RunStatus:
+def read_status(path: AnyPath) -> RunStatus:
     """Return the state of an output; raises RunError if there is no run, or its records cannot be read."""
     spec = read_json(path / "run.json")
     if spec is None:
@@ -108,7 +108,7 @@ def read_status(path: Path) -> RunStatus:
         raise RunError(f"{path / 'manifest.json'}: not a manifest ({error})") from error
 
 
-def _unfinished(path: Path, spec: dict[str, Any], encoded: dict[str, Any] | None) -> RunStatus:
+def _unfinished(path: AnyPath, spec: dict[str, Any], encoded: dict[str, Any] | None) -> RunStatus:
     parts = [part for folder in KINDS for part in parts_in(path / folder)]
     rows = partitions = None
     if encoded is not None and "inputs" in encoded:

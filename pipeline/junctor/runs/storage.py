@@ -19,7 +19,9 @@ from junctor.model.errors import RunError
 from junctor.model.options import AnswerFiles, Compression, Layout, OutputFormat
 from junctor.model.query import AnswerKind, Method, Precision, Query, QueryKind, Sampler, Sampling
 from junctor.model.query import Stages as SampledStages
-from junctor.runtime.files import explained, read_json, write_json
+from junctor.runtime.files import clear_temporaries, explained, read_json, write_json
+from junctor.runtime.remote import AnyPath, RemotePath
+from junctor.runtime.remote_lock import RemoteLock
 
 #   DIR/run.json                        specification of the run; written first, and compared when the run continues
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
@@ -32,7 +34,8 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/manifest.json                   written last: the parts, their rows and their statuses
 #
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
-# Every file is written under another name, synced and renamed, so that a file with its name is whole.
+# Every file is written under another name, synced and renamed, so that a file with its name is whole. In a store an
+# object is put whole, and nothing is renamed.
 FORMAT_VERSION = 1
 # Of runs of both kinds: a directory holds one run of either.
 KINDS = ("posteriors", "scores", "mpe", "viterbi")
@@ -40,6 +43,7 @@ INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
 # Of increments: a key, which is no number, in place of `part`.
 _PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow)")
+_UNFINISHED = re.compile(r"\..*\.tmp")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -141,7 +145,7 @@ class Directory(Generic[Spec]):
     inputs: name of the folder of evidence or sequences.
     """
 
-    path: Path
+    path: AnyPath
     model_file: ClassVar[str]
     inputs: ClassVar[str]
 
@@ -151,39 +155,39 @@ class Directory(Generic[Spec]):
         raise NotImplementedError
 
     @property
-    def network(self) -> Path:
+    def network(self) -> AnyPath:
         """The network, or model, in Parquet."""
         return self.path / self.model_file
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> AnyPath:
         """List of parts, written last."""
         return self.path / "manifest.json"
 
     @property
-    def ingested(self) -> Path:
+    def ingested(self) -> AnyPath:
         """Mark of complete evidence."""
         return self.path / self.inputs / "done.json"
 
     @property
-    def budget(self) -> Path:
+    def budget(self) -> AnyPath:
         """With `--method auto`, the memory budget that decides which rows are sampled."""
         return self.path / "budget.json"
 
     @property
-    def spec_file(self) -> Path:
+    def spec_file(self) -> AnyPath:
         """Specification of the run, written first."""
         return self.path / "run.json"
 
-    def evidence_part(self, part: int) -> Path:
+    def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         return self.path / self.inputs / f"part-{part:05d}.parquet"
 
-    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> Path:
+    def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> AnyPath:
         """The answers to one partition."""
         return self.path / kind / f"part-{part:05d}.{format}"
 
-    def csv(self, kind: str) -> Path:
+    def csv(self, kind: str) -> AnyPath:
         """The answers as one CSV file."""
         return self.path / f"{kind}.csv"
 
@@ -213,14 +217,26 @@ class Directory(Generic[Spec]):
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
         kind, format = spec.folder, spec.output_format
-        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i, format).exists()]
+        # One listing: a store would take a request for each part.
+        there = {path.name for path in (self.path / kind).glob(f"part-*.{format}")}
+        return [i for i in range(self.counts().partitions) if self.answers_part(kind, i, format).name not in there]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
+        if isinstance(self.path, RemotePath):
+            lock = RemoteLock(self.path / ".lock")
+            with explained(self.path):
+                lock.acquire()
+            try:
+                clear_temporaries()
+                yield
+            finally:
+                lock.release()
+            return
         # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
         # are removed.
-        with self._lock():
+        with self._lock(self.path):
             for folder in (".", *INPUTS, *KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
@@ -249,19 +265,20 @@ class Directory(Generic[Spec]):
         """Return True if a run of `spec` goes on with what is there."""
         return there == spec
 
-    def _lock(self) -> IO[str]:
-        with explained(self.path):
-            if self.path.exists() and not self.path.is_dir():
-                raise RunError(f"{self.path} is a file: name a directory with --output")
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
+    @staticmethod
+    def _lock(path: Path) -> IO[str]:
+        with explained(path):
+            if path.exists() and not path.is_dir():
+                raise RunError(f"{path} is a file: name a directory with --output")
+            path.mkdir(parents=True, exist_ok=True)
+            lock = open(path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
                 holder = lock.read() or "?"
                 lock.close()
-                raise RunError(f"{self.path} is in use by another junctor (process {holder})") from None
+                raise RunError(f"{path} is in use by another junctor (process {holder})") from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -298,18 +315,19 @@ class Directory(Generic[Spec]):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
 
-    def _clear_folder(self, folder: str, named: Collection[Path] = ()) -> None:
+    def _clear_folder(self, folder: str, named: Collection[AnyPath] = ()) -> None:
         """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
         path = self.path / folder
-        for part in chain(parts_in(path), path.glob("**/.*.tmp")):
-            if part not in named:
-                part.unlink(missing_ok=True)
+        # By one listing, the deepest first.
+        found: list[AnyPath] = sorted(path.glob("**/*"), key=lambda each: -len(each.parts))
+        for each in found:
+            if each not in named and (_PART.fullmatch(each.name) or _UNFINISHED.fullmatch(each.name)):
+                each.unlink(missing_ok=True)
         (path / "done.json").unlink(missing_ok=True)
-        # The deepest first.
-        for below in sorted({*path.glob("**/*=*"), path}, key=lambda below: -len(below.parts)):
-            # Not empty.
+        for each in (*(each for each in found if "=" in each.name), path):
+            # Not empty, or no folder.
             with suppress(OSError):
-                below.rmdir()
+                each.rmdir()
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
@@ -338,15 +356,15 @@ class RunDirectory(Directory[RunSpec]):
     model_file, inputs = "network.parquet", "evidence"
 
     @property
-    def speeds(self) -> Path:
+    def speeds(self) -> AnyPath:
         """Measured speeds of devices, the basis of the run's choices."""
         return self.path / "speeds.json"
 
-    def evidence_part(self, part: int) -> Path:
+    def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
         path = Directory.evidence_part(self, part)
-        # Earlier versions wrote Parquet, and what an interrupted run of theirs has encoded is not encoded again.
-        return path if path.exists() else path.with_suffix(".arrow")
+        # Earlier versions wrote Parquet, to disks alone; what an interrupted run of theirs has encoded stays.
+        return path if isinstance(path, Path) and path.exists() else path.with_suffix(".arrow")
 
     @staticmethod
     def parse(record: dict[str, Any]) -> RunSpec:
@@ -363,12 +381,12 @@ def spec_record(spec: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(spec).items() if name not in left_out}
 
 
-def parts_in(folder: Path) -> Iterator[Path]:
+def parts_in(folder: AnyPath) -> Iterator[AnyPath]:
     """Yield the files of partitions, Parquet or Arrow, also those of increments."""
     return (path for path in folder.glob("**/*") if _PART.fullmatch(path.name))
 
 
-def _difference(path: Path, old: Any, new: Any) -> str:
+def _difference(path: AnyPath, old: Any, new: Any) -> str:
     before, after = asdict(old), asdict(new)
     changed = [
         f"{name} was {_brief(before[name])}, now {_brief(after[name])}"

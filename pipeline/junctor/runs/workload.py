@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from junctor.model.errors import BudgetError, EvidenceError
+from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
 from junctor.runs.increments import IncrementDirectory, IncrementTask
@@ -26,6 +25,7 @@ from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.files import aside, write_json
 from junctor.runtime.machine import allowed_memory, has_own_measurements
 from junctor.runtime.progress import Progress
+from junctor.runtime.remote import AnyPath, RemotePath, location, shown
 
 if TYPE_CHECKING:
     from junctor.engine.engine import Engine
@@ -54,7 +54,7 @@ class InputPart:
 
     rows: int
     bytes: int
-    write: Callable[[Path], None]
+    write: Callable[[AnyPath], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,25 @@ class Workload(ABC):
 
     @property
     @abstractmethod
+    def places(self) -> tuple[str, str, str]:
+        """Model, inputs and output, as they were given."""
+
+    @property
+    @abstractmethod
     def title(self) -> str:
         """The inputs and the model, in Markdown."""
+
+    def check_places(self, recorded: bool = False) -> None:
+        """Raise InputError for URLs that cannot be used, before any work.
+
+        recorded: whether others keep a record of the places, in which there must be no credentials.
+        """
+        for path in map(location, self.places):
+            if recorded and isinstance(path, RemotePath) and path.has_credentials:
+                raise InputError(
+                    f"{path}: the URL has credentials, and Prefect's server would keep them: leave them to the "
+                    "environment or a profile, or use --no-prefect"
+                )
 
     @abstractmethod
     def read_model(self) -> Any:
@@ -144,10 +161,10 @@ class Workload(ABC):
         compute: options of the worker.
         """
         if isinstance(directory, IncrementDirectory):
-            return IncrementTask(str(directory.path), part, spec, counts, compute, directory.name_of(part))
-        return self.task_class(str(directory.path), part, spec, counts, compute)
+            return IncrementTask(directory.path, part, spec, counts, compute, directory.name_of(part))
+        return self.task_class(directory.path, part, spec, counts, compute)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:  # noqa: B027 - few have one
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
 
 
@@ -155,9 +172,9 @@ class Workload(ABC):
 class Job(Workload):
     """A run of rows of evidence; paths as they were given.
 
-    network: file of it.
-    evidence: file or folder of it.
-    output: run directory.
+    network: file of it, or its URL.
+    evidence: file or folder of it, or its URL.
+    output: run directory, or its URL.
     query: for every row.
     partition_rows: cases in one part; None for a number by the width of the answers.
     part_bytes: bytes of the answers in one part before compression, in place of a number of cases.
@@ -201,7 +218,7 @@ class Job(Workload):
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return (IncrementDirectory if self.incremental else RunDirectory)(Path(self.output).absolute())
+        return (IncrementDirectory if self.incremental else RunDirectory)(location(self.output).absolute())
 
     @property
     def growth(self) -> Growth | None:
@@ -210,9 +227,14 @@ class Job(Workload):
         return growth if self.incremental else None
 
     @property
+    def places(self) -> tuple[str, str, str]:
+        """Network, evidence and output, as they were given."""
+        return self.network, self.evidence, self.output
+
+    @property
     def title(self) -> str:
         """The evidence and the network, in Markdown."""
-        return f"`{self.evidence}` on `{self.network}`"
+        return f"`{shown(self.evidence)}` on `{shown(self.network)}`"
 
     def read_model(self) -> Network:
         """Return the network; raises InputError, also if it does not suit the query."""
@@ -335,7 +357,7 @@ class Job(Workload):
         counts, size = directory.counts(), directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
-    def export(self, parts: Sequence[Path], progress: Progress) -> None:
+    def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
         """Write one CSV file, if requested."""
         path = self.directory.csv(self.directory.read_spec().folder)
         if self.csv and not path.exists():

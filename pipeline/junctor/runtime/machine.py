@@ -12,6 +12,7 @@ from pathlib import Path
 
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import parse_bytes
+from junctor.runtime.remote import local_path
 
 # Share of the free memory that Junctor uses by default: the rest is for the caller's tables and for other programs.
 DEFAULT_SHARE = 0.6
@@ -57,7 +58,7 @@ def compute_options(
         threads=threads,
         device=device,
         device_memory=_size(device_memory),
-        spill_dir=None if spill is None else Path(spill),
+        spill_dir=None if spill is None else local_path(spill),
         spill_bytes=_size(disk),
     )
 
