@@ -106,7 +106,7 @@ class Encoded:
     @property
     def names(self) -> list[str]:
         """Names of its partitions, without their endings."""
-        return [name_of(self.path, self.key, i) for i in range(len(self.rows))]
+        return [stem_of(self.path, self.key, i) for i in range(len(self.rows))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,17 @@ class IncrementDirectory(RunDirectory):
             return self.names
         return dict(enumerate(name for each in self.pending.inputs for name in each.names))
 
-    def name_of(self, part: int) -> str:
+    def stem_of(self, part: int) -> str:
         """Return the name of a partition, without its ending."""
         return self._named[part]
 
     def evidence_part(self, part: int) -> AnyPath:
         """The encoded evidence of one partition."""
-        return self.path / self.inputs / f"{self.name_of(part)}.arrow"
+        return self.path / self.inputs / f"{self.stem_of(part)}.arrow"
 
     def answers_part(self, kind: str, part: int, format: OutputFormat = "parquet") -> AnyPath:
         """The answers to one partition."""
-        return self.path / kind / f"{self.name_of(part)}.{format}"
+        return self.path / kind / f"{self.stem_of(part)}.{format}"
 
     def read_ingested(self) -> Ingested | None:
         """Return the amount of evidence of the increment, None while it is not encoded."""
@@ -331,7 +331,7 @@ def refuse_broken(pending: Pending) -> None:
     )
 
 
-def name_of(path: str, key: str, number: int) -> str:
+def stem_of(path: str, key: str, number: int) -> str:
     """Return the name of a partition of an input, without its ending."""
     partition = partition_of(path)
     return f"{partition}/{key}-{number:05d}" if partition else f"{key}-{number:05d}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from junctor.evidence.files import InputFiles, explained, format_of, input_files, partition_of
 from junctor.model.errors import EvidenceError, Place
-from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, name_of
+from junctor.runs.increments import Encoded, EvidenceColumns, IncrementDirectory, Pending, stem_of
 from junctor.runs.inputs import Backfill, Change, Changes, Input, Listed, compare, selects
 from junctor.runs.storage import Ingested, RunSpec, spec_record
 from junctor.runtime.files import write_json
@@ -205,7 +205,7 @@ class _Encoding:
                 key = self._free_key(change, taken)
                 rows = []
                 for number, partition in enumerate(_partitions(source, self.spec.partition_rows, threads)):
-                    name = f"{name_of(listed.path, key, number)}.arrow"
+                    name = f"{stem_of(listed.path, key, number)}.arrow"
                     yield _Write(partition, self.directory.ingested.parent / name)
                     rows.append(partition.batch.rows)
                 self.files.refuse_moving(listed)

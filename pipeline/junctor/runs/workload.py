@@ -161,7 +161,7 @@ class Workload(ABC):
         compute: options of the worker.
         """
         if isinstance(directory, IncrementDirectory):
-            return IncrementTask(directory.path, part, spec, counts, compute, directory.name_of(part))
+            return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
         return self.task_class(directory.path, part, spec, counts, compute)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
