@@ -22,9 +22,12 @@ from xml.sax.saxutils import unescape
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "s3cr3t/plus+more"}
 ENVIRONMENT = {**CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 START_SECONDS = 60
+HANG_SECONDS = 5.0
 # Ends with its standard input, which ends with the tests, however they do.
 _SERVER = """
-import os, sys, threading
+import os, socketserver, sys, threading
+# Answers in two pieces would wait for each other's receipt, 40 ms.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 from moto.server import main
 main()
@@ -79,6 +82,7 @@ class FlakyProxy:
     cut: it ends within the answer.
     delay: the answer is late.
     500, 503: answers of a store with troubles.
+    hang: the answer is later than anyone waits; only where it is asked for.
     """
 
     FAULTS = ("drop", "lose", "cut", "delay", "500", "503")
@@ -124,6 +128,7 @@ class _Server(ThreadingHTTPServer):
 def _handler_of(proxy: FlakyProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def handle_one_request(self) -> None:
             self.raw_requestline = self.rfile.readline(65537)
@@ -142,8 +147,8 @@ def _handler_of(proxy: FlakyProxy) -> type[BaseHTTPRequestHandler]:
             if fault in ("500", "503"):
                 self._say(int(fault), "InternalError" if fault == "500" else "SlowDown")
                 return
-            if fault == "delay":
-                time.sleep(0.3)
+            if fault in ("delay", "hang"):
+                time.sleep(0.3 if fault == "delay" else HANG_SECONDS)
             self._pass_on(body, fault)
 
         def _body(self) -> bytes:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import re
+import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junctor.model.errors import InputError
+from junctor.model.errors import InputError, RunError
 from junctor.runtime import remote
+from junctor.runtime.files import aside, clear_temporaries
 from junctor.runtime.remote import RemotePath, local_path, location
 from pyarrow import fs
 
@@ -274,6 +280,20 @@ def test_requests_are_tried_again(store: Store, reason: str) -> None:
         assert not store.failures
 
 
+def test_a_removal_whose_answer_was_lost_is_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [OSError("AWS Error NETWORK_CONNECTION")]
+
+    def remove(path: str) -> None:
+        store.inner.delete_file(path)
+        if answers:
+            raise answers.pop()
+
+    path_of("lost").write_bytes(b"1")
+    monkeypatch.setattr(store, "delete_file", remove)
+    path_of("lost").unlink()
+    assert not path_of("lost").exists()
+
+
 def test_reads_of_an_open_file_are_tried_again(store: Store) -> None:
     path_of("open").write_bytes(b"0123456789")
     with path_of("open").open_raw() as file:
@@ -315,8 +335,6 @@ def test_what_stays_is_told_at_once(store: Store, reason: str, kind: type[OSErro
 
 
 def test_parquet_is_read_through_it(store: Store, tmp_path: Path) -> None:
-    import pyarrow as pa
-
     table = pa.table({"a": list(range(1000))})
     pq.write_table(table, tmp_path / "x.parquet")
     path_of("x.parquet").put(tmp_path / "x.parquet")
@@ -330,3 +348,65 @@ def test_bad_options_of_a_url_are_told_without_secrets() -> None:
         path.exists()
     assert "s3cr3t" not in f"{caught.value!r} {caught.value.__context__!r}"
     assert "AKIA" not in str(caught.value)
+
+
+def test_fsspec_stands_in_where_arrow_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+    from fsspec.registry import _registry
+
+    class Memory(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "gs"
+        _strip_protocol = classmethod(lambda cls, path: "/" + path.removeprefix("gs://").strip("/"))
+
+    class Lacking:
+        @staticmethod
+        def from_uri(url: str) -> None:
+            raise pa.ArrowNotImplementedError("built without GCS")
+
+    monkeypatch.setattr(fs, "FileSystem", Lacking)
+    monkeypatch.setitem(_registry, "gs", Memory)
+    path = location("gs://some-bucket/a/b")
+    assert isinstance(path, RemotePath)
+    path.write_bytes(b"hello")
+    assert path.read_bytes() == b"hello"
+    assert [each.name for each in path.parent.glob("*")] == ["b"]
+    path.unlink()
+    assert not path.exists()
+
+
+def test_a_store_without_any_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lacking:
+        @staticmethod
+        def from_uri(url: str) -> None:
+            raise ImportError("Arrow was built without Azure; install adlfs")
+
+    monkeypatch.setattr(fs, "FileSystem", Lacking)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(OSError, match="cannot be used") as caught:
+        location("abfs://c@nowhere.dfs.core.windows.net/x").exists()  # type: ignore[union-attr]
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_killed_processes_go_and_those_in_use_stay(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stray = tmp_path / "junctor-put-x.tmp"
+    stray.write_bytes(b"left")
+    with aside(path_of("object")) as temporary:
+        temporary.write_bytes(b"whole")
+        clear_temporaries()
+        assert temporary.exists()
+        assert not stray.exists()
+    assert path_of("object").read_bytes() == b"whole"
+    with suppress(ZeroDivisionError), aside(path_of("other")) as temporary:
+        temporary.write_bytes(b"half")
+        raise ZeroDivisionError
+    assert not path_of("other").exists()
+    assert not list(tmp_path.glob("junctor-put-*"))
+
+
+def test_a_full_temporary_folder_is_told_by_its_name(store: Store) -> None:
+    full = pytest.raises(RunError, match=rf"^{re.escape(tempfile.gettempdir())}: no space left")
+    with full, aside(path_of("object")):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")

@@ -88,6 +88,14 @@ def test_nobody_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, bucke
     assert "\n" not in str(caught.value)
 
 
+def test_a_store_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:
+    monkeypatch.setattr(remote, "LONGEST", 0.0)
+    monkeypatch.setitem(remote._OPTIONS, "s3", {"request_timeout": 1.0})
+    bucket.proxy.faults, bucket.proxy.share = ("hang",), 1.0
+    with pytest.raises(OSError, match=r"no success in 1 tries and \d+ s \(AWS Error NETWORK_CONNECTION"):
+        at(bucket, "x").read_bytes()
+
+
 def test_no_bucket_and_no_permission_are_told(bucket: Bucket) -> None:
     nowhere = location(bucket.url("x").replace(bucket.name, "no-such-bucket"))
     assert not nowhere.exists()

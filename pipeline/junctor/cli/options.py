@@ -16,14 +16,15 @@ from junctor.runtime.remote import local_path
 NetworkFile = Annotated[
     str,
     typer.Argument(
-        metavar="NETWORK", help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI or our Parquet, or any .gz."
+        metavar="NETWORK",
+        help="Network: BIF, XMLBIF, Hugin .net, GeNIe .xdsl, UAI Parquet, or any .gz; a file, or its URL (s3://, ...).",
     ),
 ]
 EvidenceFile = Annotated[
     str,
     typer.Argument(
         metavar="EVIDENCE",
-        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes.",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL.",
     ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def run(
     network: cli.NetworkFile,
     evidence: cli.EvidenceFile,
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder, gs://, abfs://."
+        ),
+    ],
     targets: cli.Targets = None,
     query: Annotated[QueryKind, typer.Option(help="Posterior marginals or most probable explanations.")] = "posteriors",
     answers: cli.AnswersOption = "posteriors",

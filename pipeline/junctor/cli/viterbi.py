@@ -22,7 +22,9 @@ def viterbi(
         str,
         typer.Argument(metavar="SEQUENCES", help="Parquet (file or folder) or Arrow with a list column, one row each."),
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="Directory for the answers.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Directory for the answers, or its URL: s3://bucket/folder.")
+    ],
     posteriors: Annotated[
         bool, typer.Option("--posteriors", help="Log-likelihoods and posteriors of the states instead of paths.")
     ] = False,

@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "abfs", "abfss")
 # Seconds before each further try of a request that failed for a reason that may pass; about twice as long at the most.
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-# Seconds of S3: Arrow's default of 3 for an answer is short for a store at work.
-_PATIENCE = {"connect_timeout": 10.0, "request_timeout": 30.0, "allow_delayed_open": True}
+# Seconds after which there is no further try.
+LONGEST = 120.0
+# By kind of filesystem. S3: Arrow's default of 3 s for an answer is short for a store at work, and small objects go by
+# one request. Google: its client would try for 15 minutes by itself.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"connect_timeout": 10.0, "request_timeout": 30.0, "allow_delayed_open": True},
+    "gcs": {"retry_time_limit": timedelta(seconds=30)},
+}
 # Bytes of one request of a file that is read from its start to its end.
 BUFFER_BYTES = 2**23
 # Stores without folders: a name with slashes is made with its object.
@@ -261,11 +268,19 @@ class RemotePath:
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove the object; raises FileNotFoundError unless `missing_ok`."""
-        try:
-            self._retried(lambda filesystem, place: filesystem.delete_file(place))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        tries = 0
+
+        def remove(filesystem: FileSystem, place: str) -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                filesystem.delete_file(place)
+            except FileNotFoundError:
+                # The answer to an earlier try may have been lost.
+                if tries == 1 and not missing_ok:
+                    raise
+
+        self._retried(remove)
 
     def _kind(self, as_found: bool = False) -> str:
         info = self._found if as_found and self._found is not None else self._info()
@@ -295,8 +310,8 @@ class RemotePath:
 
     def _retried(self, work: Callable[[FileSystem, str], Result]) -> Result:
         """Return `work(filesystem, name)`; tried again, with waits, unless the reason of a failure stays."""
-        started = time.monotonic()
-        for wait in (*WAITS, None):
+        started, tries = time.monotonic(), 0
+        while True:
             failed: Exception | None = None
             try:
                 return work(_opened(self._site)[0], self._place())
@@ -305,19 +320,16 @@ class RemotePath:
             except (OSError, ValueError, NotImplementedError, ImportError) as error:
                 failed = self._lasting(error)
                 reason = self._reason(error)
+            tries, seconds = tries + 1, time.monotonic() - started
+            if failed is None and (tries > len(WAITS) or seconds > LONGEST):
+                advice = "run the same command again when the store can be reached"
+                failed = OSError(
+                    errno.EIO, f"no success in {tries} tries and {seconds:.0f} s ({reason}): {advice}", str(self)
+                )
             # Outside of the handler: the original error may have the URL in it.
             if failed is not None:
                 raise failed
-            if wait is None:
-                break
-            time.sleep(wait * random.uniform(1.0, 2.0))
-        seconds = time.monotonic() - started
-        raise OSError(
-            errno.EIO,
-            f"no success in {len(WAITS) + 1} tries and {seconds:.0f} s ({reason}): run the same command again when the "
-            "store can be reached",
-            str(self),
-        )
+            time.sleep(WAITS[tries - 1] * random.uniform(1.0, 2.0))
 
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "no such object", str(self))
@@ -511,11 +523,12 @@ def _opened(site: str) -> tuple[FileSystem, str]:
 
         remote, root = url_to_fs(url)
         return fs.PyFileSystem(fs.FSSpecHandler(remote)), root.rstrip("/")
-    if filesystem.type_name == "s3":
+    wanted = _OPTIONS.get(filesystem.type_name)
+    if wanted is not None:
         # As a pickle would open it again, with other times.
         options = filesystem.__reduce__()[1][0]
-        known = {name: value for name, value in _PATIENCE.items() if name in options}
-        filesystem = fs.S3FileSystem(**{**options, **known})
+        known = {name: value for name, value in wanted.items() if name in options}
+        filesystem = type(filesystem)(**{**options, **known})
     return filesystem, root.rstrip("/")
 
 
