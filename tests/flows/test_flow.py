@@ -16,7 +16,7 @@ from helpers.stores import Bucket
 from junctor.cli import prefect_server
 from junctor.model.errors import EvidenceError, InputError, RunError
 from junctor.model.query import Query
-from junctor.runs.run import run
+from junctor.runs.run import read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.progress import Silence
@@ -67,6 +67,20 @@ def test_a_job_of_json_has_what_the_command_line_has() -> None:
     record = {"network": "n.bif", "evidence": "e.csv", "output": "o", "keep": ["a", "b"], "layout": "columns"}
     job = TypeAdapter(Job).validate_python({**record, "output_format": "arrow", "part_bytes": 1024})
     assert job == Job("n.bif", "e.csv", "o", keep=("a", "b"), layout="columns", output_format="arrow", part_bytes=1024)
+
+
+def test_a_nightly_flow_says_what_is_new(server: None, tmp_path: Path) -> None:
+    from junctor_flows.batch import score_as_flow
+    from junctor_flows.frame import summary
+
+    evidence = tmp_path / "in" / "date=2026-11-22" / "a.csv"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text("smoke,xray\nyes,no\n")
+    job = Job(ASIA, str(tmp_path / "in"), str(tmp_path / "out"), incremental=True)
+    manifest = score_as_flow(job, Resources(workers=0), Silence())
+    assert manifest == read_manifest(job.directory)
+    assert "Increment 1: 1 rows\n\n- new: date=2026-11-22/a.csv, 1 rows\n" in summary("", "", manifest)
+    assert "Nothing is new" in summary("", "", score_as_flow(job, Resources(workers=0), Silence()))
 
 
 def test_a_users_error_is_ours_and_one_line(

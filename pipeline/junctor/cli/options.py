@@ -24,7 +24,7 @@ EvidenceFile = Annotated[
     str,
     typer.Argument(
         metavar="EVIDENCE",
-        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file or folder, or its URL (s3://, ...).",
+        help="Evidence, one row a case: CSV, Parquet, Arrow or .evid; a file, folder or glob in quotes, or its URL.",
     ),
 ]
 CaseId = Annotated[str | None, typer.Option(help="Evidence column that names the cases.")]
@@ -53,6 +53,23 @@ Probabilities = Annotated[
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Numbers to compute with.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a different run that lies in the output directory.")
+]
+Incremental = Annotated[
+    bool,
+    typer.Option(
+        "--incremental", help="Answer only files that are new or changed since the last run, and commit them."
+    ),
+]
+Backfill = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backfill",
+        metavar="COLUMN=FIRST..LAST",
+        help="With --incremental: answer these partitions again; repeatable.",
+    ),
+]
+DropRemoved = Annotated[
+    bool, typer.Option("--drop-removed", help="With --incremental: remove the answers to files that are gone.")
 ]
 Workers = Annotated[
     int | None, typer.Option(min=0, help="Processes, as many as the work is worth; 0: this process itself.")

@@ -53,6 +53,9 @@ def run(
     compression: cli.CompressionOption = "zstd",
     csv: Annotated[bool, typer.Option("--csv", help="Also write the answers as one CSV file.")] = False,
     overwrite: cli.Overwrite = False,
+    incremental: cli.Incremental = False,
+    backfill: cli.Backfill = None,
+    drop_removed: cli.DropRemoved = False,
     workers: cli.Workers = None,
     threads: cli.Threads = None,
     memory: Annotated[
@@ -84,6 +87,7 @@ def run(
     _refuse_idle(method, sampling)
     if partition_rows is not None and part_size is not None:
         raise typer.BadParameter("give it or --partition-rows, not both", param_hint="--part-size")
+    _refuse_misplaced(incremental, tuple(backfill or ()), drop_removed, csv)
     job = Job(
         network=network,
         evidence=evidence,
@@ -102,6 +106,9 @@ def run(
         output_format=output_format,
         layout=layout,
         compression=compression,
+        incremental=incremental,
+        backfill=tuple(backfill or ()),
+        drop_removed=drop_removed,
     )
     options = cli.compute_options(memory, threads, device, device_memory, spill, disk, settings.compute)
     # The command line before settings, and those before defaults.
@@ -164,6 +171,23 @@ def _refuse_idle(method: Method, sampling: Sampling) -> None:
     idle = [option.name for option in fields(sampling) if getattr(sampling, option.name) != option.default]
     if method == "exact" and idle:
         raise typer.BadParameter("exact answers take no samples: add --method sampling", param_hint=f"--{idle[0]}")
+
+
+def _refuse_misplaced(incremental: bool, backfill: tuple[str, ...], drop_removed: bool, csv: bool) -> None:
+    """Raise BadParameter for options of incremental runs at others, and the other way round."""
+    from junctor.model.errors import EvidenceError
+    from junctor.runs.inputs import Backfill
+
+    if incremental and csv:
+        raise typer.BadParameter("one file of all answers does not grow: leave it out", param_hint="--csv")
+    if not incremental and (backfill or drop_removed):
+        hint = "--backfill" if backfill else "--drop-removed"
+        raise typer.BadParameter("it belongs to --incremental: add that", param_hint=hint)
+    try:
+        for text in backfill:
+            Backfill.parse(text)
+    except EvidenceError as error:
+        raise typer.BadParameter(str(error), param_hint="--backfill") from None
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

@@ -27,6 +27,7 @@ class BinaryTable:
     """A file whose rows have no lines."""
 
     path: AnyPath
+    partition = 0
 
     def place_of(self, row: int) -> Place:
         """Return the place of a row: the file."""

@@ -67,6 +67,8 @@ class _Block:
 class DelimitedTable:
     """A CSV (`delimiter` ",") or TSV file; opening it reads the header only."""
 
+    partition = 0
+
     def __init__(self, path: AnyPath, delimiter: str) -> None:
         self.path = path
         self.delimiter = delimiter

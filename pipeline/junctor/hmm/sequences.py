@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from junctor.evidence.columns import encode_states, is_list
 from junctor.evidence.encode import row_numbers
-from junctor.evidence.files import checked_format, explained, files_of, format_of
+from junctor.evidence.files import checked_format, explained, format_of, input_files
 from junctor.evidence.read import ColumnTable, open_table
 from junctor.evidence.states import StateCells
 from junctor.hmm.model import HiddenMarkovModel
@@ -167,10 +167,7 @@ def open_sequences(
     """
     source = location(path)
     with explained(source):
-        paths = files_of(source) if source.is_dir() else [source]
-        if not paths:
-            raise EvidenceError("the folder has no files", Place(str(source)))
-        tables = tuple(_open(file, checked_format(format)) for file in paths)
+        tables = tuple(_open(file, checked_format(format)) for file in input_files(source).paths)
         positions = [_positions(table.schema, column, case_id, Place(str(table.path))) for table in tables]
     # A folder is one table: lists and case ids stand at the same positions in all files.
     for table in tables[1:]:

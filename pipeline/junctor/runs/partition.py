@@ -287,7 +287,7 @@ def read_part(directory: Directory[Any], spec: AnySpec, number: int) -> Part:
             rows, statuses = read_facts(path)
     except (pa.ArrowInvalid, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged ({error}): delete it and run the same command again") from error
-    return Part(f"{spec.folder}/{path.name}", rows, path.stat().st_size, statuses)
+    return Part("/".join(path.parts[len(directory.path.parts) :]), rows, path.stat().st_size, statuses)
 
 
 class _Partition:

@@ -17,6 +17,17 @@ from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
+from junctor.runs.increments import (
+    EvidenceColumns,
+    Increment,
+    IncrementDirectory,
+    increment_of,
+    merge,
+    refuse_broken,
+    total_of,
+)
+from junctor.runs.inputs import Input
+from junctor.runs.new_inputs import ingest
 from junctor.runs.partition import (
     Part,
     PartitionTask,
@@ -48,6 +59,9 @@ INPUTS_AHEAD = 2**28
 # Parts of a store whose metadata are read at a time.
 STORE_READS = 16
 
+# Fields of a manifest that other runs have not.
+_OF_INCREMENTS = ("increment", "inputs", "increments", "columns")
+
 logger = logging.getLogger("junctor")
 
 
@@ -75,6 +89,11 @@ class Manifest:
     seconds: of the last call.
     stages: seconds of its own parts.
     finished_at: date and time, in UTC.
+    increment: number of the increment of the last call, None if nothing was new; this and the rest are of runs whose
+        evidence grows.
+    inputs: files that are answered; their parts follow each other in `parts`.
+    increments: in their order.
+    columns: of the inputs.
     """
 
     spec: AnySpec
@@ -85,10 +104,15 @@ class Manifest:
     seconds: float
     stages: StageTimings
     finished_at: str
+    increment: int | None = None
+    inputs: tuple[Input, ...] = ()
+    increments: tuple[Increment, ...] = ()
+    columns: EvidenceColumns | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
-        return {**asdict(self), "spec": spec_record(self.spec)}
+        record = {**asdict(self), "spec": spec_record(self.spec)}
+        return record if self.increments else {name: record[name] for name in record if name not in _OF_INCREMENTS}
 
 
 def run(job: Workload, resources: Resources | None = None, progress: Progress | None = None) -> Manifest:
@@ -140,6 +164,10 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
 def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
     """Encode the inputs, one file a partition; existing files are kept."""
     directory = job.directory
+    if job.growth is not None and isinstance(directory, IncrementDirectory):
+        there = read_manifest(directory) if directory.manifest.exists() else None
+        inputs, columns, number = (there.inputs, there.columns, len(there.increments)) if there else ((), None, 0)
+        return ingest(directory, job.growth, inputs, columns, number + 1, progress)
     known = directory.read_ingested()
     if known is not None:
         return known
@@ -191,7 +219,7 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     """
     directory, counts = job.directory, job.directory.counts()
     pending = directory.unanswered(directory.read_spec())
-    if pending:
+    if pending and job.growth is None:
         # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
@@ -227,8 +255,10 @@ def _spread(job: Workload, resources: Resources, pending: Sequence[int]) -> Iter
 
 
 def _tasks(job: Workload, compute: ComputeOptions, pending: Sequence[int]) -> list[PartitionTask[Any]]:
-    spec, counts = job.directory.read_spec(), job.directory.counts()
-    return [job.task(i, spec, counts, compute) for i in pending]
+    directory = job.directory
+    spec = directory.read_spec()
+    counts = directory.expected(spec)
+    return [job.task(directory, i, spec, counts, compute) for i in pending]
 
 
 def device_for(resources: Resources, estimate: RunEstimate) -> DeviceChoice:
@@ -277,6 +307,8 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     Raises RunError with all missing parts.
     """
     directory = job.directory
+    if isinstance(directory, IncrementDirectory):
+        return _commit(directory, work, seconds, progress)
     if directory.manifest.exists():
         # The file stays as it is; only the caller sees that this call found everything done.
         manifest = read_manifest(directory)
@@ -288,22 +320,77 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     return manifest
 
 
+def _commit(directory: IncrementDirectory, work: RunStats, seconds: float, progress: Progress) -> Manifest:
+    """Return the manifest after an increment, written unless nothing is new; raises EvidenceError for broken inputs."""
+    pending, spec = directory.pending, directory.read_spec()
+    there = read_manifest(directory) if directory.manifest.exists() else None
+    done = 0 if there is None else len(there.increments)
+    if not pending.is_empty and done < pending.number:
+        progress.stage("committing")
+        there = _written_increment(directory, there, work, seconds)
+    elif there is not None and done < pending.number:
+        stages = work.stages
+        there = replace(there, increment=None, reused_parts=len(there.parts), seconds=round(seconds, 3), stages=stages)
+    # After the commit: whoever reads the manifest does not miss them.
+    if there is not None and not (pending.is_empty and pending.is_clean):
+        directory.sweep(spec, there.parts)
+    else:
+        directory.forget()
+    refuse_broken(pending)
+    assert there is not None
+    return there
+
+
+def _written_increment(
+    directory: IncrementDirectory, before: Manifest | None, work: RunStats, seconds: float
+) -> Manifest:
+    pending, spec, now = directory.pending, directory.read_spec(), _now()
+    fresh, known = _parts_of(directory, spec), before.inputs if before else ()
+    inputs = merge(pending, known, fresh)
+    its_parts = {part.file: part for part in (*(before.parts if before else ()), *fresh)}
+    parts = tuple(its_parts[file] for each in inputs for file in each.parts)
+    increment = increment_of(pending, fresh, spec.junctor_version, round(seconds, 3), now)
+    manifest = Manifest(
+        spec=spec,
+        rows=sum(part.rows for part in parts),
+        statuses=total_of(part.statuses for part in parts),
+        parts=parts,
+        reused_parts=len(parts) - len(fresh) + work.reused,
+        seconds=round(seconds, 3),
+        stages=work.stages,
+        finished_at=now,
+        increment=pending.number,
+        inputs=inputs,
+        increments=(*(before.increments if before else ()), increment),
+        columns=pending.columns,
+    )
+    check_lock(directory.path)
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
+    return manifest
+
+
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
     spec = directory.read_spec()
+    parts = _parts_of(directory, spec)
+    rows, statuses = sum(part.rows for part in parts), total_of(part.statuses for part in parts)
+    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, _now())
+    check_lock(directory.path)
+    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
+    return manifest
+
+
+def _parts_of(directory: Directory[Any], spec: AnySpec) -> tuple[Part, ...]:
     # Parts may have been deleted since, or written to another disk.
     missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
     # A store takes its time for each of them, and answers many at once.
     threads = STORE_READS if isinstance(directory.path, RemotePath) else 1
-    parts = tuple(ahead(partial(read_part, directory, spec), range(directory.counts().partitions), threads))
-    statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = sum(part.rows for part in parts)
-    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
-    check_lock(directory.path)
-    write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
-    return manifest
+    return tuple(ahead(partial(read_part, directory, spec), range(directory.counts().partitions), threads))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_manifest(directory: Directory[Any]) -> Manifest:
@@ -324,4 +411,13 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
-    return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)
+    return Manifest(
+        spec=parse(record["spec"]),
+        parts=parts,
+        stages=StageTimings(**record["stages"]),
+        **fields,
+        increment=record.get("increment"),
+        inputs=tuple(Input.of(each) for each in record.get("inputs", ())),
+        increments=tuple(Increment.of(each) for each in record.get("increments", ())),
+        columns=EvidenceColumns.of(record.get("columns")),
+    )

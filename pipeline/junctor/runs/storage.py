@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -37,9 +38,12 @@ from junctor.runtime.remote_lock import RemoteLock
 # object is put whole, and nothing is renamed.
 FORMAT_VERSION = 1
 # Of runs of both kinds: a directory holds one run of either.
-_KINDS = ("posteriors", "scores", "mpe", "viterbi")
-_INPUTS = ("evidence", "sequences")
+KINDS = ("posteriors", "scores", "mpe", "viterbi")
+INPUTS = ("evidence", "sequences")
 _MODELS = ("network.parquet", "model.parquet")
+# Of increments: a key, which is no number, in place of `part`.
+_PART = re.compile(r"(part|[0-9a-f]{24})-\d{5,}\.(parquet|arrow)")
+_UNFINISHED = re.compile(r"\..*\.tmp")
 # Of a field of a spec: left out of the record where it has its default.
 OPTIONAL = {"optional": True}
 
@@ -74,6 +78,7 @@ class RunSpec:
     output_format: OutputFormat = field(default="parquet", metadata=OPTIONAL)
     layout: Layout = field(default="lists", metadata=OPTIONAL)
     compression: Compression = field(default="zstd", metadata=OPTIONAL)
+    incremental: bool = field(default=False, metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -205,6 +210,10 @@ class Directory(Generic[Spec]):
             raise RunError(f"{self.path}: its evidence is not complete: run the same command again")
         return ingested
 
+    def expected(self, spec: AnySpec) -> Ingested:
+        """Return the rows and partitions that plans are made for."""
+        return self.counts()
+
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
         kind, format = spec.folder, spec.output_format
@@ -228,7 +237,7 @@ class Directory(Generic[Spec]):
         # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
         # are removed.
         with self._lock(self.path):
-            for folder in (".", *_INPUTS, *_KINDS):
+            for folder in (".", *INPUTS, *KINDS):
                 for stray in (self.path / folder).glob(".*.tmp"):
                     stray.unlink(missing_ok=True)
             yield
@@ -247,8 +256,14 @@ class Directory(Generic[Spec]):
                 if not replaced:
                     self._refuse_foreign_files()
                 write_json(self.spec_file, spec_record(spec))
-            elif there != spec:
+            elif not self._is_continued_by(there, spec):
                 raise RunError(_difference(self.path, there, spec))
+            elif there != spec:
+                write_json(self.spec_file, spec_record(spec))
+
+    def _is_continued_by(self, there: Spec, spec: Spec) -> bool:
+        """Return True if a run of `spec` goes on with what is there."""
+        return there == spec
 
     @staticmethod
     def _lock(path: Path) -> IO[str]:
@@ -272,17 +287,19 @@ class Directory(Generic[Spec]):
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if the run in the directory is to be removed for one of `spec`."""
         try:
-            return self._read_spec() != spec and (overwrite or not self._has_answers())
+            there = self._read_spec()
+            is_other = there is None or not self._is_continued_by(there, spec)
+            return is_other and (overwrite or not self._has_answers())
         except RunError:
             return overwrite
 
     def _has_answers(self) -> bool:
-        parts = (part for kind in _KINDS for part in _parts_in(self.path / kind))
-        tables = (self.csv(kind) for kind in _KINDS)
+        parts = (part for kind in KINDS for part in parts_in(self.path / kind))
+        tables = (self.csv(kind) for kind in KINDS)
         return self.manifest.exists() or any(path.exists() for path in chain(parts, tables))
 
     def _refuse_foreign_files(self) -> None:
-        for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
+        for name in (*_MODELS, "manifest.json", *INPUTS, *KINDS):
             if (self.path / name).exists():
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
@@ -291,16 +308,26 @@ class Directory(Generic[Spec]):
         # ours, so it is removed last.
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
-        for folder in (*_INPUTS, *_KINDS):
-            (self.path / folder / "done.json").unlink(missing_ok=True)
-            for part in _parts_in(self.path / folder):
-                part.unlink()
+        for folder in (*INPUTS, *KINDS):
+            self._clear_folder(folder)
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
-            with suppress(OSError):
-                (self.path / folder).rmdir()
         for name in (*_MODELS, "speeds.json"):
             (self.path / name).unlink(missing_ok=True)
         self.spec_file.unlink()
+
+    def _clear_folder(self, folder: str, named: Collection[AnyPath] = ()) -> None:
+        """Remove the parts in a folder, and the folders that are empty then; those that are `named` stay."""
+        path = self.path / folder
+        # By one listing, the deepest first.
+        found: list[AnyPath] = sorted(path.glob("**/*"), key=lambda each: -len(each.parts))
+        for each in found:
+            if each not in named and (_PART.fullmatch(each.name) or _UNFINISHED.fullmatch(each.name)):
+                each.unlink(missing_ok=True)
+        (path / "done.json").unlink(missing_ok=True)
+        for each in (*(each for each in found if "=" in each.name), path):
+            # Not empty, or no folder.
+            with suppress(OSError):
+                each.rmdir()
 
     def _read_spec(self) -> Spec | None:
         path = self.spec_file
@@ -354,9 +381,9 @@ def spec_record(spec: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(spec).items() if name not in left_out}
 
 
-def _parts_in(folder: AnyPath) -> Iterator[AnyPath]:
-    """Yield the files of partitions: Parquet, or Arrow."""
-    return chain(folder.glob("part-*.parquet"), folder.glob("part-*.arrow"))
+def parts_in(folder: AnyPath) -> Iterator[AnyPath]:
+    """Yield the files of partitions, Parquet or Arrow, also those of increments."""
+    return (path for path in folder.glob("**/*") if _PART.fullmatch(path.name))
 
 
 def _difference(path: AnyPath, old: Any, new: Any) -> str:
@@ -366,9 +393,10 @@ def _difference(path: AnyPath, old: Any, new: Any) -> str:
         for name in before
         if before[name] != after[name]
     ]
+    grows = [name for name in before if before[name] != after[name]] == ["evidence_digest"]
     return (
         f"{path} holds another run: {'; '.join(changed)}. Name another directory with --output, or replace that run "
-        "with --overwrite"
+        "with --overwrite" + ("; --incremental in a new one answers only what is new from then on" if grows else "")
     )
 
 

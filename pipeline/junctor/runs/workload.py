@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from junctor.model.errors import BudgetError, EvidenceError, InputError
 from junctor.model.options import AnswerFiles, Compression, ComputeOptions, DeviceChoice, Layout, OutputFormat
 from junctor.model.query import Query
+from junctor.runs.increments import IncrementDirectory, IncrementTask
+from junctor.runs.new_inputs import Growth
 from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
@@ -142,9 +144,25 @@ class Workload(ABC):
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
 
-    def task(self, part: int, spec: Any, counts: Ingested, compute: ComputeOptions) -> PartitionTask[Any]:
-        """Return the task of a worker for one partition."""
-        return self.task_class(self.directory.path, part, spec, counts, compute)
+    @property
+    def growth(self) -> Growth | None:
+        """The inputs if they grow and only what is new is answered; None if all of them are."""
+        return None
+
+    def task(
+        self, directory: Directory[Any], part: int, spec: Any, counts: Ingested, compute: ComputeOptions
+    ) -> PartitionTask[Any]:
+        """Return the task of a worker for one partition.
+
+        directory: of the run.
+        part: number of the partition.
+        spec: of the run.
+        counts: that plans are made for.
+        compute: options of the worker.
+        """
+        if isinstance(directory, IncrementDirectory):
+            return IncrementTask(directory.path, part, spec, counts, compute, directory.stem_of(part))
+        return self.task_class(directory.path, part, spec, counts, compute)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:  # noqa: B027 - few have one
         """Write the answers in another form as well, if requested."""
@@ -168,6 +186,9 @@ class Job(Workload):
     overwrite: whether a different run in `output` is replaced.
     csv: whether one CSV file is written as well.
     network_format, evidence_format: None for the formats by name or content of the files.
+    incremental: whether only what is new since the last run is answered.
+    backfill: partitions to answer again, as `date=2026-11-01..2026-11-20`.
+    drop_removed: whether answers to files that are gone are removed.
     """
 
     network: str
@@ -187,6 +208,9 @@ class Job(Workload):
     output_format: OutputFormat = "parquet"
     layout: Layout = "lists"
     compression: Compression = "zstd"
+    incremental: bool = False
+    backfill: tuple[str, ...] = ()
+    drop_removed: bool = False
 
     words = Words("network", "evidence", "propagating")
     task_class = PartTask
@@ -194,7 +218,13 @@ class Job(Workload):
     @property
     def directory(self) -> RunDirectory:
         """The run directory."""
-        return RunDirectory(location(self.output).absolute())
+        return (IncrementDirectory if self.incremental else RunDirectory)(location(self.output).absolute())
+
+    @property
+    def growth(self) -> Growth | None:
+        """The evidence if it grows."""
+        growth = Growth(self.evidence, self.evidence_format, self.backfill, self.drop_removed)
+        return growth if self.incremental else None
 
     @property
     def places(self) -> tuple[str, str, str]:
@@ -214,6 +244,12 @@ class Job(Workload):
         files = AnswerFiles(self.output_format, self.layout, self.compression, self.keep)
         if self.part_bytes is not None and self.partition_rows is not None:
             raise EvidenceError("found both a number of rows and a size of a part, expected one of them")
+        if self.incremental and self.csv:
+            raise EvidenceError("found a run that is incremental and one CSV file of all answers, which does not grow")
+        if (self.backfill or self.drop_removed) and not self.incremental:
+            raise EvidenceError(
+                "found partitions to answer again, or answers to drop, in a run that is not incremental"
+            )
         network = read_network(self.network, self.network_format)
         # Unknown names are refused now, before hours of work.
         answered_names(network, self.query)
@@ -236,7 +272,8 @@ class Job(Workload):
         sampling: dict[str, Any] = asdict(self.query.sampling) if self.query.method != "exact" else {}
         return RunSpec(
             network_digest=model.digest,
-            evidence_digest=digest_of(self.evidence),
+            # Evidence that grows is no part of the question.
+            evidence_digest="" if self.incremental else digest_of(self.evidence),
             query=self.query.kind,
             targets=self.query.targets,
             precision=self.query.precision,
@@ -254,6 +291,7 @@ class Job(Workload):
             answers=self.query.answers,
             top=self.query.top,
             probabilities=self.query.probabilities,
+            incremental=self.incremental,
         )
 
     def keep_model(self, model: Network) -> None:
@@ -313,8 +351,11 @@ class Job(Workload):
 
     def rows_in(self, parts: Sequence[int]) -> int:
         """Return the rows of some partitions."""
+        directory = self.directory
+        if isinstance(directory, IncrementDirectory):
+            return directory.rows_in(parts)
         # All but the last one are of one size, so that no file has to be opened.
-        counts, size = self.directory.counts(), self.directory.read_spec().partition_rows
+        counts, size = directory.counts(), directory.read_spec().partition_rows
         return sum(min(size, counts.rows - i * size) for i in parts)
 
     def export(self, parts: Sequence[AnyPath], progress: Progress) -> None:
@@ -372,7 +413,7 @@ class _PlannedRun:
         from junctor.sampling.auto import AutoEngine, explain
 
         rows, options = self.directory.counts().rows, self._options(allowed_memory(self.resources.compute), "cpu")
-        engine = sampler_for(self.directory, self.spec, rows, options)
+        engine = sampler_for(self.directory, self.spec, self.directory.expected(self.spec).rows, options)
         if isinstance(engine, AutoEngine):
             explain(engine, next(self._batches()))
         return RunEstimate(engine.least, engine.seconds(rows))
@@ -384,7 +425,7 @@ class _PlannedRun:
 
     def _engine(self, memory: int, device: DeviceChoice) -> Engine:
         """Return an engine that shares its plans with the one that later answers in this process."""
-        engine = engine_for(self.directory, self.spec, self.directory.counts().rows)
+        engine = engine_for(self.directory, self.spec, self.directory.expected(self.spec).rows)
         return engine.with_options(self._options(memory, device))
 
     def _batches(self) -> Iterator[EvidenceBatch]:
