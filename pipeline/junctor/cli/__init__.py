@@ -15,6 +15,7 @@ from junctor.cli.demo import demo
 from junctor.cli.failures import Commands
 from junctor.cli.inspect import inspect
 from junctor.cli.run import run
+from junctor.cli.signals import end_on_sigterm
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
 from junctor.cli.viterbi import viterbi
@@ -54,4 +55,5 @@ def main() -> None:
     """Run the command line."""
     # What the process holds at its end is freed with it; to look for garbage in it first takes a third of a second.
     atexit.register(gc.freeze)
+    end_on_sigterm()
     app()

@@ -148,8 +148,8 @@ def score(
         if server is not None:
             server.wait()
         return as_flow(job, resources, progress)
-    except KeyboardInterrupt:
-        raise interrupted("run the same command again to go on") from None
+    except KeyboardInterrupt as wish:
+        raise interrupted(wish, "run the same command again to go on") from None
 
 
 def _refuse_idle(method: Method, sampling: Sampling) -> None:
