@@ -18,6 +18,7 @@ from junctor.cli.run import run
 from junctor.cli.signals import end_on_sigterm
 from junctor.cli.tune import tune
 from junctor.cli.validate import validate
+from junctor.cli.verify import verify
 from junctor.cli.viterbi import viterbi
 from junctor.cli.warmup import warmup
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+for command in (run, verify, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 
 

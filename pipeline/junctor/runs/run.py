@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from junctor.cost.constants import CPU, GPU
 from junctor.model.errors import RunError
 from junctor.model.options import ComputeOptions, DeviceChoice
 from junctor.planning.budget import format_bytes
+from junctor.runs.integrity import checksums_in, checksums_of, discard_damaged, write_checksums
 from junctor.runs.partition import (
     Part,
     PartitionTask,
@@ -30,7 +31,7 @@ from junctor.runs.storage import FORMAT_VERSION, AnySpec, Directory, Ingested, s
 from junctor.runs.workload import InputPart, RunEstimate, Workload
 from junctor.runtime.dask_cluster import Resources, check_scheduler, distribute, threads_for
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
-from junctor.runtime.files import explained, read_json, write_json
+from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
 from junctor.runtime.progress import Progress, Silence, shows_passes
@@ -53,10 +54,12 @@ class RunStats:
 
     reused: partitions with answers of earlier calls.
     stages: seconds of the others.
+    made: the parts of the others.
     """
 
     reused: int
     stages: StageTimings
+    made: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Manifest:
     seconds: of the last call.
     stages: seconds of its own parts.
     finished_at: date and time, in UTC.
+    files: checksums of the network, of the specification and of other small files.
     """
 
     spec: AnySpec
@@ -81,6 +85,7 @@ class Manifest:
     seconds: float
     stages: StageTimings
     finished_at: str
+    files: dict[str, Checksum] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Return a record for JSON."""
@@ -126,6 +131,7 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
     spec = job.spec_of(model)
     # Before anything is written: another run in the directory must stay whole.
     job.directory.claim(spec, job.overwrite)
+    discard_damaged(job.directory)
     if not job.directory.network.exists():
         job.keep_model(model)
     return spec
@@ -138,14 +144,17 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
     if known is not None:
         return known
     progress.stage(f"reading the {job.words.inputs}")
-    rows = partitions = 0
+    rows = 0
+    checksums: dict[str, Checksum] = {}
     threads = usable_cores()
     numbered = enumerate(_with_rows(job.input_parts(threads)))
     for written in ahead(partial(_written, directory), numbered, threads, lambda part: part[1].bytes, INPUTS_AHEAD):
-        rows += written
-        partitions += 1
-        progress.advance(written)
-    counts = Ingested(rows, partitions)
+        name, count, checksum = written
+        rows += count
+        checksums[name] = checksum
+        progress.advance(count)
+    counts = Ingested(rows, len(checksums))
+    write_checksums(directory, checksums)
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
     return counts
@@ -158,14 +167,14 @@ def _with_rows(parts: Iterator[InputPart]) -> Iterator[InputPart]:
             yield part
 
 
-def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> int:
-    """Write a partition unless it is there; return its rows."""
+def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tuple[str, int, Checksum]:
+    """Write a partition unless it is there; return the name of its file, its rows and its checksum."""
     number, part = numbered
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
     if not path.exists():
         part.write(path)
-    return part.rows
+    return path.name, part.rows, checksum_of(path)
 
 
 def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
@@ -195,12 +204,13 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
         results = _spread(job, resources, pending)
     else:
         results = _distribute(job, replace(resources, workers=workers_for(resources, estimate)), pending)
-    total = StageTimings()
+    total, made = StageTimings(), []
     with shows_passes(progress):
         for part, stages in results:
             progress.advance(part.rows)
             total += stages
-    return RunStats(counts.partitions - len(pending), total.rounded())
+            made.append(part)
+    return RunStats(counts.partitions - len(pending), total.rounded(), tuple(made))
 
 
 def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
@@ -287,11 +297,19 @@ def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float)
     missing = directory.unanswered(spec)
     if missing:
         raise RunError(f"{directory.path}: missing parts {missing}: run the same command again")
-    parts = tuple(read_part(directory, spec, i) for i in range(directory.counts().partitions))
+    made = {part.file: part for part in work.made}
+    names = [directory.name_of(path) for path in directory.expected_parts(spec)]
+    # Those of earlier calls are read once more.
+    others = [directory.path / name for name in names if name not in made]
+    for path, checksum in zip(others, checksums_of(others), strict=True):
+        part = read_part(directory, path, checksum)
+        made[part.file] = part
+    parts = tuple(made[name] for name in names)
+    files = {directory.name_of(path): checksum_of(path) for path in directory.small_files() if path.exists()}
     statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
-    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now)
+    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now, files)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
@@ -314,4 +332,5 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
+    fields["files"] = checksums_in(record.get("files", {}))
     return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)

@@ -24,6 +24,7 @@ from junctor.runtime.files import explained, read_json, write_json
 #   DIR/speeds.json                     measured speeds of devices when the run began; they hold until its end
 #   DIR/network.parquet                 the network in Junctor's own format
 #   DIR/evidence/part-00000.arrow       encoded evidence, one file a partition
+#   DIR/evidence/checksums.json         of these files
 #   DIR/evidence/done.json              written when all evidence is encoded
 #   DIR/budget.json                     with `--method auto`: the bytes that decide which rows are sampled
 #   DIR/posteriors/part-00000.parquet   answers (DIR/scores/ for scores, DIR/mpe/ for explanations), same partitions,
@@ -162,6 +163,11 @@ class Directory(Generic[Spec]):
         return self.path / self.inputs / "done.json"
 
     @property
+    def input_checksums(self) -> Path:
+        """Checksums of the encoded evidence."""
+        return self.path / self.inputs / "checksums.json"
+
+    @property
     def budget(self) -> Path:
         """With `--method auto`, the memory budget that decides which rows are sampled."""
         return self.path / "budget.json"
@@ -204,8 +210,26 @@ class Directory(Generic[Spec]):
 
     def unanswered(self, spec: AnySpec) -> list[int]:
         """Return the numbers of the partitions without answers."""
-        kind, format = spec.folder, spec.output_format
-        return [i for i in range(self.counts().partitions) if not self.answers_part(kind, i, format).exists()]
+        return [i for i, path in enumerate(self.expected_parts(spec)) if not path.exists()]
+
+    def expected_parts(self, spec: AnySpec) -> list[Path]:
+        """Return the answers to all partitions, there or not."""
+        return [self.answers_part(spec.folder, i, spec.output_format) for i in range(self.counts().partitions)]
+
+    def small_files(self) -> list[Path]:
+        """Return the files beside encoded inputs, answers and manifest, there or not."""
+        return [
+            self.spec_file,
+            self.network,
+            self.path / "speeds.json",
+            self.budget,
+            self.ingested,
+            self.input_checksums,
+        ]
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file, relative to the directory."""
+        return str(path.relative_to(self.path))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -276,7 +300,8 @@ class Directory(Generic[Spec]):
         self.manifest.unlink(missing_ok=True)
         self.budget.unlink(missing_ok=True)
         for folder in (*_INPUTS, *_KINDS):
-            (self.path / folder / "done.json").unlink(missing_ok=True)
+            for name in ("done.json", "checksums.json"):
+                (self.path / folder / name).unlink(missing_ok=True)
             for part in _parts_in(self.path / folder):
                 part.unlink()
             (self.path / f"{folder}.csv").unlink(missing_ok=True)
