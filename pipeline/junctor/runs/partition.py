@@ -357,6 +357,7 @@ class _Partition:
         directory, spec, part = self.task.home, self.task.spec, self.task.part
         with self.stages.time("writing"):
             path = directory.answers_part(spec.folder, part, spec.output_format)
+            directory.check_there()
             with aside(path) as temporary:
                 self.task.write(self._answers, temporary)
                 # Now, while the system still has its pages in memory.
@@ -484,5 +485,6 @@ def _refuse_strange_worker(task: PartitionTask[Any]) -> None:
         raise RunError(f"a worker has junctor {here}, this run needs {needed}: install the same on all")
     if not task.home.network.exists():
         raise RunError(
-            f"{task.home.network} is not there for this worker: the run directory has to be on a disk that all share"
+            f"{task.home.network} is not there for this worker: the run directory was removed (run the same command "
+            "again), or it is not on a disk that all workers share"
         )

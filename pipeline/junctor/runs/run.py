@@ -154,6 +154,7 @@ def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
         checksums[name] = checksum
         progress.advance(count)
     counts = Ingested(rows, len(checksums))
+    directory.check_there()
     write_checksums(directory, checksums)
     # Last: the mark that all partitions are there.
     write_json(directory.ingested, asdict(counts))
@@ -173,6 +174,7 @@ def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tupl
     path = directory.evidence_part(number)
     # Written by an interrupted call: equal specs give equal partitions.
     if not path.exists():
+        directory.check_there()
         part.write(path)
     return path.name, part.rows, checksum_of(path)
 
@@ -292,7 +294,10 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
 
 
 def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
+    directory.check_there()
     spec = directory.read_spec()
+    # Of workers that were killed: others made their parts.
+    directory.clear_unfinished()
     # Parts may have been deleted since, or written to another disk.
     missing = directory.unanswered(spec)
     if missing:

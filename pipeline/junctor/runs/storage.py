@@ -234,13 +234,21 @@ class Directory(Generic[Spec]):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager: exclusive use of the directory; raises RunError while another process has it."""
-        # The operating system drops the lock with the process, however that ends. Unfinished files of a killed process
-        # are removed.
+        # The operating system drops the lock with the process, however that ends.
         with self._lock():
-            for folder in (".", *_INPUTS, *_KINDS):
-                for stray in (self.path / folder).glob(".*.tmp"):
-                    stray.unlink(missing_ok=True)
+            self.clear_unfinished()
             yield
+
+    def clear_unfinished(self) -> None:
+        """Remove the unfinished files of killed processes; to be called where no other process writes."""
+        for folder in (".", *_INPUTS, *_KINDS):
+            for stray in (self.path / folder).glob(".*.tmp"):
+                stray.unlink(missing_ok=True)
+
+    def check_there(self) -> None:
+        """Raise RunError if the directory was removed; to be called before a file would make it anew, in part."""
+        if not self.spec_file.exists():
+            raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
 
     def claim(self, spec: Spec, overwrite: bool = False) -> None:
         """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
@@ -291,7 +299,9 @@ class Directory(Generic[Spec]):
 
     def _refuse_foreign_files(self) -> None:
         for name in (*_MODELS, "manifest.json", *_INPUTS, *_KINDS):
-            if (self.path / name).exists():
+            path = self.path / name
+            # An empty folder is what remains of a directory that was removed while a run wrote to it.
+            if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
                 raise RunError(f"{self.path} has {name!r} but no run.json: name another directory with --output")
 
     def _clear(self) -> None:
