@@ -452,3 +452,13 @@ def test_manifest_round_trip(job: Job) -> None:
     assert isinstance(manifest, Manifest)
     with pytest.raises(RunError, match="not finished"):
         steps.read_manifest(RunDirectory(Path(job.output) / "nowhere"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_of_the_process_is_not_that_of_the_plan(job: Job, workers: int) -> None:
+    manifest = run(job, Resources(workers=workers, compute=ComputeOptions(memory=64 << 20)))
+    own, of_workers = manifest.peak_bytes
+    # The interpreter and Arrow alone take more than half of it.
+    assert own > 64 << 20
+    assert (of_workers > 64 << 20) or not workers
+    assert steps.read_manifest(job.directory).peak_bytes == (own, of_workers)

@@ -33,7 +33,14 @@ from junctor.runtime.dask_cluster import Resources, check_certificates, check_sc
 from junctor.runtime.devices import check_device, count_gpus, has_gpu
 from junctor.runtime.files import Checksum, checksum_of, explained, read_json, write_json
 from junctor.runtime.gc_pause import collector_paused
-from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, usable_cores
+from junctor.runtime.machine import (
+    allowed_disk,
+    allowed_memory,
+    peak_memory,
+    peak_memory_of_children,
+    spill_folder,
+    usable_cores,
+)
 from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.threads import ahead
 
@@ -55,11 +62,13 @@ class RunStats:
     reused: partitions with answers of earlier calls.
     stages: seconds of the others.
     made: the parts of the others.
+    worker_bytes: the most memory of a worker process of this machine, 0 without any.
     """
 
     reused: int
     stages: StageTimings
     made: tuple[Part, ...] = ()
+    worker_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,8 @@ class Manifest:
     seconds: of the last call.
     stages: seconds of its own parts.
     finished_at: date and time, in UTC.
+    peak_bytes: of memory of this process, and of its largest worker on this machine; all that they are made of, where
+        `--memory` is about propagation alone.
     files: checksums of the network, of the specification and of other small files.
     """
 
@@ -85,6 +96,7 @@ class Manifest:
     seconds: float
     stages: StageTimings
     finished_at: str
+    peak_bytes: tuple[int, int] = (0, 0)
     files: dict[str, Checksum] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
@@ -204,16 +216,20 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     resources = resources.with_compute(device=device_for(resources, estimate))
     # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
     if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
-        results = _spread(job, resources, pending)
+        results, workers = _spread(job, resources, pending), resources.workers or 1
     else:
-        results = _distribute(job, replace(resources, workers=workers_for(resources, estimate)), pending)
+        workers = workers_for(resources, estimate)
+        results = _distribute(job, replace(resources, workers=workers), pending)
     total, made = StageTimings(), []
     with shows_passes(progress):
         for part, stages in results:
             progress.advance(part.rows)
             total += stages
             made.append(part)
-    return RunStats(counts.partitions - len(pending), total.rounded(), tuple(made))
+    # Other children of this process do not count: until they start, they have the memory of this one.
+    apart = resources.scheduler is None and min(workers, len(pending)) > 1
+    of_worker = peak_memory_of_children() if apart else 0
+    return RunStats(counts.partitions - len(pending), total.rounded(), tuple(made), of_worker)
 
 
 def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
@@ -286,7 +302,14 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
     if directory.manifest.exists():
         # The file stays as it is; only the caller sees that this call found everything done.
         manifest = read_manifest(directory)
-        manifest = replace(manifest, reused_parts=work.reused, seconds=round(seconds, 3), stages=work.stages)
+        seconds = round(seconds, 3)
+        manifest = replace(
+            manifest,
+            reused_parts=work.reused,
+            seconds=seconds,
+            stages=work.stages,
+            peak_bytes=(peak_memory(), work.worker_bytes),
+        )
     else:
         progress.stage("finishing")
         manifest = _written_manifest(directory, work, seconds)
@@ -315,7 +338,8 @@ def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float)
     statuses = {name: sum(part.statuses[name] for part in parts) for name in parts[0].statuses}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     rows = sum(part.rows for part in parts)
-    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now, files)
+    peaks = peak_memory(), work.worker_bytes
+    manifest = Manifest(spec, rows, statuses, parts, work.reused, round(seconds, 3), work.stages, now, peaks, files)
     write_json(directory.manifest, {"format_version": FORMAT_VERSION, **manifest.to_record()})
     return manifest
 
@@ -338,5 +362,6 @@ def manifest_of(record: dict[str, Any], parse: Callable[[dict[str, Any]], Any]) 
     """
     fields = {name: record[name] for name in ("rows", "statuses", "reused_parts", "seconds", "finished_at")}
     parts = tuple(Part(**part) for part in record["parts"])
+    fields["peak_bytes"] = tuple(record.get("peak_bytes", (0, 0)))
     fields["files"] = checksums_in(record.get("files", {}))
     return Manifest(spec=parse(record["spec"]), parts=parts, stages=StageTimings(**record["stages"]), **fields)
