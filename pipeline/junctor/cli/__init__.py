@@ -13,6 +13,7 @@ from junctor.cli.cliques import ask, calibrate, joint
 from junctor.cli.convert import convert
 from junctor.cli.demo import demo
 from junctor.cli.failures import Commands
+from junctor.cli.finalise import finalise
 from junctor.cli.inspect import inspect
 from junctor.cli.run import run
 from junctor.cli.signals import end_on_sigterm
@@ -31,7 +32,8 @@ app = typer.Typer(
     help="Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, verify, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
+_RUNS = (run, finalise, verify)
+for command in (*_RUNS, inspect, convert, validate, calibrate, ask, joint, viterbi, tune, warmup, cache, demo):
     app.command()(command)
 
 

@@ -142,12 +142,23 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
     progress.stage(f"reading the {job.words.model}")
     model = job.read_model()
     spec = job.spec_of(model)
+    claim(job, model, spec)
+    return spec
+
+
+def claim(job: Workload, model: Any, spec: AnySpec, alone: bool = True) -> None:
+    """Claim the run directory for a job, and write its model there as Parquet.
+
+    job: equal to others at the same directory.
+    model, spec: of the job.
+    alone: whether no other process is at the directory.
+    Raises RunError if another run is there.
+    """
     # Before anything is written: another run in the directory must stay whole.
-    job.directory.claim(spec, job.overwrite)
+    job.directory.claim(spec, job.overwrite, alone)
     discard_damaged(job.directory)
     if not job.directory.network.exists():
         job.keep_model(model)
-    return spec
 
 
 def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
@@ -192,27 +203,40 @@ def _written(directory: Directory[Any], numbered: tuple[int, InputPart]) -> tupl
     return path.name, part.rows, checksum_of(path)
 
 
-def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate:
-    """Return the estimate of the remaining partitions; raises BudgetError if they do not fit."""
-    pending = job.directory.unanswered(job.directory.read_spec())
+def _all(partition: int) -> bool:
+    return True
+
+
+def plan(job: Workload, resources: Resources, progress: Progress, ours: Callable[[int], bool] = _all) -> RunEstimate:
+    """Return the estimate of the remaining partitions that are `ours`; raises BudgetError if they do not fit."""
+    pending = [i for i in job.directory.unanswered(job.directory.read_spec()) if ours(i)]
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
-def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progress: Progress) -> RunStats:
+def propagate(
+    job: Workload,
+    resources: Resources,
+    estimate: RunEstimate,
+    progress: Progress,
+    ours: Callable[[int], bool] = _all,
+) -> RunStats:
     """Answer all partitions without a part.
 
     job: its inputs are encoded.
     resources: of the user.
     estimate: decides which of them are used.
     progress: counts rows of finished parts.
+    ours: whether a partition is to be answered by this process.
     """
     directory, counts = job.directory, job.directory.counts()
-    pending = directory.unanswered(directory.read_spec())
+    numbers = list(filter(ours, range(counts.partitions)))
+    pending = [i for i in directory.unanswered(directory.read_spec()) if ours(i)]
     if pending:
         # A manifest of an earlier call would list parts that were deleted since.
         with explained(directory.manifest):
             directory.manifest.unlink(missing_ok=True)
-    progress.stage(job.words.work, counts.rows, counts.rows - job.rows_in(pending))
+    rows = counts.rows if len(numbers) == counts.partitions else job.rows_in(numbers)
+    progress.stage(job.words.work, rows, rows - job.rows_in(pending))
     resources = resources.with_compute(device=device_for(resources, estimate))
     # GPUs of one machine reach each other's memory: one process does far better with them than workers do.
     if estimate.spreads and (resources.scheduler is not None or resources.compute.device == "cpu"):
@@ -229,7 +253,7 @@ def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progre
     # Other children of this process do not count: until they start, they have the memory of this one.
     apart = resources.scheduler is None and min(workers, len(pending)) > 1
     of_worker = peak_memory_of_children() if apart else 0
-    return RunStats(counts.partitions - len(pending), total.rounded(), tuple(made), of_worker)
+    return RunStats(len(numbers) - len(pending), total.rounded(), tuple(made), of_worker)
 
 
 def _distribute(job: Workload, resources: Resources, pending: Sequence[int]) -> Iterator[tuple[Part, StageTimings]]:
@@ -312,12 +336,13 @@ def finalise(job: Workload, work: RunStats, seconds: float, progress: Progress) 
         )
     else:
         progress.stage("finishing")
-        manifest = _written_manifest(directory, work, seconds)
+        manifest = write_manifest(directory, work, seconds)
     job.export([directory.path / part.file for part in manifest.parts], progress)
     return manifest
 
 
-def _written_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
+def write_manifest(directory: Directory[Any], work: RunStats, seconds: float) -> Manifest:
+    """Write the manifest of a complete run and return it; arguments and errors as of `finalise`."""
     directory.check_there()
     spec = directory.read_spec()
     # Of workers that were killed: others made their parts.

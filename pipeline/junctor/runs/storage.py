@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -34,6 +35,8 @@ from junctor.runtime.files import explained, read_json, write_json
 # A run of sequences through a hidden Markov model has `model.parquet`, `sequences/` and `viterbi/` instead.
 # Every file is written under another name, synced and renamed, so that a file with its name is whole.
 FORMAT_VERSION = 1
+# Seconds between looks at a lock that another process has.
+WAIT_SECONDS = 0.2
 # Of runs of both kinds: a directory holds one run of either.
 _KINDS = ("posteriors", "scores", "mpe", "viterbi")
 _INPUTS = ("evidence", "sequences")
@@ -239,6 +242,34 @@ class Directory(Generic[Spec]):
             self.clear_unfinished()
             yield
 
+    @contextmanager
+    def preparing(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Context manager: the only one that prepares a directory to share; `tell` is called if that takes waiting."""
+        with self._lock_file(".preparing.lock") as lock:
+            waited = False
+            while not _taken(lock, fcntl.LOCK_EX):
+                if not waited:
+                    tell()
+                waited = True
+                # In short waits, which a signal ends.
+                time.sleep(WAIT_SECONDS)
+            yield
+
+    @contextmanager
+    def shared(self) -> Iterator[bool]:
+        """Context manager: use of the directory beside others at the same run; to be entered while `preparing`.
+
+        True for the first one. Raises RunError while another process has the directory alone.
+        """
+        with self._lock_file(".lock") as lock:
+            alone = _taken(lock, fcntl.LOCK_EX)
+            # Those who prepare come one at a time: only a run that shares nothing can come in between.
+            if not _taken(lock, fcntl.LOCK_SH):
+                raise self._in_use(lock)
+            if alone:
+                _sign(lock)
+            yield alone
+
     def clear_unfinished(self) -> None:
         """Remove the unfinished files of killed processes; to be called where no other process writes."""
         for folder in (".", *_INPUTS, *_KINDS):
@@ -250,12 +281,16 @@ class Directory(Generic[Spec]):
         if not self.spec_file.exists():
             raise RunError(f"{self.path}: removed while the run was under way: run the same command again")
 
-    def claim(self, spec: Spec, overwrite: bool = False) -> None:
-        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences."""
+    def claim(self, spec: Spec, overwrite: bool = False, alone: bool = True) -> None:
+        """Start a run of `spec` here, or continue it; raises RunError for another run here, with the differences.
+
+        overwrite: whether another run is removed.
+        alone: whether no other process is at the directory.
+        """
         # Another run is removed with `overwrite`, or if it has no answers: an attempt that failed before its first part
         # must not block the next one.
         with explained(self.path):
-            replaced = self.spec_file.exists() and self._gives_way(spec, overwrite)
+            replaced = alone and self.spec_file.exists() and self._gives_way(spec, overwrite)
             if replaced:
                 self._clear()
             there = self._read_spec()
@@ -268,22 +303,24 @@ class Directory(Generic[Spec]):
                 raise RunError(_difference(self.path, there, spec))
 
     def _lock(self) -> IO[str]:
+        lock = self._lock_file(".lock")
+        if not _taken(lock, fcntl.LOCK_EX):
+            error = self._in_use(lock)
+            lock.close()
+            raise error
+        _sign(lock)
+        return lock
+
+    def _lock_file(self, name: str) -> IO[str]:
         with explained(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunError(f"{self.path} is a file: name a directory with --output")
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - closed by locked()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read() or "?"
-                lock.close()
-                raise RunError(f"{self.path} is in use by another junctor (process {holder})") from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            return lock
+            return open(self.path / name, "a+")
+
+    def _in_use(self, lock: IO[str]) -> RunError:
+        lock.seek(0)
+        return RunError(f"{self.path} is in use by another junctor (process {lock.read() or '?'})")
 
     def _gives_way(self, spec: Spec, overwrite: bool) -> bool:
         """Return True if the run in the directory is to be removed for one of `spec`."""
@@ -365,6 +402,21 @@ class RunDirectory(Directory[RunSpec]):
         tuples = {name: tuple(record.get(name, ())) for name in ("probabilities", "keep")}
         targets = record["targets"]
         return RunSpec(**{**record, **tuples, "targets": None if targets is None else tuple(targets)})
+
+
+def _taken(lock: IO[str], kind: int) -> bool:
+    """Return True if the lock of a file could be taken; if not, one that was held before may be lost."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sign(lock: IO[str]) -> None:
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
 
 
 def spec_record(spec: Any) -> dict[str, Any]:
