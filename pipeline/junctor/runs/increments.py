@@ -191,13 +191,6 @@ class IncrementDirectory(RunDirectory):
         rows = [rows for each in self.pending.inputs for rows in each.rows]
         return sum(rows[part] for part in parts)
 
-    def unanswered(self, spec: AnySpec) -> list[int]:
-        """Return the numbers of the partitions without answers."""
-        parts = {i: self.answers_part(spec.folder, i, spec.output_format) for i in range(self.counts().partitions)}
-        # One listing of each folder: a store would take a request for each part.
-        there = {path for folder in {part.parent for part in parts.values()} for path in folder.glob("*")}
-        return [i for i, part in parts.items() if part not in there]
-
     def expected(self, spec: AnySpec) -> Ingested:
         """Return the rows and partitions that plans are made for, whatever the increment."""
         # An input gets the same answers, bit for bit, with whichever others it comes.
