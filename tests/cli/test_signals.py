@@ -14,7 +14,7 @@ import junctor
 import psutil
 import pyarrow as pa
 import pytest
-from helpers.signals import COMMAND, children_of, lines_until
+from helpers.signals import COMMAND, children_of, dask_cluster, lines_until
 from junctor.generate import evidence_batches, random_network
 from pyarrow import csv, parquet
 
@@ -39,16 +39,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """A Dask scheduler with two workers, in processes of their own."""
-    script = (
-        "import sys\nfrom distributed import LocalCluster\n"
-        "if __name__ == '__main__':\n"
-        "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)\n"
-        "    print(cluster.scheduler_address, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
+    with dask_cluster() as (_, address):
+        yield address
 
 
 def end(process: subprocess.Popen[str], said: str, group: bool = False) -> str:
