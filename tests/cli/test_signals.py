@@ -114,8 +114,8 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.prefect
-@pytest.mark.parametrize("stage", ["", "propagating"])
-def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str) -> None:
+@pytest.mark.parametrize(("stage", "everyone"), [("", False), ("propagating", False), ("propagating", True)])
+def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: str, everyone: bool) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "run", str(inputs / "net.bif"), str(inputs / "some.parquet"), "-o", str(out), "--prefect"]
     command += ["--partition-rows", "500", "--workers", "0"]
@@ -127,7 +127,11 @@ def test_sigterm_with_an_embedded_server(inputs: Path, tmp_path: Path, stage: st
             said = ""
             while not children_of(process) and process.poll() is None:
                 time.sleep(0.02)
-        end(process, said)
+        if everyone:
+            # As systemd does: the server is told, too.
+            for child in children_of(process):
+                child.send_signal(signal.SIGTERM)
+        assert "before all was cleared away" not in end(process, said)
     goes_on([*command, "--no-prefect"], out)
 
 
