@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import random
 import re
@@ -33,6 +34,8 @@ SCHEMES = ("s3", "gs", "abfs", "abfss")
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # Seconds after which there is no further try.
 LONGEST = 120.0
+# Failures of a request after which a line says so, once for each store.
+TOLD_AT = 3
 # By kind of filesystem. S3: Arrow's default of 3 s for an answer is short for a store at work, and small objects go by
 # one request. Google: its client would try for 15 minutes by itself.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,6 +61,9 @@ _ONE_SLASH = re.compile(rf"({'|'.join((*SCHEMES, 'file'))}):/(?!/)")
 _LONGEST_REASON = 200
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger("junctor")
+_told: set[str] = set()
 
 
 class RemoteStat(NamedTuple):
@@ -329,6 +335,9 @@ class RemotePath:
             # Outside of the handler: the original error may have the URL in it.
             if failed is not None:
                 raise failed
+            if tries == TOLD_AT and self._site not in _told:
+                _told.add(self._site)
+                logger.warning("%s: trying again after %d failures (%s)", self, tries, reason)
             time.sleep(WAITS[tries - 1] * random.uniform(1.0, 2.0))
 
     def _missing(self) -> FileNotFoundError:
