@@ -46,16 +46,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 BUFFER_BYTES = 2**23
 # Stores without folders: a name with slashes is made with its object.
 _FLAT = ("s3", "gcs", "abfs")
-# What stores say where another try is of no use: credentials, rights, and requests that they do not take.
-_DENIED = re.compile(
-    r"access.?denied|forbidden|HTTP status 40[13]\b|permission.?denied|unauthenticated|authori[sz]ation.?(fail|error)"
-    r"|authentication.?failed|(expired|invalid).?(client.?)?token|invalid.?access.?key|signature.?does.?not|"
-    r"incomplete.?signature",
-    re.I,
+# What stores say where another try is of no use: credentials, rights, and requests that they do not take. Not compiled
+# here: most processes see no such error.
+_DENIED = (
+    r"(?i)access.?denied|forbidden|HTTP status 40[13]\b|permission.?denied|unauthenticated|"
+    r"authori[sz]ation.?(fail|error)|authentication.?failed|(expired|invalid).?(client.?)?token|invalid.?access.?key|"
+    r"signature.?does.?not|incomplete.?signature"
 )
-_REFUSED = re.compile(r"HTTP status (3\d\d|4(?!08|29)\d\d)")
-_NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound", re.I)
-_MISSING = re.compile(r"NO_SUCH_KEY|BlobNotFound|Path does not exist", re.I)
+_REFUSED = r"HTTP status (3\d\d|4(?!08|29)\d\d)"
+_NO_BUCKET = r"(?i)NO_SUCH_BUCKET|specified bucket does not exist|ContainerNotFound"
+_MISSING = r"(?i)NO_SUCH_KEY|BlobNotFound|Path does not exist"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(rf"({'|'.join((*SCHEMES, 'file'))}):/(?!/)")
 _LONGEST_REASON = 200
@@ -346,15 +346,15 @@ class RemotePath:
     def _lasting(self, error: Exception) -> OSError | None:
         """Return the error to raise, None if another try may do."""
         reason = self._reason(error)
-        if _NO_BUCKET.search(reason):
+        if re.search(_NO_BUCKET, reason):
             return OSError(errno.ENOENT, "no such bucket: make it, or mend its name", str(self))
-        if _MISSING.search(reason):
+        if re.search(_MISSING, reason):
             return self._missing()
-        if isinstance(error, PermissionError) or _DENIED.search(reason):
+        if isinstance(error, PermissionError) or re.search(_DENIED, reason):
             return PermissionError(
                 errno.EACCES, f"access denied ({reason}): see to the credentials, or to what they allow", str(self)
             )
-        if not isinstance(error, OSError) or _REFUSED.search(reason):
+        if not isinstance(error, OSError) or re.search(_REFUSED, reason):
             return OSError(errno.EINVAL, f"cannot be used: {reason}", str(self))
         return None
 
