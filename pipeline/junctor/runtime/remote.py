@@ -552,16 +552,19 @@ def _put(filesystem: FileSystem, place: str, data: bytes | pa.Buffer) -> None:
 def _in_thread(work: Callable[[], object]) -> None:
     """Do `work` in a thread, to its end whatever happens to the caller; raises what it raises."""
     failed: list[BaseException] = []
+    done = threading.Event()
 
     def guarded() -> None:
         try:
             work()
         except BaseException as error:
             failed.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=guarded, name="junctor-put")
-    thread.start()
-    thread.join()
+    threading.Thread(target=guarded, name="junctor-put").start()
+    # Not `join`: one that is interrupted takes the thread for ended, and Python would not wait for it at its end.
+    done.wait()
     if failed:
         raise failed[0]
 
