@@ -28,7 +28,7 @@ from junctor.cost.model import CostModel
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.generate import hmm, layered, sample
-from junctor.model.answers import Answers, Scores, posteriors_in
+from junctor.model.answers import OK, Answers, Scores, posteriors_in
 from junctor.model.network import Network
 from junctor.model.query import Precision, Query
 from junctor.planning.budget import Budget
@@ -36,6 +36,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
+from junctor_kernels.tables.scores import score
 
 DEVICES = [
     pytest.param(
@@ -327,18 +328,64 @@ def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @ON
-@pytest.mark.parametrize("missing", [0.0, 0.1])
-def test_scores_are_made_of_slices_that_the_device_writes(
-    device: Callable[..., gpu.BlockDevice], missing: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("precision", ["single", "double", "log"])
+@pytest.mark.parametrize(("missing", "top"), [(0.0, None), (0.1, None), (0.1, 2), (0.0, 4)])
+def test_scores_on_the_device_are_those_of_its_posteriors_to_the_last_bit(
+    device: Callable[..., gpu.BlockDevice],
+    precision: Precision,
+    missing: float,
+    top: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = layered(layers=4, width=4, states=3, parents=2, seed=2, zeros=0.2)
     batch = batch_of(network, 300, missing)
-    monkeypatch.setattr("junctor.model.answers.SLICE_BYTES", 1 << 15)
-    expected = Engine(network, Query()).answer(batch)
+    names = [variable.name for variable in network.variables]
+    chosen = tuple(f"{names[v]}={network.variables[v].states[state]}" for v, state in ((4, 1), (7, 2), (0, 0)))
+    query = Query(precision=precision, answers="scores", top=top, probabilities=chosen)
+    posteriors = Engine(network, Query(precision=precision), gpu=opened(device)).answer(batch)
+    # On the CPU scores are made slice by slice; here nothing is left for that.
+    monkeypatch.setattr(Engine, "_score_slices", lambda *_: pytest.fail("scores made on the host"))
+    found = Engine(network, query, gpu=opened(device)).answer(batch)
+    assert isinstance(found, Scores)
+    assert found.status.tolist() == posteriors.status.tolist()
+    assert found.log_value.tobytes() == posteriors.log_value.tobytes()
+    ok = found.status == OK
+    assert 0 < ok.sum() <= batch.rows
+    for n, v in enumerate(found.targets):
+        table = np.ascontiguousarray(posteriors.posteriors[v][ok])
+        best = np.empty((len(table), top or 1), dtype=np.int32)
+        probabilities, entropies = np.empty(best.shape, dtype=table.dtype), np.empty(len(table), dtype=table.dtype)
+        score(table, best, probabilities, entropies)
+        assert found.best[n, ok].tobytes() == best.tobytes()
+        assert found.probabilities[n, ok].tobytes() == probabilities.tobytes()
+        assert found.entropies[n, ok].tobytes() == entropies.tobytes()
+    for n, (v, state) in enumerate(found.choices):
+        assert found.chosen[n, ok].tobytes() == posteriors.posteriors[v][ok, state].tobytes()
+
+
+@ON
+def test_scores_of_equal_rows_are_copies_of_those_of_the_device(device: Callable[..., gpu.BlockDevice]) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    once = batch_of(network, 40, 0.0)
+    batch = EvidenceBatch(4000, {v: np.tile(states, 100) for v, states in once.states.items()})
+    found = Engine(network, Query(answers="scores"), gpu=opened(device)).answer(batch)
+    expected = Engine(network, Query(answers="scores")).answer(batch)
+    assert isinstance(found, Scores)
+    assert isinstance(expected, Scores)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-12)
+    np.testing.assert_allclose(found.entropies, expected.entropies, atol=1e-12)
+    assert (found.entropies[:, :40] == found.entropies[:, 40:80]).all()
+
+
+@ON
+def test_rows_that_no_device_takes_are_scored_on_the_host(
+    device: Callable[..., gpu.BlockDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, 60, 0.0)
+    expected = Engine(network, Query(answers="scores")).answer(batch)
+    monkeypatch.setattr(ProgramCache, "_made_for", lambda *_: None)
     found = Engine(network, Query(answers="scores"), gpu=opened(device)).answer(batch)
     assert isinstance(found, Scores)
-    assert found.status.tolist() == expected.status.tolist()
-    for n, v in enumerate(found.targets):
-        np.testing.assert_allclose(found.probabilities[n, :, 0], expected.posteriors[v].max(axis=1), atol=1e-12)
-        stated = np.take_along_axis(expected.posteriors[v], found.best[n], axis=1)
-        np.testing.assert_allclose(found.probabilities[n], stated, atol=1e-12)
+    assert isinstance(expected, Scores)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-12)

@@ -45,9 +45,9 @@ class EmulatedDevice:
     def replay(self, work: gpu.LaunchList) -> Launches:
         return Launches(work)
 
-    def write_posteriors(self, work: gpu.LaunchList, answers: np.dtype[Any]) -> None:
+    def write_answers(self, work: gpu.LaunchList, kernel: str, blocks: int) -> None:
         run = ctypes.c_void_p(work.run.ctypes.data)
-        library(work.algebra).launch_write(run, answers.itemsize, gpu.WRITE_BLOCKS, gpu.WRITE_THREADS)
+        library(work.algebra).launch_write(kernel.encode(), run, blocks, gpu.WRITE_THREADS)
 
     def upload(self, host: npt.NDArray[Any], array: Any) -> None:
         array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)

@@ -26,8 +26,6 @@ struct alignas(16) double2 {
 
 static float __fmul_rn(float one, float other) { return one * other; }
 static float __fadd_rn(float one, float other) { return one + other; }
-static double __dmul_rn(double one, double other) { return one * other; }
-static double __dadd_rn(double one, double other) { return one + other; }
 
 template <class T> static T __ldg(const T *at) { return *at; }
 template <class T> static T __ldcs(const T *at) { return *at; }

@@ -39,6 +39,9 @@ static unsigned __float_as_uint(float number) { return same_bits<unsigned>(numbe
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static long long __double_as_longlong(double number) { return same_bits<long long>(number); }
 
+static double __dmul_rn(double one, double other) { return one * other; }
+static double __dadd_rn(double one, double other) { return one + other; }
+
 template <class T> static T atomicMax(T *at, T value) {
     T old = __atomic_load_n(at, __ATOMIC_RELAXED);
     while (old < value && !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {

@@ -107,7 +107,7 @@ def test_patterns_are_told_apart_whatever_their_hashes(marks: np.ndarray, data: 
     expected = sorted(seen.items(), key=lambda item: -item[1])
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):
-            patch.setattr("junctor.engine.patterns._hashes", lambda marks: np.zeros(len(marks), dtype=np.uint64))
+            patch.setattr("junctor.engine.patterns._hashes", lambda marks, *_: np.zeros(len(marks), dtype=np.uint64))
         found, totals, numbers = distinct(marks, counts)
     assert [(tuple(row), count) for row, count in zip(found.tolist(), totals.tolist(), strict=True)] == expected
     assert (found[numbers] == marks).all()

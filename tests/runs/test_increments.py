@@ -26,7 +26,7 @@ from junctor.model.network import Network
 from junctor.model.query import Query, Sampling
 from junctor.runs import run as steps
 from junctor.runs.increments import IncrementDirectory
-from junctor.runs.partition import Part, PartitionTask, StageTimings
+from junctor.runs.partition import Part, PartitionTask, PartTask, StageTimings
 from junctor.runs.run import Manifest, read_manifest, run
 from junctor.runs.workload import Job
 from junctor.runtime.dask_cluster import Resources
@@ -558,7 +558,7 @@ def test_a_full_disk_leaves_the_last_increment(world: World, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("junctor.runs.answer_files.write_answers", full)
+        patch.setattr(PartTask, "write", full)
         with pytest.raises(RunError, match="no space left"):
             world.run()
     assert world.answers().equals(table)

@@ -29,6 +29,7 @@ from junctor.model.network import Network
 from junctor.model.options import ONE_THREAD
 from junctor.model.query import Query, Sampling
 from junctor.runs import partition as partitions
+from junctor.runs.answer_files import AnswerWriter
 from junctor.runs.partition import MOST_WRITERS, WRITERS, PartTask, StageTimings, propagate_here, propagate_partition
 from junctor.runs.results import answer_width
 from junctor.runs.run import ingest_inputs, ingest_model, run
@@ -214,17 +215,15 @@ def test_an_evidence_file_that_cannot_be_read_stops_it_there(job: Job) -> None:
 def test_an_error_of_the_writer_comes_through_and_leaves_no_half_part(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from junctor.runs import answer_files
-
-    def write_answers(table: object, path: Path, files: object) -> None:
+    def write(self: AnswerWriter, table: Any, path: Path) -> None:
         if "part-00001" in path.name:
             path.write_bytes(b"some of it")
             raise ValueError("the writer stumbled")
-        real(table, path, files)  # type: ignore[arg-type]
+        real(self, table, path)
 
-    real = answer_files.write_answers
+    real = AnswerWriter.write
     with monkeypatch.context() as patch:
-        patch.setattr(answer_files, "write_answers", write_answers)
+        patch.setattr(AnswerWriter, "write", write)
         with pytest.raises(ValueError, match="the writer stumbled"):
             run(job, Resources(workers=0))
     # Others that were under way are finished.

@@ -26,6 +26,7 @@ from junctor_kernels.gpu.device import (
     Stream,
     cuda_source,
 )
+from junctor_kernels.tables import scores
 
 # What an item of work is: rows of a slice or a likelihood, entries of a contraction, the bounds of a step, a posterior,
 # a part of log P(e) and of the bounds of the whole plan, their sum, and the bounds of a table that no case changes.
@@ -42,8 +43,9 @@ CLOSING_COLUMNS = 5
 # row there, its states, and those of all targets before.
 TARGET_COLUMNS = 4
 FOUND, OBSERVED_STATE, SETTLED = range(3)
-# Kernels that write answers, by the bytes of a number.
+# Kernels that write answers, by the bytes of a number: posteriors, or scores made of them.
 WRITERS = {4: "write_single", 8: "write_double"}
+SCORERS = {4: "score_single", 8: "score_double"}
 # Parts in which the results of many cases are found.
 PARTS = 16
 # Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
@@ -56,6 +58,8 @@ MANY_BLOCKS, REST_BLOCKS = 4, 8
 # there on whatever is computed beside them waits as well. How many would fill a multiprocessor, so that one takes the
 # room of one that contracts; cases of a target that it writes at a time.
 WRITE_BLOCKS, WRITE_THREADS, WRITE_SHARE, WRITE_CASES = 16, 512, 4, 2048
+# Scores are logarithms more than they are bytes.
+SCORE_BLOCKS, SCORE_SHARE = 32, 2
 WARP = 32
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
@@ -69,7 +73,8 @@ FIELDS = (
     *("columns", "shared", "scales", "leasts", "growth", "states", "likelihoods", "rows", "targets", "settled"),
     *("arena", "lost", "open", "least", "scale", "largest", "smallest", "lossy"),
     *("posteriors", "parts", "found", "fixed", "answers"),
-    *("cases", "totals", "closings", "filled", "asked", "answered"),
+    *("choices", "best", "probabilities", "entropies", "chosen"),
+    *("cases", "totals", "closings", "filled", "asked", "answered", "top", "choosing"),
 )
 _NAMES = (
     *("SLICE", "LIKELIHOOD", "REDUCE", "FIXED", "CLOSED", "OPEN", "CONSTANT", "LINES", "PAIRS", "PRODUCTS"),
@@ -92,19 +97,31 @@ _HERE = (
     *("MAKE", "CONTRACT", "BOUND", "MARGINAL", "FIND", "FINISH", "FIXED_TABLE", "NOTHING"),
     *("ITEM_COLUMNS", "CLOSING_COLUMNS", "TARGET_COLUMNS", "FOUND", "OBSERVED_STATE", "SETTLED"),
     *("PARTS", "RUN", "MOST_OPERANDS", "MANY_THREADS", "FEW_THREADS", "MANY_BLOCKS", "REST_BLOCKS"),
-    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES"),
+    *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE"),
 )
 # The files of the source in their order; log space has no warps over cases.
-_FILES = ("numbers.cu", "common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu")
+_FILES = ("numbers.cu", "common.cu", "algebra.cu", "tables.cu", "many.cu", "few.cu", "answers.cu", "scores.cu")
 
 
 def source(algebra: str) -> str:
     """Return the CUDA C++ source of all kernels in an algebra: "single", "double", or "log" (in double precision)."""
     constants = {name: getattr(layout, name) for name in _NAMES}
-    constants |= {name: globals()[name] for name in _HERE}
+    constants |= {name: globals()[name] for name in _HERE} | {"NO_STATE": scores.NO_STATE}
     logs = algebra == "log"
     files = [file for file in _FILES if not logs or file != "many.cu"]
-    return cuda_source(files, constants, double=algebra != "single", before="#define LOGS" if logs else "")
+    before = "\n".join(["#define LOGS"] * logs + _score_constants())
+    return cuda_source(files, constants, double=algebra != "single", before=before)
+
+
+def _score_constants() -> list[str]:
+    """Return the numbers of `tables.scores` as macros, to the last bit."""
+    numbers = {"LEAST_TERM": scores.LEAST, "EXPONENT_ZERO": scores.EXPONENT_ZERO}
+    numbers |= {"LOG_2_HIGH": scores.LOG_2_HIGH, "LOG_2_LOW": scores.LOG_2_LOW}
+    numbers |= {f"SERIES_{len(scores.SERIES) - n}": number for n, number in enumerate(scores.SERIES)}
+    integers = {"SHIFTED": scores.SHIFTED, "LARGE": scores.LARGE}
+    return [f"#define {name} {number.hex()}" for name, number in numbers.items()] + [
+        f"#define {name} {number:#x}ll" for name, number in integers.items()
+    ]
 
 
 KERNELS = KernelModule(source)
@@ -188,10 +205,12 @@ class BlockDevice(Protocol):
     def download(self, array: DeviceArray, host: npt.NDArray[Any]) -> None:
         """Enqueue a copy of the beginning of an array."""
 
-    def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
-        """Enqueue the kernel that writes a block's posteriors to the answers, in their format.
+    def write_answers(self, work: LaunchList, kernel: str, blocks: int) -> None:
+        """Enqueue the kernel that writes a block's posteriors to the answers, or scores made of them.
 
-        Where they are is in the struct `Run`.
+        work: with the struct `Run`, which tells where they are.
+        kernel: of WRITERS or SCORERS.
+        blocks: of threads.
         """
 
     def mark(self) -> Event:
@@ -281,11 +300,11 @@ class CudaBlockDevice(CudaDevice):
         self._out.wait_event(self._work.record(self.event()))
         self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
 
-    def write_posteriors(self, work: LaunchList, answers: np.dtype[Any]) -> None:
-        """Enqueue the kernel that writes a block's posteriors to the answers, behind the kernels enqueued so far."""
+    def write_answers(self, work: LaunchList, kernel: str, blocks: int) -> None:
+        """Enqueue the kernel that writes a block's answers, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self.event()))
-        kernel = KERNELS.function(self, WRITERS[answers.itemsize], work.algebra)
-        self.launch_kernel(kernel, (WRITE_BLOCKS,), WRITE_THREADS, (work.run,), self._out)
+        function = KERNELS.function(self, kernel, work.algebra)
+        self.launch_kernel(function, (blocks,), WRITE_THREADS, (work.run,), self._out)
 
     def mark(self) -> Event:
         """Return a mark behind what is enqueued to go out so far."""

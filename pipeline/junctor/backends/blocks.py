@@ -17,7 +17,7 @@ from junctor_kernels.tables.reference import MAX_LOG, Algebra
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock
 from junctor.backends.plan_memory import ProgramCache
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
-from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers
+from junctor.model.answers import IMPOSSIBLE, NO_PROBABILITY, OK, Answers, Scores
 from junctor.planning.shape import Pattern
 from junctor.runtime.threads import in_threads
 
@@ -27,12 +27,15 @@ PROBED_ROWS = 64
 MOST_DOUBTFUL = 0.5
 
 
-def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
-    """Answer `rows` in the first number format of the ladder, and those in doubt that are possible in the next."""
+def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+    """Answer `rows` in the first number format of the ladder, and those in doubt that are possible in the next.
+
+    Returns rows of scores that no device takes: these are made of posteriors.
+    """
     possible = rows[:0]
     for algebra in prepared.ladder:
-        if not rows.size:
-            return
+        if not rows.size or (isinstance(answers, Scores) and prepared.on_device(algebra, len(rows)) is None):
+            return rows
         doubtful, later = answer_in(prepared, algebra, batch, rows, answers)
         asked = np.setdiff1d(doubtful, possible, assume_unique=True)
         if asked.size and prepared.sizes.runs_compiled:
@@ -44,6 +47,7 @@ def answer_rows(prepared: ProgramCache, batch: EvidenceBatch, rows: Rows, answer
             possible = np.union1d(possible, left)
             doubtful = np.intersect1d(doubtful, possible, assume_unique=True)
         rows = np.sort(np.concatenate([doubtful, later]))
+    return rows[:0]
 
 
 def answer_in(

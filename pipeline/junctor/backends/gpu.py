@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.cpu.bytecode import Bytecode
-from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList, run_record
+from junctor_kernels.gpu.blocks import (
+    FIELDS,
+    SCORE_BLOCKS,
+    SCORERS,
+    WRITE_BLOCKS,
+    WRITERS,
+    BlockDevice,
+    LaunchList,
+    run_record,
+)
 from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.backends.gpu_items import closing_of
@@ -19,7 +28,7 @@ from junctor.backends.lowering import Lowering
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models
-from junctor.model.answers import Answers, sources_of
+from junctor.model.answers import Answers, Scores, sources_of
 
 
 class GpuProgram(GpuBlocks):
@@ -43,6 +52,7 @@ class GpuProgram(GpuBlocks):
         self._shared_rows, self._arrays["settled"] = self._shared_posteriors()
         # Made with the first block, since the order of targets comes with the answers.
         self._targets: DeviceArray | None = None
+        self._choices: DeviceArray | None = None
         self.threads = IN_FLIGHT
         self._places = self._lay_out(lowering, program.algebra.dtype)
         # Only what is on the device stays.
@@ -51,7 +61,7 @@ class GpuProgram(GpuBlocks):
     def answer(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers, place: int = 0
     ) -> BlockOutcome:
-        """Propagate a block of cases; the device writes its posteriors to `rows` of the answers.
+        """Propagate a block of cases; the device writes its posteriors, or scores, to `rows` of the answers.
 
         Those lie in memory that the device's `host` gave.
         """
@@ -65,11 +75,21 @@ class GpuProgram(GpuBlocks):
     def targets(self, answers: Answers) -> DeviceArray:
         """Return where the posterior of each target comes from; `queue` of the device has to be held."""
         if self._targets is None:
-            sizes = self._plan.shape.cardinalities
-            observed = {v: row for v, row in self._rows.items() if v in self._plan.pattern.sliced}
-            sources = sources_of(answers.targets, sizes, self._posteriors, observed, self._shared_rows)
-            self._targets = self.device.put(_narrowed(sources))
+            self._targets = self.device.put(_narrowed(self._sources(answers.targets)))
         return self._targets
+
+    def choices(self, scores: Scores) -> DeviceArray:
+        """Return where the posterior of each chosen state comes from, as `targets`, and the state."""
+        if self._choices is None:
+            sources = self._sources([v for v, _ in scores.choices])
+            sources[:, -1] = [state for _, state in scores.choices]
+            self._choices = self.device.put(_narrowed(sources))
+        return self._choices
+
+    def _sources(self, variables: Sequence[int]) -> npt.NDArray[np.int64]:
+        observed = {v: row for v, row in self._rows.items() if v in self._plan.pattern.sliced}
+        sizes = self._plan.shape.cardinalities
+        return sources_of(variables, sizes, self._posteriors, observed, self._shared_rows)
 
     def _lay_out(self, lowering: Lowering, dtype: np.dtype[Any]) -> list[_Place]:
         """Give every array its place in the room of the device."""
@@ -150,8 +170,8 @@ class _Place:
         # Three parts of one array, which a launch clears at once.
         size = rows * program.cases * self._dtype.itemsize
         fields |= {"largest": extremes, "smallest": extremes + size, "lossy": extremes + 2 * size}
-        fields |= dict.fromkeys(("targets", "answers", "filled", "asked", "answered"), 0)
-        return fields | {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+        fields |= {"cases": program.cases, "totals": program.totals, "closings": program.closings}
+        return dict.fromkeys(FIELDS, 0) | fields
 
     def begin(
         self, block: EvidenceBlock, rows: npt.NDArray[np.int64], answers: Answers
@@ -160,18 +180,25 @@ class _Place:
 
         Returns what waits for its end and then has what was found beside posteriors, float64 [3, lanes].
         """
-        assert answers.memory is not None
         host, given = self._take(block, rows)
         # Only what the kernels read: small copies cost as much as kernels.
         names = ["states"] * bool(self._rows) + ["likelihoods"] * given + ["rows"]
         device = self._device
         with device.queue:
-            self._tell(block.cases, host["found"].shape[1], answers, answers.memory.ctypes.data)
+            fields = {"cases": host["found"].shape[1], "filled": block.cases} | self._places_of(answers)
+            # In pinned memory, so that the upload does not wait for the host.
+            record = self._record.view(np.int64)
+            for name, value in fields.items():
+                record[FIELDS.index(name)] = value
             device.upload(self._record, self.run)
             for name in names:
                 device.upload(host[name], self._arrays[name])
             self.replay.start()
-            device.write_posteriors(self.work, answers.memory.dtype)
+            if isinstance(answers, Scores):
+                device.write_answers(self.work, SCORERS[answers.entropies.itemsize], SCORE_BLOCKS)
+            else:
+                assert answers.memory is not None
+                device.write_answers(self.work, WRITERS[answers.memory.itemsize], WRITE_BLOCKS)
             device.download(self._arrays["found"], host["found"])
             mark = device.mark()
 
@@ -181,21 +208,17 @@ class _Place:
 
         return sums
 
-    def _tell(self, cases: int, lanes: int, answers: Answers, address: int) -> None:
-        """Write what differs between blocks into the record of this one."""
-        targets = self._program.targets(answers)
-        # In pinned memory, so that the upload does not wait for the host.
-        record = self._record.view(np.int64)
-        fields = {
-            "cases": lanes,
-            "filled": cases,
-            "targets": self._device.address(targets),
-            "asked": len(targets),
-            "answers": address,
-            "answered": len(answers.status),
-        }
-        for name, value in fields.items():
-            record[FIELDS.index(name)] = value
+    def _places_of(self, answers: Answers) -> dict[str, int]:
+        """Return the fields that say where the answers to a batch lie, and where they come from."""
+        program, device, rows = self._program, self._device, len(answers.status)
+        fields = {"targets": device.address(program.targets(answers)), "asked": len(answers.targets), "answered": rows}
+        if not isinstance(answers, Scores):
+            assert answers.memory is not None
+            return fields | {"answers": answers.memory.ctypes.data}
+        arrays = {name: getattr(answers, name) for name in ("best", "probabilities", "entropies", "chosen")}
+        fields |= {name: array.ctypes.data for name, array in arrays.items()}
+        choices = device.address(program.choices(answers))
+        return fields | {"choices": choices, "choosing": len(answers.choices), "top": answers.best.shape[2]}
 
     def _take(self, block: EvidenceBlock, rows: npt.NDArray[np.int64]) -> tuple[dict[str, npt.NDArray[Any]], bool]:
         """Bring the evidence of a block into the memory that is copied.

@@ -160,8 +160,13 @@ class Engine:
         # Opened before memory for answers is taken: that is pinned where a GPU writes to it.
         device = self._open_gpu() if self.router.uses_gpu(compiled) else None
         most = batch.rows if self._scores is None else min(batch.rows, slice_rows(self.network, self.query))
-        memory, device = self._answer_memory(self._size(most), reserved, device)
-        answers = self.blank(batch, memory) if self._scores is None else self._blank_scores(batch, reserved)
+        memory, device = self._answer_memory(self._pool, self._size(most), reserved, device)
+        if self._scores is None:
+            answers = self.blank(batch, memory)
+        else:
+            size = self._scores.size(batch.rows)
+            scored, device = self._answer_memory(self._score_pool, size, reserved, device)
+            answers = self._scores.blank(batch, scored)
         held = answers.nbytes if self._scores is None else self.router.answer_bytes(batch.rows)
         budget = Budget(self.allowed, held + reserved, reserved)
         resources = _Resources(compiled, device)
@@ -201,15 +206,15 @@ class Engine:
         """Write the scores of the rows of groups; their posteriors take turns in `memory`."""
         for group in plans:
             route, left = self._route(group, batch, budget, resources)
-            # What few rows a joint table answers load no compiled code for their scores either.
-            compiled = resources.compiled or route.backend is Backend.ROW_TREES
-            unique, execute = route.group.unique, partial(self._execute_part, route, left)
+            unique = route.group.unique
             if unique is None:
-                self._score_slices([group], execute, batch, scores, memory, resources, compiled)
+                self._score_group(route, left, group.rows, batch, scores, memory, resources)
                 continue
-            different = self._score_maker.blank(unique.batch)
-            everything = [replace(group, rows=np.arange(unique.batch.rows), unique=None)]
-            self._score_slices(everything, execute, unique.batch, different, memory, resources, compiled)
+            size = self._score_maker.size(unique.batch.rows)
+            pinned = fresh(size) if resources.device is None else resources.device.host(size)
+            different = self._score_maker.blank(unique.batch, pinned)
+            everything = np.arange(unique.batch.rows)
+            self._score_group(route, left, everything, unique.batch, different, memory, resources)
             # Equal rows get equal bytes: copies, not answers of their own.
             spread_scores(unique, different, scores)
         if trees:
@@ -223,6 +228,26 @@ class Engine:
                 True,
             )
         clear_unanswered(scores)
+
+    def _score_group(
+        self,
+        route: Route,
+        budget: Budget,
+        rows: Rows,
+        batch: EvidenceBatch,
+        scores: Scores,
+        memory: npt.NDArray[Any],
+        resources: _Resources,
+    ) -> None:
+        """Write the scores of some rows of a route: on its device, or slice by slice."""
+        if route.backend is Backend.GPU:
+            rows = answer_rows(self._program(route, resources.device), batch, rows, scores)
+        if rows.size:
+            # What few rows a joint table answers load no compiled code for their scores either.
+            compiled = resources.compiled or route.backend is Backend.ROW_TREES
+            group = replace(route.group, rows=rows, unique=None)
+            execute = partial(self._execute_part, route, budget)
+            self._score_slices([group], execute, batch, scores, memory, resources, compiled)
 
     def _score_slices(
         self,
@@ -266,10 +291,6 @@ class Engine:
         for group in groups:
             part = replace(route, group=replace(route.group, rows=group.rows, unique=None))
             self._execute(part, group.rows, batch, answers, budget, resources)
-
-    def _blank_scores(self, batch: EvidenceBatch, reserved: int) -> Scores:
-        maker = self._score_maker
-        return maker.blank(batch, self._score_pool.lend(maker.size(batch.rows), fresh, reserved))
 
     @property
     def _score_maker(self) -> ScoreMaker:
@@ -402,17 +423,22 @@ class Engine:
         return posterior_bytes(self.query, self.router.targets, self.network.cardinalities, rows)
 
     def _answer_memory(
-        self, size: int, reserved: int, device: BlockDevice | None
+        self, pool: BufferPool, size: int, reserved: int, device: BlockDevice | None
     ) -> tuple[npt.NDArray[Any], BlockDevice | None]:
-        """Return memory for posteriors, and the GPU that can write to it; reserved: bytes of earlier answers."""
-        # From the pool: memory of earlier answers serves again once they are written.
+        """Return memory for answers, and the GPU that can write to it.
+
+        pool: memory of earlier answers serves again once they are written.
+        size: bytes.
+        reserved: bytes of earlier answers.
+        device: that is to write them, if one is.
+        """
         if device is not None:
             try:
-                return self._pool.lend(size, device.host, reserved), device
+                return pool.lend(size, device.host, reserved), device
             except MemoryError as error:
                 # The host may have no more memory to pin, while it has some to use.
                 logger.warning("the CPU takes over a batch: %s", error)
-        return self._pool.lend(size, fresh, reserved), None
+        return pool.lend(size, fresh, reserved), None
 
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[Any] | None = None) -> Answers:
         """Return answers to be written, their posteriors in one piece of memory for compiled code.

@@ -9,7 +9,7 @@ not common to all, or goes row by row through the row engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +143,7 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     distinguishing: dict[int, Mask] = {}
     for first, all_seen in _columns(batch, hard, soft):
         seen = all_seen if rows.size == batch.rows else all_seen[:, rows]
-        often = np.count_nonzero(seen, axis=1)
+        often = _true_in_rows(seen)
         ever[first : first + len(seen)] = often > 0
         # Columns that are the same in all rows distinguish none, and often all are.
         for column in np.flatnonzero((often > 0) & (often < rows.size)).tolist():
@@ -151,9 +151,10 @@ def patterns_of(batch: EvidenceBatch) -> Patterns:
     columns = np.array(list(distinguishing.values()), dtype=np.bool_).reshape(len(distinguishing), rows.size).T
     columns, counts, numbers = distinct(columns, np.ones(rows.size, dtype=np.int64))
     # Column by column in memory, as they are looked at.
-    marks = np.repeat(ever[:, None], len(columns), axis=1).T
-    marks[:, list(distinguishing)] = columns
-    return Patterns((*hard, *soft), len(hard), marks, counts, numbers, rows)
+    marks = np.repeat(ever[:, None], len(columns), axis=1)
+    for column, mark in zip(distinguishing, columns.T, strict=True):
+        marks[column] = mark
+    return Patterns((*hard, *soft), len(hard), marks.T, counts, numbers, rows)
 
 
 def _columns(batch: EvidenceBatch, hard: Sequence[int], soft: Sequence[int]) -> Iterator[tuple[int, Mask]]:
@@ -192,7 +193,8 @@ class PatternChoice:
         # Sampled patterns stand for all rows.
         self._scale = patterns.counts.sum() / self._counts.sum()
         self._loose = np.zeros(len(self._is_hard), dtype=np.bool_)
-        self.seconds = self._total(self._loose)
+        # Nothing is loose, and all patterns are distinct.
+        self.seconds = self._total(self._loose, np.arange(len(self._counts)))
         if search and FOUND_SHARE * self._saving() > MOST_TRIALS * self._marks.size * prices.mark:
             self._search()
 
@@ -209,13 +211,17 @@ class PatternChoice:
         # What is observed in fewer rows than not would only split groups.
         seldom = (share < 0.5) | ~self._is_hard
         order = self._by_price(seldom, share)
+        words = _words(len(seldom))
+        keys = _hashes(self._marks, words, np.flatnonzero(~seldom))
+        loose, done = seldom.copy(), 0
         # Prefixes of one order instead of all sets, which are too many.
         for count in sorted({round(len(order) * i / MOST_TRIALS) for i in range(MOST_TRIALS + 1)}):
-            loose = seldom.copy()
-            loose[order[:count]] = True
-            total = self._total(loose)
+            # What no longer tells patterns apart leaves their keys.
+            keys -= _hashes(self._marks, words, order[done:count])
+            loose[order[done:count]] = True
+            done, total = count, self._total(loose, keys)
             if total < self.seconds:
-                self._loose, self.seconds = loose, total
+                self._loose, self.seconds = loose.copy(), total
 
     def groups(self) -> list[PatternGroup]:
         """Return the groups: patterns that are worth a plan, then the rest."""
@@ -251,9 +257,13 @@ class PatternChoice:
             added.append((self._price(~loose, loose) - base) / rows)
         return [int(often[i]) for i in np.argsort(added, kind="stable")]
 
-    def _total(self, loose: Mask) -> float:
-        marks, counts, _ = self._united(self._marks, self._counts, loose)
-        seconds = self._seconds(self._typical(marks, counts, loose), loose)
+    def _total(self, loose: Mask, keys: npt.NDArray[np.integer]) -> float:
+        """Return the seconds of all rows where some columns are loose; keys: equal for patterns equal beside them."""
+        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        counts = np.bincount(numbers.ravel(), weights=self._counts, minlength=len(first)).astype(np.int64)
+        order = np.lexsort((first, -counts))
+        counts = counts[order]
+        seconds = self._seconds(self._typical(self._marks[first[order[:1]]] & ~loose, counts, loose), loose)
         worth = self._worth(counts * self._scale, seconds)
         once, row = seconds
         planned = float(counts[:worth].sum())
@@ -295,11 +305,16 @@ class PatternChoice:
 
 def rows_that_observe(marks: Mask, counts: Rows) -> Rows:
     """Return int64 [columns], the rows of some patterns that have evidence in each column."""
-    # Far faster than a product, and rare patterns are often all there are.
-    if counts.size and counts.max() == 1:
-        return np.asarray(np.count_nonzero(marks, axis=0), dtype=np.int64)
-    seen: Rows = counts @ marks
-    return seen
+    # Bits are counted far faster than numbers are added up, and patterns of several rows are few or rare.
+    often = np.flatnonzero(counts != 1)
+    more: Rows = (counts[often] - 1) @ marks[often]
+    return _true_in_rows(marks.T) + more
+
+
+def _true_in_rows(marks: Mask) -> Rows:
+    """Return int64 [rows], how many are True in each row."""
+    # Several times as fast as the count along an axis, which makes numbers of all bits first.
+    return np.array([np.count_nonzero(row) for row in marks], dtype=np.int64)
 
 
 def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
@@ -307,7 +322,11 @@ def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     # By far the most common: all rows observe the same, and there is nothing to sort.
     if len(marks) and not marks.shape[1]:
         return marks[:1], np.array([counts.sum()]), np.zeros(len(marks), dtype=np.int64)
-    _, first, numbers = np.unique(_hashes(marks), return_index=True, return_inverse=True)
+    hashes = _hashes(marks, _words(marks.shape[1]), range(marks.shape[1]))
+    _, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    if len(first) == len(marks) and (counts[:1] == counts).all():
+        # All are distinct and as frequent, more often than not.
+        return marks, counts, np.arange(len(marks))
     if not _are_equal(marks, first[numbers]):
         _, first, numbers = np.unique(_packed(marks), return_index=True, return_inverse=True)
     numbers = numbers.ravel()
@@ -319,15 +338,21 @@ def distinct(marks: Mask, counts: Rows) -> tuple[Mask, Rows, Rows]:
     chosen = first[order]
     # All are distinct more often than not, and copies of large tables take long.
     same = len(chosen) == len(marks) and np.array_equal(chosen, np.arange(len(marks)))
-    return marks if same else marks[chosen], totals[order], place[numbers]
+    # Column by column, as they lie in memory.
+    return marks if same else np.take(marks.T, chosen, axis=1).T, totals[order], place[numbers]
 
 
-def _hashes(marks: Mask) -> npt.NDArray[np.uint64]:
-    """Return a number for each row of `marks`, the same for equal rows (Zobrist 1970, with sums)."""
-    words: npt.NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=(marks.shape[1],), dtype=np.uint64)
+def _words(columns: int) -> npt.NDArray[np.uint64]:
+    """Return a random number for each column, the same at every call."""
+    words: npt.NDArray[np.uint64] = np.random.default_rng(0).integers(1 << 63, size=columns, dtype=np.uint64)
+    return words
+
+
+def _hashes(marks: Mask, words: npt.NDArray[np.uint64], columns: Iterable[int]) -> npt.NDArray[np.uint64]:
+    """Return a number for each row of `marks`, the same for rows equal in some columns (Zobrist 1970, with sums)."""
     keys, term = np.zeros(len(marks), dtype=np.uint64), np.empty(len(marks), dtype=np.uint64)
-    for number in range(len(words)):
-        np.multiply(marks[:, number], words[number], out=term)
+    for column in columns:
+        np.multiply(marks[:, column], words[column], out=term)
         keys += term
     return keys
 

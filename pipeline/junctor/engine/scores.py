@@ -45,7 +45,7 @@ class ScoreMaker:
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[np.uint8] | None = None) -> Scores:
         """Return scores to be written; memory: `size`, fresh if not given."""
         memory = np.empty(self.size(batch.rows), dtype=np.uint8) if memory is None else memory
-        return unscored(self._query, self.targets, batch.rows, batch.invalid, memory)
+        return unscored(self._query, self.targets, self._chosen, batch.rows, batch.invalid, memory)
 
     def write(self, answers: Answers, rows: Rows, scores: Scores, threads: int, compiled: bool) -> None:
         """Write the scores of answers to `rows` of a batch; they do not depend on threads or on what is compiled.

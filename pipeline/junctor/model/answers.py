@@ -93,6 +93,7 @@ class Scores(Answers):
     probabilities: float [targets, rows, K], their probabilities; nan beyond the last state.
     entropies: float [targets, rows], of the posteriors, in nats.
     chosen: float [chosen states, rows], posterior probability of each `variable=state` asked.
+    choices: variable index and state of each `variable=state` asked.
     errors, chosen_errors: standard errors of `probabilities` and `chosen`; empty where nothing is sampled.
     estimates: the sampled answers, without their posteriors; None where nothing is sampled.
     """
@@ -101,6 +102,7 @@ class Scores(Answers):
     probabilities: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 1)))
     entropies: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
     chosen: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
+    choices: tuple[tuple[int, int], ...] = ()
     errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0, 1)))
     chosen_errors: npt.NDArray[np.floating] = field(default_factory=lambda: np.zeros((0, 0)))
     estimates: SampledAnswers | None = None
@@ -113,12 +115,18 @@ class Scores(Answers):
 
 
 def unscored(
-    query: Query, targets: tuple[int, ...], rows: int, invalid: Mapping[int, str], memory: npt.NDArray[Any]
+    query: Query,
+    targets: tuple[int, ...],
+    choices: tuple[tuple[int, int], ...],
+    rows: int,
+    invalid: Mapping[int, str],
+    memory: npt.NDArray[Any],
 ) -> Scores:
     """Return scores to be written.
 
     query: what is asked.
     targets: variable indices, in the order asked.
+    choices: variable index and state of each `variable=state` asked.
     rows: number of rows.
     invalid: row -> reason.
     memory: uint8, `score_bytes`; not cleared.
@@ -137,7 +145,8 @@ def unscored(
         best=memory[memory.size - 4 * count * top :].view(np.int32).reshape(len(targets), rows, top),
         probabilities=probabilities.reshape(len(targets), rows, top),
         entropies=entropies.reshape(len(targets), rows),
-        chosen=chosen.reshape(len(query.probabilities), rows),
+        chosen=chosen.reshape(len(choices), rows),
+        choices=choices,
     )
 
 

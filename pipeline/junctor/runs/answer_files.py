@@ -1,12 +1,13 @@
 """Files of answers: Parquet or Arrow IPC, posteriors as lists or as a column for each state.
 
-Main functions: `write_answers`, called by partitions, and `read_facts`; `batches_of` reads them for other forms.
+Main class: AnswerWriter, kept by runs from part to part. `read_facts` and `batches_of` read such files.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +34,31 @@ from junctor.runtime.remote import AnyPath, arrow_file, parquet_source
 BATCH_ROWS = 65_536
 
 
+class AnswerWriter:
+    """Writes tables of answers with the same columns; keeps what follows from their names and types.
+
+    files: format, layout and compression.
+    """
+
+    # Thousands of columns of a wide network take as long to look through as a small part to write, and one thread at a
+    # time does it.
+
+    def __init__(self, files: AnswerFiles) -> None:
+        self._files = files
+        self._columns: _Columns | None = None
+
+    def write(self, table: pa.Table, path: Path) -> None:
+        """Write a table of answers, kept columns included, of the columns of the first one."""
+        # Several threads may come first; they find the same.
+        columns = self._columns = self._columns or _Columns.of(table.schema, self._files)
+        if self._files.layout == "columns":
+            table = in_columns(table, columns.lists)
+        if self._files.format == "arrow":
+            _write_arrow(table, path, self._files.compression)
+        else:
+            _write_parquet(table, path, self._files, columns)
+
+
 def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None) -> None:
     """Write a table of answers.
 
@@ -40,15 +66,35 @@ def write_answers(table: pa.Table, path: Path, files: AnswerFiles | None = None)
     path: of the file.
     files: format, layout and compression; None for the defaults.
     """
-    files, names = files or AnswerFiles(), column_names(table.schema)
-    numbers = {*names, *numbers_of_scores(table.schema)}
-    if files.layout == "columns":
-        table = in_columns(table, names)
-        numbers.update(column for columns in names.values() for column in columns)
-    if files.format == "arrow":
-        _write_arrow(table, path, files.compression)
-    else:
-        _write_parquet(table, path, files, numbers)
+    AnswerWriter(files or AnswerFiles()).write(table, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Columns of a table of answers by what is written of them.
+
+    lists: list column -> names of the columns of its places.
+    words: columns of few different values.
+    others: columns of no posteriors or scores, whose minima are of use.
+    """
+
+    lists: dict[str, list[str]]
+    words: list[str]
+    others: list[str]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, files: AnswerFiles) -> _Columns:
+        lists = column_names(schema)
+        numbers = {*lists, *numbers_of_scores(schema)}
+        if files.layout == "columns":
+            numbers.update(column for columns in lists.values() for column in columns)
+            schema = schema_in_columns(schema, lists)
+        # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a
+        # column, to try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no
+        # query either. Nor do those of scores, which would take a sixth of their time.
+        words = [field.name for field in schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
+        others = [name for name in schema.names if name not in numbers]
+        return cls(lists, [*words, *files.keep], others)
 
 
 def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
@@ -58,21 +104,16 @@ def _write_arrow(table: pa.Table, path: Path, compression: Compression) -> None:
         file.write_table(table, max_chunksize=BATCH_ROWS)
 
 
-def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, numbers: set[str]) -> None:
+def _write_parquet(table: pa.Table, path: Path, files: AnswerFiles, columns: _Columns) -> None:
     from pyarrow import parquet
 
-    # Plain zstd-1 by measurement, see docs/performance.md: dictionaries are for the few different words of a column, to
-    # try them on posteriors can take four times as long as all the rest. Minima of posteriors serve no query either.
-    # Nor do those of scores, which would take a sixth of their time.
-    words = [field.name for field in table.schema if pa.types.is_dictionary(field.type) or field.name == "reason"]
-    others = [name for name in table.column_names if name not in numbers]
     parquet.write_table(
         table,
         path,
         compression=files.compression,
         compression_level=1 if files.compression == "zstd" else None,
-        use_dictionary=[*words, *files.keep],
-        write_statistics=others,
+        use_dictionary=columns.words,
+        write_statistics=columns.others,
     )
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from junctor.model.answers import Answers
     from junctor.model.network import Network
     from junctor.out_of_core.cluster.workers import WorkerPool
+    from junctor.runs.answer_files import AnswerWriter
+    from junctor.runs.results import AnswerTables
+    from junctor.runs.score_tables import ScoreTables
     from junctor.sampling.auto import AutoEngine
     from junctor.sampling.engine import SamplingEngine
 
@@ -144,7 +147,7 @@ class PartTask(PartitionTask[RunSpec]):
     ) -> pa.Table:
         """Return the table of answers, exact or from samples."""
         from junctor.engine.scores import sampled_scores
-        from junctor.runs.score_tables import answers_table
+        from junctor.runs.results import with_kept
 
         # Engines are kept for the next partition; their plans are worth more than the partition's rows.
         answers: Answers
@@ -156,13 +159,11 @@ class PartTask(PartitionTask[RunSpec]):
             sampler = sampler_for(self.home, self.spec, self.counts.rows, options)
             sampled = sampler.answer(inputs.batch, reserved, inputs.first_row)
             answers = sampled_scores(network, query, sampled) if query.has_scores else sampled
-        return answers_table(answers, inputs.case_ids, network, query, inputs.kept)
+        return with_kept(tables_of(self.home, self.spec).table(answers, inputs.case_ids), inputs.kept)
 
     def write(self, answers: pa.Table, path: Path) -> None:
         """Write the table of answers."""
-        from junctor.runs.answer_files import write_answers
-
-        write_answers(answers, path, self.spec.as_files())
+        writer_of(self.home, self.spec).write(answers, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,15 +393,48 @@ _with_inputs, _writing = _Count(), _Count()
 _one_at_a_time = threading.Lock()
 
 
-@lru_cache(maxsize=1)
-def network_for(network_file: AnyPath, digest: str) -> Network:
-    """Return the network of a run, kept for its next partition in this process."""
+# The network of the latest run.
+_network: Network | None = None
+
+
+def network_for(network_file: AnyPath, digest: str, given: Network | None = None) -> Network:
+    """Return the network of a run, kept for its next partition in this process.
+
+    network_file: of the run directory.
+    digest: of the network.
+    given: the network, where it is at hand.
+    """
+    global _network
     from junctor.formats import read_network
 
-    network = read_network(network_file)
+    # Threads that come first at the same time read it twice.
+    network = _network if given is None else given
+    if network is None or network.digest != digest:
+        network = read_network(network_file)
     if network.digest != digest:
         raise RunError(f"{network_file} is not the network that this run began with: start afresh with --overwrite")
+    _network = network
     return network
+
+
+@lru_cache(maxsize=1)
+def tables_of(directory: RunDirectory, spec: RunSpec) -> AnswerTables | ScoreTables:
+    """Return what makes tables of answers, kept for the next partition of a run in this process.
+
+    directory: has the network.
+    spec: specification of the run.
+    """
+    from junctor.runs.score_tables import tables_for
+
+    return tables_for(network_for(directory.network, spec.network_digest), spec.as_query())
+
+
+@lru_cache(maxsize=1)
+def writer_of(directory: RunDirectory, spec: RunSpec) -> AnswerWriter:
+    """Return what writes tables of answers, kept for the next partition of a run in this process; spec: of it."""
+    from junctor.runs.answer_files import AnswerWriter
+
+    return AnswerWriter(spec.as_files())
 
 
 @lru_cache(maxsize=1)

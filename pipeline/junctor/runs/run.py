@@ -47,7 +47,7 @@ from junctor.runtime.machine import allowed_disk, allowed_memory, spill_folder, 
 from junctor.runtime.progress import Progress, Silence, shows_passes
 from junctor.runtime.remote import RemotePath
 from junctor.runtime.remote_lock import check_lock
-from junctor.runtime.threads import ahead
+from junctor.runtime.threads import ahead, short_turns
 
 # The steps of a run, which the Prefect flows call as their tasks:
 #   ingest_model -> ingest_inputs -> plan -> propagate (propagate_partition for each partition) -> finalise
@@ -160,6 +160,7 @@ def ingest_model(job: Workload, progress: Progress) -> AnySpec:
     return spec
 
 
+@short_turns()
 def ingest_inputs(job: Workload, progress: Progress) -> Ingested:
     """Encode the inputs, one file a partition; existing files are kept."""
     directory = job.directory
@@ -207,6 +208,7 @@ def plan(job: Workload, resources: Resources, progress: Progress) -> RunEstimate
     return job.estimate(resources, pending, progress) if pending else RunEstimate()
 
 
+@short_turns()
 def propagate(job: Workload, resources: Resources, estimate: RunEstimate, progress: Progress) -> RunStats:
     """Answer all partitions without a part.
 

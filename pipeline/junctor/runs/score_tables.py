@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from junctor.runs.results import (
     status_names,
     with_kept,
 )
-from junctor.runtime.arrow import list_array, number_array, reason_array, string_array
+from junctor.runtime.arrow import list_array, number_array, number_columns, reason_array, string_array
 
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
 # `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability; each
@@ -133,15 +134,12 @@ class ScoreTables:
         """
         assert isinstance(answers, Scores)
         bad = answers.status != OK if (answers.status != OK).any() else None
-        columns = [case_ids]
-        for n, v in enumerate(answers.targets):
-            columns += [
-                self._named(v, answers.best[n], bad),
-                self._numbers(answers.probabilities[n], answers.best[n], bad),
-            ]
-            columns.append(number_array(answers.entropies[n], bad))
-            if answers.estimates is not None:
-                columns.append(self._numbers(answers.errors[n], answers.best[n], bad))
+        entropies = number_columns(answers.entropies, bad)
+        states, probabilities = self._ranked(answers, answers.probabilities, bad)
+        each = [states, probabilities, entropies]
+        if answers.estimates is not None:
+            each.append(self._ranked(answers, answers.errors, bad)[1])
+        columns = [case_ids, *chain.from_iterable(zip(*each, strict=True))]
         for n, numbers in enumerate(answers.chosen):
             columns.append(number_array(numbers, bad))
             if answers.estimates is not None:
@@ -154,21 +152,21 @@ class ScoreTables:
         metadata = {**(schema.metadata or {}), **part_metadata(answers.status, self._statuses)}
         return pa.Table.from_arrays(columns, schema=schema.with_metadata(metadata))
 
-    def _named(self, variable: int, best: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None) -> pa.Array:
-        """Return the column of the most probable states of a target, by name."""
+    def _ranked(
+        self, answers: Scores, values: npt.NDArray[np.floating], bad: npt.NDArray[np.bool_] | None
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """Return columns of the most probable states of all targets, by name, and of numbers that belong to them."""
+        names = [self._states(v) for v in answers.targets]
         if self._query.top is None:
-            return pa.DictionaryArray.from_arrays(number_array(best[:, 0], bad), self._states(variable))
+            numbers = number_columns(answers.best[:, :, 0], bad), number_columns(values[:, :, 0], bad)
+            return [_named(*pair) for pair in zip(numbers[0], names, strict=True)], numbers[1]
         # States beyond the last one are null inside of a list.
-        numbers = number_array(best.reshape(-1), best.reshape(-1) < 0)
-        return _lists(pa.DictionaryArray.from_arrays(numbers, self._states(variable)), self._query.top, bad)
-
-    def _numbers(
-        self, values: npt.NDArray[np.floating], best: npt.NDArray[np.int32], bad: npt.NDArray[np.bool_] | None
-    ) -> pa.Array:
-        """Return the column of numbers of the most probable states of a target."""
-        if self._query.top is None:
-            return number_array(values[:, 0], bad)
-        return _lists(number_array(values.reshape(-1), best.reshape(-1) < 0), self._query.top, bad)
+        named, listed = [], []
+        for best, its, states in zip(answers.best, values, names, strict=True):
+            flat = best.reshape(-1)
+            named.append(_lists(_named(number_array(flat, flat < 0), states), self._query.top, bad))
+            listed.append(_lists(number_array(its.reshape(-1), flat < 0), self._query.top, bad))
+        return named, listed
 
 
 def tables_for(network: Network, query: Query) -> AnswerTables | ScoreTables:
@@ -193,6 +191,11 @@ def answers_table(
 def schema_of(network: Network, query: Query) -> pa.Schema:
     """Return the schema of the answers to a query, with numbers of rows as case ids."""
     return (scores_schema if query.has_scores else answers_schema)(network, query, pa.int64())
+
+
+def _named(numbers: pa.Array, states: pa.Array) -> pa.Array:
+    # All numbers are those of states: to look at each of them again takes longer than everything else.
+    return pa.DictionaryArray.from_arrays(numbers, states, safe=False)
 
 
 def _lists(values: pa.Array, size: int, bad: npt.NDArray[np.bool_] | None) -> pa.Array:

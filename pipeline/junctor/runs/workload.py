@@ -18,7 +18,7 @@ from junctor.model.options import AnswerFiles, Compression, ComputeOptions, Devi
 from junctor.model.query import Query
 from junctor.runs.increments import IncrementDirectory, IncrementTask
 from junctor.runs.new_inputs import Growth
-from junctor.runs.partition import PartitionTask, PartTask, engine_for, sampler_for
+from junctor.runs.partition import PartitionTask, PartTask, engine_for, network_for, sampler_for
 from junctor.runs.storage import AnySpec, Directory, Ingested, RunDirectory, RunSpec
 from junctor.runtime.dask_cluster import Resources, cluster_client, memory_of_each, threads_for, workers_of
 from junctor.runtime.devices import gpu_at_hand, has_gpu
@@ -305,20 +305,21 @@ class Job(Workload):
             write_json(self.directory.speeds, local_cost_models().to_record())
         with aside(self.directory.network) as temporary:
             temporary.write_bytes(store.to_bytes(model))
+        # Read again, it would take longer than a few rows.
+        network_for(self.directory.network, model.digest, model)
 
     def input_parts(self, threads: int) -> Iterator[InputPart]:
         """Yield the evidence, encoded by so many threads, in partitions; at the end one without rows."""
         from junctor.evidence.encode import concatenate
         from junctor.evidence.encoded import write_partition
         from junctor.evidence.read import open_evidence
-        from junctor.formats import read_network
         from junctor.runs.answer_files import refuse_other_types
 
         # The network of the directory, not of the job: an earlier call may have begun with it.
         spec = self.directory.read_spec()
         source = open_evidence(
             self.evidence,
-            read_network(self.directory.network),
+            network_for(self.directory.network, spec.network_digest),
             case_id=spec.case_id,
             ignore_extra=spec.ignore_extra,
             strict=spec.strict,

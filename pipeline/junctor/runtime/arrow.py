@@ -22,6 +22,18 @@ def number_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = 
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
+def number_columns(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> list[pa.Array]:
+    """Return a column of numbers for each row of `values` [columns, n], null where `null` [n] says so in all of them.
+
+    They share the memory of `values`, which is copied unless it lies in one piece.
+    """
+    values = np.ascontiguousarray(values)
+    validity, numbers = _validity(null), pa.py_buffer(values)
+    kind, (count, rows) = pa.from_numpy_dtype(values.dtype), values.shape
+    width, nulls = values.itemsize * rows, 0 if validity is None else -1
+    return [pa.Array.from_buffers(kind, rows, [validity, numbers.slice(n * width, width)], nulls) for n in range(count)]
+
+
 def list_array(values: npt.NDArray[Any], null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return a column of fixed-size lists, the rows of `values` [n, size], null where `null` [n] says so."""
     rows, size = values.shape

@@ -6,6 +6,7 @@
 //     few.cu       propagate_few: a thread block does an item for all of the (few) cases.
 //     tables.cu    what both do beside contractions: evidence, bounds, posteriors.
 //     answers.cu   write_single, write_double: the way out, beside the next block.
+//     scores.cu    score_single, score_double: the same for scores.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
 // [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space that
@@ -44,7 +45,10 @@ struct Run {
     double *parts, *found;
     const double *fixed;
     void *answers;
-    index_t cases, totals, closings, filled, asked, answered;
+    const int *choices;
+    int *best;
+    void *probabilities, *entropies, *chosen;
+    index_t cases, totals, closings, filled, asked, answered, top, choosing;
 };
 
 extern "C" {
